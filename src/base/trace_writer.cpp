@@ -5,30 +5,12 @@
 #include <cmath>
 #include <utility>
 
+#include "base/utf8.hpp"
+
 namespace gpushare::base {
 namespace {
 
 constexpr size_t kFlushBytes = size_t{1} << 16;
-
-// Length of the well-formed UTF-8 sequence that starts at text[at] (RFC 3629: no overlong forms, no
-// surrogates), 0 if there is none.
-size_t utf8_sequence(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(at);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
-                        : (lead & 0xF0) == 0xE0        ? 3
-                        : lead >= 0xF0 && lead <= 0xF4 ? 4
-                                                       : 0;
-  if (length == 0 || at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  const unsigned char second = byte(at + 1);
-  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
-      (lead == 0xF4 && second > 0x8F))
-    return 0;
-  return length;
-}
 
 }  // namespace
 
@@ -95,7 +77,7 @@ void TraceWriter::begin_event(char phase, uint32_t group, uint32_t track, std::s
   put(",\"tid\":");
   put_number(track);
   put(",\"name\":");
-  put_string(name);
+  append_json(buffer_, name);
 }
 
 void TraceWriter::metadata(const char* what, uint32_t group, uint32_t track, std::string_view name) {
@@ -131,29 +113,6 @@ void TraceWriter::put_microseconds(const char* key, uint64_t time_ns) {
   put({fraction, sizeof fraction});
 }
 
-void TraceWriter::put_string(std::string_view text) {
-  buffer_.push_back('"');
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = utf8_sequence(text, at);
-    if (length == 0) {
-      put("\\ufffd");
-      ++at;
-      continue;
-    }
-    const auto byte = static_cast<unsigned char>(text[at]);
-    if (byte == '"' || byte == '\\') {
-      buffer_.push_back('\\');
-      buffer_.push_back(text[at]);
-    } else if (byte < 0x20) {
-      put(format("\\u%04x", byte));
-    } else {
-      put(text.substr(at, length));
-    }
-    at += length;
-  }
-  buffer_.push_back('"');
-}
-
 // Writes the arguments and ends the event.
 void TraceWriter::put_arguments(std::span<const TraceArgument> arguments) {
   if (!arguments.empty()) {
@@ -161,10 +120,10 @@ void TraceWriter::put_arguments(std::span<const TraceArgument> arguments) {
     bool first = true;
     for (const TraceArgument& argument : arguments) {
       if (!std::exchange(first, false)) buffer_.push_back(',');
-      put_string(argument.key);
+      append_json(buffer_, argument.key);
       buffer_.push_back(':');
       if (const auto* text = std::get_if<std::string_view>(&argument.value)) {
-        put_string(*text);
+        append_json(buffer_, *text);
       } else if (const auto* number = std::get_if<double>(&argument.value)) {
         put(std::isfinite(*number) ? format("%.17g", *number) : std::string("null"));
       } else if (const auto* integer = std::get_if<int64_t>(&argument.value)) {

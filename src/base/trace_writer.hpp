@@ -84,7 +84,6 @@ class TraceWriter {
   void put(std::string_view text);
   void put_number(uint64_t number);
   void put_microseconds(const char* key, uint64_t time_ns);
-  void put_string(std::string_view text);
   void put_arguments(std::span<const TraceArgument> arguments);
   void flush();
 

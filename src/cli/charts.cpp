@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/status.hpp"
+#include "base/utf8.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -112,42 +113,19 @@ std::string tick_text(double value) {
   return base::format("%.6g", value);
 }
 
-std::string escape_html(std::string_view in) {
+std::string escape_html(std::string_view text) {
   std::string out;
-  for (size_t i = 0; i < in.size();) {
-    const auto c = static_cast<unsigned char>(in[i]);
-    size_t length = c < 0x80 ? 1 : (c >> 5) == 6 ? 2 : (c >> 4) == 14 ? 3 : (c >> 3) == 30 ? 4 : 0;
-    if (length > in.size() - i) length = 0;
-    for (size_t k = 1; k < length; ++k)
-      if ((static_cast<unsigned char>(in[i + k]) & 0xC0) != 0x80) {
-        length = 0;
-        break;
-      }
-    if (length == 0) {
-      out += "\xEF\xBF\xBD";
-      ++i;
-    } else if (length > 1) {
-      out += in.substr(i, length);
-      i += length;
-    } else {
-      switch (c) {
-        case '&':
-          out += "&amp;";
-          break;
-        case '<':
-          out += "&lt;";
-          break;
-        case '>':
-          out += "&gt;";
-          break;
-        case '"':
-          out += "&quot;";
-          break;
-        default:
-          if (c >= 0x20 || c == '\n' || c == '\t') out += static_cast<char>(c);
-      }
-      ++i;
-    }
+  for (const char c : base::to_utf8(text)) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else if (static_cast<unsigned char>(c) >= 0x20 || c == '\n' || c == '\t')
+      out += c;
   }
   return out;
 }

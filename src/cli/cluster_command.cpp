@@ -78,18 +78,16 @@ class ClusterCommand final : public Command {
     return "Decide for several devices: services, trials, retraining, shares, training jobs";
   }
   const char* help() const override {
-    return "A document says what there is: {\"version\": 1, \"kind\": ..., \"devices\": ...} and the fields "
-           "of its "
-           "kind; examples/cluster\n"
-           "has one of each, 'gpushare cluster schema' all fields. 'gpushare cluster COMMAND --help' has a "
-           "command's options, such\n"
-           "as --json.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare cluster plan examples/cluster/services.json\n"
-           "  gpushare cluster schema\n"
-           "\n"
-           "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad document.\n";
+    return R"(A document says what there is: {"version": 1, "kind": ..., "devices": ...} and the fields of its kind; examples/cluster
+has one of each, 'gpushare cluster schema' all fields. 'gpushare cluster COMMAND --help' has a command's options, such
+as --json.
+
+Examples:
+  gpushare cluster plan examples/cluster/services.json
+  gpushare cluster schema
+
+Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad document.
+)";
   }
   void declare(CLI::App& app) override {
     app.require_subcommand(1);

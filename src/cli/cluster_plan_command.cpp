@@ -97,14 +97,15 @@ class ClusterSchemaCommand final : public Command {
   const char* name() const override { return "schema"; }
   const char* summary() const override { return "Print the JSON Schema of all documents"; }
   const char* help() const override {
-    return "Draft 2020-12; every kind is one of its $defs.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare cluster schema\n"
-           "\n"
-           "JSON: the schema.\n"
-           "\n"
-           "Exit codes: 0 ok; 1 the output could not be written.\n";
+    return R"(Draft 2020-12; every kind is one of its $defs.
+
+Examples:
+  gpushare cluster schema
+
+JSON: the schema.
+
+Exit codes: 0 ok; 1 the output could not be written.
+)";
   }
   void declare(CLI::App&) override {}
   base::Result<ExitCode> run() override {

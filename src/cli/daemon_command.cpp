@@ -136,34 +136,22 @@ class DaemonCommand final : public Command {
     return "Share devices between processes: one scheduler for all sessions";
   }
   const char* help() const override {
-    return "One daemon schedules the sessions of all processes of a machine. A program takes part by opening "
-           "a "
-           "runtime on the\n"
-           "device \"shared\", or unchanged with GPUSHARE_DEVICE=shared in its environment; everything else "
-           "is as in "
-           "one process.\n"
-           "Its memory stays its own: the daemon only promises bytes and gives turns. A process that dies "
-           "gives "
-           "everything back.\n"
-           "A session that keeps its turn longer than the lease while another waits loses the turn, not its "
-           "memory.\n"
-           "\n"
-           "The socket is for this user alone unless --all-users is given. Stops on SIGTERM and SIGINT; "
-           "calls that "
-           "need it then\n"
-           "return UNAVAILABLE, sessions keep their memory, and a daemon started again at the same socket "
-           "hears of "
-           "them.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare daemon --socket shared.sock --device host --capacity 512MiB --for 0.2\n"
-           "\n"
-           "JSON: what it is doing is told by gpushare top --json.\n"
-           "\n"
-           "Exit codes: 0 stopped when told to; 1 failed; 2 bad usage, another daemon at the socket, a "
-           "device that "
-           "processes\n"
-           "cannot share; 3 no such device.\n";
+    return R"(One daemon schedules the sessions of all processes of a machine. A program takes part by opening a runtime on the
+device "shared", or unchanged with GPUSHARE_DEVICE=shared in its environment; everything else is as in one process.
+Its memory stays its own: the daemon only promises bytes and gives turns. A process that dies gives everything back.
+A session that keeps its turn longer than the lease while another waits loses the turn, not its memory.
+
+The socket is for this user alone unless --all-users is given. Stops on SIGTERM and SIGINT; calls that need it then
+return UNAVAILABLE, sessions keep their memory, and a daemon started again at the same socket hears of them.
+
+Examples:
+  gpushare daemon --socket shared.sock --device host --capacity 512MiB --for 0.2
+
+JSON: what it is doing is told by gpushare top --json.
+
+Exit codes: 0 stopped when told to; 1 failed; 2 bad usage, another daemon at the socket, a device that processes
+cannot share; 3 no such device.
+)";
   }
   void declare(CLI::App& app) override {
     app.add_option(
@@ -315,40 +303,26 @@ class TopCommand final : public Command {
   const char* name() const override { return "top"; }
   const char* summary() const override { return "Show the processes and sessions that share a device"; }
   const char* help() const override {
-    return "Asks the daemon for its devices, processes and sessions: who has the turn, who waits and for "
-           "what, bytes, "
-           "and shares of\n"
-           "the device's time. A user is shown his own processes and sessions, root all. Updates every "
-           "second on a "
-           "terminal, until\n"
-           "interrupted; prints once otherwise, and with --once or --json.\n"
-           "\n"
-           "States of a session: turn (has it), idle (keeps it, nothing runs), ready (waits for it), resting "
-           "(has "
-           "nothing to run),\n"
-           "queued (waits for memory), paging, paged_out, overdue (its turn was taken back after the "
-           "lease).\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare top --socket shared.sock --once\n"
-           "  gpushare top --socket shared.sock --json -\n"
-           "\n"
-           "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, "
-           "effective_capacity_bytes,\n"
-           "promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cut_off,\n"
-           "max_guaranteed, max_opportunistic},\n"
-           "processes[] {pid, uid, program, device, state, "
-           "sessions, context_bytes}, sessions[] {pid, session, "
-           "name, "
-           "device, state,\n"
-           "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, "
-           "priority, "
-           "class,\n"
-           "limit_bytes, share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, "
-           "loads, "
-           "sessions}.\n"
-           "\n"
-           "Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.\n";
+    return R"(Asks the daemon for its devices, processes and sessions: who has the turn, who waits and for what, bytes, and shares of
+the device's time. A user is shown his own processes and sessions, root all. Updates every second on a terminal, until
+interrupted; prints once otherwise, and with --once or --json.
+
+States of a session: turn (has it), idle (keeps it, nothing runs), ready (waits for it), resting (has nothing to run),
+queued (waits for memory), paging, paged_out, overdue (its turn was taken back after the lease).
+
+Examples:
+  gpushare top --socket shared.sock --once
+  gpushare top --socket shared.sock --json -
+
+JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, effective_capacity_bytes,
+promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cut_off,
+max_guaranteed, max_opportunistic},
+processes[] {pid, uid, program, device, state, sessions, context_bytes}, sessions[] {pid, session, name, device, state,
+waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, priority, class,
+limit_bytes, share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, sessions}.
+
+Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
+)";
   }
   void declare(CLI::App& app) override {
     app.add_option("--socket", socket_, "Path of the daemon's socket [as for 'gpushare daemon']")

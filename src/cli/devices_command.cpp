@@ -40,19 +40,17 @@ class DevicesCommand final : public Command {
     return "List the devices of this machine, and why some cannot be used";
   }
   const char* help() const override {
-    return "The first column is what --device and gpushare_runtime_params.device take. A device that cannot "
-           "be used is listed\n"
-           "with the reason. 'host' and 'sim' are always there: real work on CPU threads, and a simulated "
-           "device.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare devices\n"
-           "  gpushare devices --json -\n"
-           "\n"
-           "JSON: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, free_bytes, "
-           "capabilities[]}.\n"
-           "\n"
-           "Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.\n";
+    return R"(The first column is what --device and gpushare_runtime_params.device take. A device that cannot be used is listed
+with the reason. 'host' and 'sim' are always there: real work on CPU threads, and a simulated device.
+
+Examples:
+  gpushare devices
+  gpushare devices --json -
+
+JSON: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, free_bytes, capabilities[]}.
+
+Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
+)";
   }
   void declare(CLI::App& app) override { json_.declare(app); }
   base::Result<ExitCode> run() override {

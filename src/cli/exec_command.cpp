@@ -74,61 +74,38 @@ class ExecCommand final : public Command {
     return "Run an unmodified CUDA program under a limit of device memory";
   }
   const char* help() const override {
-    return "The program and those that it starts are a group: together they get at most --memory of each "
-           "device, and the driver "
-           "tells\n"
-           "them that the device has no more. An allocation above the limit fails with the driver's own "
-           "out-of-memory code. Put --\n"
-           "before the program. Its exit code is passed on; 128 + n if signal n ended it.\n"
-           "\n"
-           "With --soft the smaller of the two sizes is what may lie on a device, the larger is all that the "
-           "group gets: plain\n"
-           "allocations that do not fit on the device lie in pinned host memory, under the same addresses "
-           "and "
-           "slower.\n"
-           "\n"
-           "Where a daemon serves the device (gpushare daemon), the group is a session of it: its memory is "
-           "promised, and its work\n"
-           "for the device waits for its turns, by weight, class and priority. With --cap it gets no more "
-           "than "
-           "that part of the\n"
-           "device's time, also while the device is idle.\n"
-           "\n"
-           "With --pageable the daemon may move the group's memory to pinned host memory while others have "
-           "the "
-           "device (policies srtf\n"
-           "and priority), so that programs run in turns of which each wants the whole device. It comes back "
-           "under the same addresses.\n"
-           "\n"
-           "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CAP, _CLASS, "
-           "_PRIORITY, "
-           "_PAGEABLE,\n"
-           "_SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in "
-           "XDG_CONFIG_HOME\n"
-           "(~/.config), then "
-           "the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = "
-           "closed.\n"
-           "\n"
-           "A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, "
-           "the program runs\n"
-           "without a limit and one line on stderr says so; with --fail-closed it does not run, or gets no "
-           "device memory.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare exec --memory 8GiB -- sh -c 'echo limit $GPUSHARE_MEMORY'\n"
-           "  gpushare exec --memory 8GiB --weight 2 --class opportunistic -- sh -c 'echo $GPUSHARE_WEIGHT'\n"
-           "\n"
-           "--change PID gives the group of a running gpushare exec other limits, those of --memory (with "
-           "--soft) and --pinned, and\n"
-           "another --weight, --cap, --class and --priority. A program that holds more gets nothing further "
-           "until "
-           "it "
-           "has freed enough.\n"
-           "\n"
-           "JSON: none; --json belongs to the program.\n"
-           "\n"
-           "Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim, with "
-           "--fail-closed.\n";
+    return R"(The program and those that it starts are a group: together they get at most --memory of each device, and the driver tells
+them that the device has no more. An allocation above the limit fails with the driver's own out-of-memory code. Put --
+before the program. Its exit code is passed on; 128 + n if signal n ended it.
+
+With --soft the smaller of the two sizes is what may lie on a device, the larger is all that the group gets: plain
+allocations that do not fit on the device lie in pinned host memory, under the same addresses and slower.
+
+Where a daemon serves the device (gpushare daemon), the group is a session of it: its memory is promised, and its work
+for the device waits for its turns, by weight, class and priority. With --cap it gets no more than that part of the
+device's time, also while the device is idle.
+
+With --pageable the daemon may move the group's memory to pinned host memory while others have the device (policies srtf
+and priority), so that programs run in turns of which each wants the whole device. It comes back under the same addresses.
+
+Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CAP, _CLASS, _PRIORITY, _PAGEABLE,
+_SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME
+(~/.config), then the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = closed.
+
+A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, the program runs
+without a limit and one line on stderr says so; with --fail-closed it does not run, or gets no device memory.
+
+Examples:
+  gpushare exec --memory 8GiB -- sh -c 'echo limit $GPUSHARE_MEMORY'
+  gpushare exec --memory 8GiB --weight 2 --class opportunistic -- sh -c 'echo $GPUSHARE_WEIGHT'
+
+--change PID gives the group of a running gpushare exec other limits, those of --memory (with --soft) and --pinned, and
+another --weight, --cap, --class and --priority. A program that holds more gets nothing further until it has freed enough.
+
+JSON: none; --json belongs to the program.
+
+Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim, with --fail-closed.
+)";
   }
   void declare(CLI::App& app) override {
     app.add_option("--memory", option("memory"),

@@ -179,33 +179,24 @@ class PlanCommand final : public Command {
     return "Plan a model's way to the device: groups of layers, sent while earlier ones execute";
   }
   const char* help() const override {
-    return "Model files: a CSV with the header layer,type,megabytes (2^20 bytes each), layers in execution "
-           "order; a\n"
-           ".safetensors file or .safetensors.index.json, each tensor a layer, in the order of its bytes. "
-           "--order "
-           "names another.\n"
-           "\n"
-           "The model of time: one transmission costs --call-overhead-us and its bytes over the bandwidth; a "
-           "group executes\n"
-           "once it and all before it have arrived, and costs --group-overhead-us and its layers' times. The "
-           "plan is the\n"
-           "optimum of that model, not a measurement. Without --exec-ms there is nothing to know execution "
-           "times from: then\n"
-           "each layer is taken to execute as long as its bytes take on the link, and the output says so.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare plan --model examples/models/cnn.csv --bandwidth-gbs 12 --call-overhead-us 10 "
-           "--group-overhead-us 20\n"
-           "With --exec-ms examples/models/cnn_exec.csv it plans for given execution times.\n"
-           "\n"
-           "JSON: layers, groups[] {first, last, bytes}, makespan_ms, lower_bound_ms, one_shot_ms, "
-           "per_layer_ms,\n"
-           "best_uniform_ms, solve_us, optimal (false: the search of very many layers was cut short). first "
-           "and "
-           "last count\n"
-           "layers from 0, both included; resident layers are in no group.\n"
-           "\n"
-           "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.\n";
+    return R"(Model files: a CSV with the header layer,type,megabytes (2^20 bytes each), layers in execution order; a
+.safetensors file or .safetensors.index.json, each tensor a layer, in the order of its bytes. --order names another.
+
+The model of time: one transmission costs --call-overhead-us and its bytes over the bandwidth; a group executes
+once it and all before it have arrived, and costs --group-overhead-us and its layers' times. The plan is the
+optimum of that model, not a measurement. Without --exec-ms there is nothing to know execution times from: then
+each layer is taken to execute as long as its bytes take on the link, and the output says so.
+
+Examples:
+  gpushare plan --model examples/models/cnn.csv --bandwidth-gbs 12 --call-overhead-us 10 --group-overhead-us 20
+With --exec-ms examples/models/cnn_exec.csv it plans for given execution times.
+
+JSON: layers, groups[] {first, last, bytes}, makespan_ms, lower_bound_ms, one_shot_ms, per_layer_ms,
+best_uniform_ms, solve_us, optimal (false: the search of very many layers was cut short). first and last count
+layers from 0, both included; resident layers are in no group.
+
+Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.
+)";
   }
   void declare(CLI::App& app) override {
     app.add_option("--model", model_, "Model: .csv, .safetensors or .safetensors.index.json")

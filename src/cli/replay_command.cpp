@@ -67,37 +67,29 @@ class ReplayCommand final : public Command {
     return "Replay recorded allocations: speed and memory needed by each allocator";
   }
   const char* help() const override {
-    return "Trace files are recognised by their content:\n"
-           "  id,lower,upper,size                    CSV of buffer lifetimes, header in any order; live over "
-           "[lower, upper)\n"
-           "  Thread,Time,Action,Pointer,Size,Stream RMM's allocation log (CSV)\n"
-           "  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot, or the "
-           "same as JSON\n"
-           "\n"
-           "Allocators: heap (one block heap), lane (the same, blocks that outlive the iteration at the "
-           "other end), planned (the\n"
-           "placement is solved once, then replayed in constant time).\n"
-           "\n"
-           "ns/op is the median over whole replays, p99 that of single allocations; both move with the "
-           "machine's load, so compare\n"
-           "within one run. The arena ratio is the least memory with which the trace can be served, over the "
-           "most bytes live at\n"
-           "once: 1.000 is perfect.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare replay --alloc examples/traces/training.csv\n"
-           "  gpushare replay --alloc examples/traces/training.csv --allocator heap,planned --json -\n"
-           "  gpushare replay --alloc examples/traces/training.csv --time-ms 0\n"
-           "\n"
-           "JSON: results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, "
-           "min_arena_bytes,\n"
-           "min_arena_ratio, skipped_frees, for planned also solve_s, method}, notes[]. ns_per_op and p99_ns "
-           "are "
-           "null with\n"
-           "--time-ms 0.\n"
-           "\n"
-           "Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usage or a bad "
-           "trace file.\n";
+    return R"(Trace files are recognised by their content:
+  id,lower,upper,size                    CSV of buffer lifetimes, header in any order; live over [lower, upper)
+  Thread,Time,Action,Pointer,Size,Stream RMM's allocation log (CSV)
+  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot, or the same as JSON
+
+Allocators: heap (one block heap), lane (the same, blocks that outlive the iteration at the other end), planned (the
+placement is solved once, then replayed in constant time).
+
+ns/op is the median over whole replays, p99 that of single allocations; both move with the machine's load, so compare
+within one run. The arena ratio is the least memory with which the trace can be served, over the most bytes live at
+once: 1.000 is perfect.
+
+Examples:
+  gpushare replay --alloc examples/traces/training.csv
+  gpushare replay --alloc examples/traces/training.csv --allocator heap,planned --json -
+  gpushare replay --alloc examples/traces/training.csv --time-ms 0
+
+JSON: results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, min_arena_bytes,
+min_arena_ratio, skipped_frees, for planned also solve_s, method}, notes[]. ns_per_op and p99_ns are null with
+--time-ms 0.
+
+Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usage or a bad trace file.
+)";
   }
   void declare(CLI::App& app) override {
     app.add_option("--alloc", files_, "Trace files")->type_name("FILE..")->required();

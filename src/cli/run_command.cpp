@@ -38,60 +38,40 @@ class RunCommand final : public Command {
     return "Run a file of jobs under several policies, simulated or for real";
   }
   const char* help() const override {
-    return "Job files are CSV with a header, recognised by it:\n"
-           "  "
-           "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,"
-           "demand][,config]\n"
-           "  name,seconds_alone,peak_mb,iterations      (published with Salus: all arrive at once, in file "
-           "order)\n"
-           "  model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load "
-           "on one device)\n"
-           "class is guaranteed or opportunistic; MB are 10^6 bytes; \"205?\" is a need that the job does "
-           "not declare. "
-           "What the\n"
-           "public layouts leave out is filled in from published figures, and the notes below the table say "
-           "how.\n"
-           "\n"
-           "Policies: fifo (one job at a time), srtf (least remaining time first), pack (fill the memory), "
-           "fair (equal turns),\n"
-           "priority (class, then priority). Each runs the whole file. A policy of your own: "
-           "/absolute/path/FILE.so "
-           "that exports\n"
-           "gpushare_policy_entry_v1 (gpushare.h, examples/lottery_policy.c).\n"
-           "\n"
-           "Devices: 'sim' runs on virtual time, days in seconds. 'host' runs the jobs for real on CPU "
-           "threads: every iteration\n"
-           "allocates its memory, touches it, and does arithmetic for as long as the file says, times "
-           "--time-scale. 'auto' takes\n"
-           "the first GPU, else host. 'gpushare devices' lists what is there.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare run --jobs examples/jobs/mixed.csv\n"
-           "  gpushare run --jobs examples/jobs/mixed.csv --policy fifo,srtf --lanes 1 --json -\n"
-           "  gpushare run --jobs examples/jobs/mixed.csv --timeline run.trace.json --report run.html\n"
-           "  gpushare run --jobs examples/jobs/small.csv --device host --time-scale 0.05\n"
-           "\n"
-           "The table has policies as rows; durations share one unit. The timeline opens in ui.perfetto.dev, "
-           "the snapshot in\n"
-           "pytorch.org/memory_viz (JSON if FILE ends in .json, else pickle), the report in any browser.\n"
-           "\n"
-           "JSON: device, label ('sim': virtual time; 'host': measured on CPU threads; 'device'), jobs_file, "
-           "layout (of that file),\n"
-           "capacity_bytes, lanes, seed, time_scale, notes[], and policies[] {policy, jobs, completed, "
-           "refused, "
-           "failed, makespan_s,\n"
-           "jct_mean_s, jct_p50_s, jct_p95_s, queue_mean_s, utilization, switches, peak_bytes, oom, "
-           "paged_bytes,\n"
-           "most_inside, most_apart_bytes, switch_s, stay_s, simulated_makespan_s, simulated_jct_mean_s, "
-           "interference[] {name,\n"
-           "beside, iteration_s or slowdown, confidence}, not_completed[] {name, state, reason}}, "
-           "interrupted, findings[].\n"
-           "jct is the completion time; null: not measured.\n"
-           "\n"
-           "Exit codes: 0 all jobs completed; 1 a job was refused or failed, the run was interrupted, or a "
-           "file could "
-           "not be\n"
-           "written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.\n";
+    return R"(Job files are CSV with a header, recognised by it:
+  name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config]
+  name,seconds_alone,peak_mb,iterations      (published with Salus: all arrive at once, in file order)
+  model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load on one device)
+class is guaranteed or opportunistic; MB are 10^6 bytes; "205?" is a need that the job does not declare. What the
+public layouts leave out is filled in from published figures, and the notes below the table say how.
+
+Policies: fifo (one job at a time), srtf (least remaining time first), pack (fill the memory), fair (equal turns),
+priority (class, then priority). Each runs the whole file. A policy of your own: /absolute/path/FILE.so that exports
+gpushare_policy_entry_v1 (gpushare.h, examples/lottery_policy.c).
+
+Devices: 'sim' runs on virtual time, days in seconds. 'host' runs the jobs for real on CPU threads: every iteration
+allocates its memory, touches it, and does arithmetic for as long as the file says, times --time-scale. 'auto' takes
+the first GPU, else host. 'gpushare devices' lists what is there.
+
+Examples:
+  gpushare run --jobs examples/jobs/mixed.csv
+  gpushare run --jobs examples/jobs/mixed.csv --policy fifo,srtf --lanes 1 --json -
+  gpushare run --jobs examples/jobs/mixed.csv --timeline run.trace.json --report run.html
+  gpushare run --jobs examples/jobs/small.csv --device host --time-scale 0.05
+
+The table has policies as rows; durations share one unit. The timeline opens in ui.perfetto.dev, the snapshot in
+pytorch.org/memory_viz (JSON if FILE ends in .json, else pickle), the report in any browser.
+
+JSON: device, label ('sim': virtual time; 'host': measured on CPU threads; 'device'), jobs_file, layout (of that file),
+capacity_bytes, lanes, seed, time_scale, notes[], and policies[] {policy, jobs, completed, refused, failed, makespan_s,
+jct_mean_s, jct_p50_s, jct_p95_s, queue_mean_s, utilization, switches, peak_bytes, oom, paged_bytes,
+most_inside, most_apart_bytes, switch_s, stay_s, simulated_makespan_s, simulated_jct_mean_s, interference[] {name,
+beside, iteration_s or slowdown, confidence}, not_completed[] {name, state, reason}}, interrupted, findings[].
+jct is the completion time; null: not measured.
+
+Exit codes: 0 all jobs completed; 1 a job was refused or failed, the run was interrupted, or a file could not be
+written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
+)";
   }
 
   void declare(CLI::App& app) override {

@@ -34,50 +34,34 @@ class ServeCommand final : public Command {
     return "Serve requests with deadlines under several policies, simulated or for real";
   }
   const char* help() const override {
-    return "Requests come from a CSV file (arrival_s,application,exec_ms[,slo_ms], or the public layout\n"
-           "TIMESTAMP,ContextTokens,GeneratedTokens: exec = context x --prefill-ms + generated x "
-           "--decode-ms, the application is\n"
-           "the octave of the context length), or are drawn: modes:N (1 to 8 normal modes, an application "
-           "each), bimodal:SD1[/SD2],\n"
-           "static:MS. The deadline is --slo-x-p99 times the P99 execution time after arrival, unless the "
-           "file says it. A batch of k\n"
-           "requests takes c0 + c1 x k x the longest execution time in it. The load is the arrival rate "
-           "times the mean execution\n"
-           "time alone; a file keeps its own arrivals unless --load is given.\n"
-           "\n"
-           "Policies: gpushare, fifo, edf, maxdelay, greedy (application means alone), clipper, "
-           "clipper-mean, "
-           "clipper-aimd, nexus,\n"
-           "nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and clairvoyant-edf, "
-           "which are "
-           "told every\n"
-           "execution time. Before it starts a policy is told up to --warm-samples execution times of each "
-           "application, spread over\n"
-           "all requests or over the first --warm-from of them; 0 samples: it starts from nothing.\n"
-           "\n"
-           "Devices: 'sim' is virtual time. 'host' submits from four threads in real time to a request "
-           "queue; every "
-           "batch is an\n"
-           "iteration on the host device, arithmetic for as long as it takes, times --time-scale.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare serve --synthetic modes:3 --load 3 --limit 1000\n"
-           "  gpushare serve --synthetic bimodal:1 --policy clockwork,gpushare --slo-x-p99 2,3 --load 1,4 "
-           "--limit 500 --json -\n"
-           "  gpushare serve --synthetic static:50 --limit 200 --report serving.html\n"
-           "  gpushare serve --synthetic modes:2 --device host --time-scale 0.02 --limit 100 --slo-x-p99 3\n"
-           "\n"
-           "JSON: device, label ('sim' or 'host'), source, c0_ms, c1, and cases[] {case, slo_x_p99, load, "
-           "policy, requests,\n"
-           "finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, "
-           "cancelled},\n"
-           "decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, predicted_miss_rate, "
-           "price_per_s, "
-           "batch_sizes\n"
-           "{size: how often}}.\n"
-           "\n"
-           "Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage or a bad file; 3 "
-           "no such device.\n";
+    return R"(Requests come from a CSV file (arrival_s,application,exec_ms[,slo_ms], or the public layout
+TIMESTAMP,ContextTokens,GeneratedTokens: exec = context x --prefill-ms + generated x --decode-ms, the application is
+the octave of the context length), or are drawn: modes:N (1 to 8 normal modes, an application each), bimodal:SD1[/SD2],
+static:MS. The deadline is --slo-x-p99 times the P99 execution time after arrival, unless the file says it. A batch of k
+requests takes c0 + c1 x k x the longest execution time in it. The load is the arrival rate times the mean execution
+time alone; a file keeps its own arrivals unless --load is given.
+
+Policies: gpushare, fifo, edf, maxdelay, greedy (application means alone), clipper, clipper-mean, clipper-aimd, nexus,
+nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and clairvoyant-edf, which are told every
+execution time. Before it starts a policy is told up to --warm-samples execution times of each application, spread over
+all requests or over the first --warm-from of them; 0 samples: it starts from nothing.
+
+Devices: 'sim' is virtual time. 'host' submits from four threads in real time to a request queue; every batch is an
+iteration on the host device, arithmetic for as long as it takes, times --time-scale.
+
+Examples:
+  gpushare serve --synthetic modes:3 --load 3 --limit 1000
+  gpushare serve --synthetic bimodal:1 --policy clockwork,gpushare --slo-x-p99 2,3 --load 1,4 --limit 500 --json -
+  gpushare serve --synthetic static:50 --limit 200 --report serving.html
+  gpushare serve --synthetic modes:2 --device host --time-scale 0.02 --limit 100 --slo-x-p99 3
+
+JSON: device, label ('sim' or 'host'), source, c0_ms, c1, and cases[] {case, slo_x_p99, load, policy, requests,
+finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, cancelled},
+decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, predicted_miss_rate, price_per_s, batch_sizes
+{size: how often}}.
+
+Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage or a bad file; 3 no such device.
+)";
   }
 
   void declare(CLI::App& app) override {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 
 namespace gpushare::client {
 
@@ -277,8 +278,13 @@ base::Result<Reply> RemoteAuthority::call(std::span<const std::byte> request, ui
         (void)reply_came_.wait_until(inbox_mutex_,
                                      std::chrono::steady_clock::now() + std::chrono::microseconds(100));
       if (reply_ && reply_->header.sequence == sequence) {
-        const Reply reply = *reply_;
+        Reply reply = *reply_;
         reply_.reset();
+        // The daemon's figure of the group's limit is in granules: who reads this gave another.
+        if (reply.code == GPUSHARE_QUOTA_EXCEEDED && options_.group_memory_bytes > 0)
+          put_text(reply.text, text_of(reply.text) + "; GPUSHARE_MEMORY is " +
+                                   base::format_bytes(options_.group_memory_bytes) +
+                                   ", rounded up for granules");
         lock.unlock();
         if (events) poke();
         return reply;

@@ -208,10 +208,31 @@ void Service::serve() {
   }
 }
 
-size_t Service::processes_of(uid_t user) const {
-  return static_cast<size_t>(std::count_if(processes_.begin(), processes_.end(), [user](const auto& entry) {
-    return entry.second->peer.uid == user && !entry.second->dead;
-  }));
+std::vector<Process*> Service::connections_of(uid_t user, bool welcome) const {
+  std::vector<Process*> out;
+  for (const auto& [id, process] : processes_)
+    if (process->peer.uid == user && process->welcome == welcome && !process->dead)
+      out.push_back(process.get());
+  return out;
+}
+
+base::Status Service::has_place(uid_t user) const {
+  const size_t count = connections_of(user, true).size();
+  // A preloaded process connects once for each device.
+  if (count < options_.max_processes_per_user * devices_.size()) return {};
+  return {GPUSHARE_QUEUE_FULL,
+          base::format("user %u has %zu processes connected, as many as allowed", user, count)};
+}
+
+// Connections that have not said Hello have places of their own, as many, and the oldest gives its place to a new one. So
+// they keep nobody out. Its Hello may have come meanwhile.
+void Service::make_place(uid_t user) {
+  const std::vector<Process*> silent = connections_of(user, false);  // the oldest first
+  const size_t most = options_.max_processes_per_user * devices_.size();
+  for (size_t i = 0; i + most <= silent.size(); ++i) {
+    receive(*silent[i]);
+    if (!silent[i]->welcome) disconnect(*silent[i], {});
+  }
 }
 
 size_t Service::sessions_of(uid_t user) const {
@@ -236,10 +257,9 @@ void Service::accept_processes() {
     if (!options_.all_users && peer.uid != geteuid() && peer.uid != 0)
       refused = {GPUSHARE_UNAVAILABLE,
                  base::format("this daemon serves user %u alone; you are user %u", geteuid(), peer.uid)};
-    else if (processes_of(peer.uid) >= options_.max_processes_per_user * devices_.size())
-      // A preloaded process connects once for each device.
-      refused = {GPUSHARE_QUEUE_FULL, base::format("user %u has %zu processes connected, as many as allowed",
-                                                   peer.uid, processes_of(peer.uid))};
+    else
+      refused = has_place(peer.uid);
+    if (refused.ok()) make_place(peer.uid);
     auto process = std::make_unique<Process>();
     process->id = next_id_++;
     process->peer = peer;
@@ -402,6 +422,7 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
           process, std::max(device->context_bytes(process), device->context_bytes(*other)), false);
     died(*other);
   }
+  GPUSHARE_RETURN_IF_ERROR(has_place(process.peer.uid));
   process.passes_turns = (message.flags & client::kPassesTurns) != 0;
   GPUSHARE_ASSIGN_OR_RETURN(process.leases, device->leases_for(process.peer.uid, process.passes_turns));
   process.device = device;

@@ -417,7 +417,10 @@ class Service {
   void disconnect(Process& process, const std::string& why);
   void died(Process& process);
   void sweep();
-  size_t processes_of(uid_t user) const;
+  // By age, those that have said Hello or those that have not.
+  std::vector<Process*> connections_of(uid_t user, bool welcome) const;
+  base::Status has_place(uid_t user) const;
+  void make_place(uid_t user);
   size_t sessions_of(uid_t user) const;
   client::ServiceStatus status(uid_t user) const;
 

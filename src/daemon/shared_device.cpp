@@ -1,9 +1,9 @@
 // Memory of one device that processes share, and the messages about it; turns.cpp has the turns.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <csignal>
-#include <cstring>
 #include <utility>
 
 #include <sys/syscall.h>
@@ -426,8 +426,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       tell_range_waits();
       break;
     case MessageType::kSetWeight: {
-      double weight = 0;
-      std::memcpy(&weight, &value, sizeof(weight));
+      const auto weight = std::bit_cast<double>(value);
       if (!std::isfinite(weight) || weight <= 0) break;
       claim.weight = weight;
       if (claim.limits != nullptr && claim.limits->weight > 0)
@@ -437,8 +436,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       break;
     }
     case MessageType::kSetCap: {
-      double share = 0;
-      std::memcpy(&share, &value, sizeof(share));
+      const auto share = std::bit_cast<double>(value);
       if (sched::TimeCap::valid(share)) set_cap(session, share, now_ns);
       break;
     }
@@ -446,15 +444,13 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       scheduler_.set_remaining(claim.id, value, now_ns);
       break;
     case MessageType::kSetSpare: {
-      double worth_ns = 0;
-      std::memcpy(&worth_ns, &value, sizeof(worth_ns));
+      const auto worth_ns = std::bit_cast<double>(value);
       if (claim.group == 0)
         (void)scheduler_.set_spare(claim.id, worth_ns >= 0 ? std::optional(worth_ns) : std::nullopt, now_ns);
       break;
     }
     case MessageType::kSetLink: {
-      double ns_per_byte = 0;
-      std::memcpy(&ns_per_byte, &value, sizeof(ns_per_byte));
+      const auto ns_per_byte = std::bit_cast<double>(value);
       if (!images_.link_measured()) scheduler_.set_link(ns_per_byte);
       break;
     }

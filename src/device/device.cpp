@@ -48,6 +48,14 @@ void log_failure(const base::Status& status, const char* what) {
   if (!status.ok()) base::log(base::kWarning, status.with_context(what).to_string());
 }
 
+// The only output of `op`, which is its last argument.
+template <class Out, class Op, class... Arguments>
+base::Result<Out> made(const Device& device, Op* op, const char* name, Arguments... arguments) {
+  Out out{};
+  GPUSHARE_RETURN_IF_ERROR(device.status(op(device.get(), arguments..., &out), name));
+  return out;
+}
+
 }  // namespace
 
 Event::~Event() {
@@ -183,9 +191,7 @@ uint64_t Device::now_ns() const {
 }
 
 base::Result<Address> Device::alloc(uint64_t bytes) {
-  Address address = 0;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->mem_alloc(device_, bytes, &address), "mem_alloc"));
-  return address;
+  return made<Address>(*this, ops_->mem_alloc, "mem_alloc", bytes);
 }
 
 base::Status Device::free(Address address) {
@@ -193,9 +199,7 @@ base::Status Device::free(Address address) {
 }
 
 base::Result<void*> Device::host_alloc(uint64_t bytes) {
-  void* pointer = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->host_alloc(device_, bytes, &pointer), "host_alloc"));
-  return pointer;
+  return made<void*>(*this, ops_->host_alloc, "host_alloc", bytes);
 }
 
 base::Status Device::host_free(void* pointer) {
@@ -203,27 +207,25 @@ base::Status Device::host_free(void* pointer) {
 }
 
 base::Result<Stream> Device::create_stream(int32_t priority) {
-  gpushare_backend_stream* stream = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->stream_create(device_, priority, &stream), "stream_create"));
+  GPUSHARE_ASSIGN_OR_RETURN(auto* const stream, made<gpushare_backend_stream*>(*this, ops_->stream_create,
+                                                                               "stream_create", priority));
   return Stream(this, stream);
 }
 
 base::Result<Stream> Device::adopt_stream(void* native) {
-  gpushare_backend_stream* stream = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->stream_adopt(device_, native, &stream), "stream_adopt"));
+  GPUSHARE_ASSIGN_OR_RETURN(
+      auto* const stream, made<gpushare_backend_stream*>(*this, ops_->stream_adopt, "stream_adopt", native));
   return Stream(this, stream);
 }
 
 base::Result<Event> Device::create_event(uint32_t flags) {
-  gpushare_backend_event* event = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->event_create(device_, flags, &event), "event_create"));
+  GPUSHARE_ASSIGN_OR_RETURN(auto* const event,
+                            made<gpushare_backend_event*>(*this, ops_->event_create, "event_create", flags));
   return Event(this, event);
 }
 
 base::Result<Address> Device::va_reserve(uint64_t bytes) {
-  Address address = 0;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->va_reserve(device_, bytes, &address), "va_reserve"));
-  return address;
+  return made<Address>(*this, ops_->va_reserve, "va_reserve", bytes);
 }
 
 base::Status Device::va_free(Address address, uint64_t bytes) {
@@ -231,15 +233,11 @@ base::Status Device::va_free(Address address, uint64_t bytes) {
 }
 
 base::Result<gpushare_backend_memory*> Device::phys_create(uint64_t bytes) {
-  gpushare_backend_memory* memory = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create(device_, bytes, &memory), "phys_create"));
-  return memory;
+  return made<gpushare_backend_memory*>(*this, ops_->phys_create, "phys_create", bytes);
 }
 
 base::Result<gpushare_backend_memory*> Device::phys_create_host(uint64_t bytes) {
-  gpushare_backend_memory* memory = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_host(device_, bytes, &memory), "phys_create_host"));
-  return memory;
+  return made<gpushare_backend_memory*>(*this, ops_->phys_create_host, "phys_create_host", bytes);
 }
 
 base::Status Device::phys_release(gpushare_backend_memory* memory) {
@@ -280,15 +278,11 @@ base::Status Device::va_unmap_run(Address address, uint64_t bytes, uint64_t coun
 }
 
 base::Result<uint64_t> Device::context_bytes() {
-  uint64_t bytes = 0;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->context_bytes(device_, &bytes), "context_bytes"));
-  return bytes;
+  return made<uint64_t>(*this, ops_->context_bytes, "context_bytes");
 }
 
 base::Result<gpushare_backend_memory*> Device::phys_create_shared(uint64_t bytes) {
-  gpushare_backend_memory* memory = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_shared(device_, bytes, &memory), "phys_create_shared"));
-  return memory;
+  return made<gpushare_backend_memory*>(*this, ops_->phys_create_shared, "phys_create_shared", bytes);
 }
 
 base::Result<int> Device::phys_export(gpushare_backend_memory* memory, uint32_t access) {
@@ -298,10 +292,7 @@ base::Result<int> Device::phys_export(gpushare_backend_memory* memory, uint32_t 
 }
 
 base::Result<gpushare_backend_memory*> Device::phys_import(int descriptor, uint64_t bytes, uint32_t access) {
-  gpushare_backend_memory* memory = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(
-      status(ops_->phys_import(device_, descriptor, bytes, access, &memory), "phys_import"));
-  return memory;
+  return made<gpushare_backend_memory*>(*this, ops_->phys_import, "phys_import", descriptor, bytes, access);
 }
 
 base::Result<gpushare_backend_partition_info> Device::partition_info() {

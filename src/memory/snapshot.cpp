@@ -5,6 +5,7 @@
 
 #include "base/file_sink.hpp"
 #include "base/flat_hash.hpp"
+#include "base/utf8.hpp"
 
 namespace gpushare::memory {
 namespace {
@@ -80,15 +81,9 @@ class JsonEmitter {
   }
   void string(std::string_view text) {
     separate();
-    sink_.put('"');
-    for (const char c : text) {
-      if (c == '"' || c == '\\') sink_.put('\\');
-      if (static_cast<unsigned char>(c) < 0x20)
-        sink_.write(base::format("\\u%04x", static_cast<unsigned>(c)));
-      else
-        sink_.put(c);
-    }
-    sink_.put('"');
+    std::string out;
+    base::append_json(out, text);
+    sink_.write(out);
   }
   void integer(uint64_t value) {
     separate();
@@ -140,18 +135,26 @@ std::string block_label(Kind kind, SessionId session, bool promoted, bool spille
                       promoted ? ", promoted" : "", spilled ? ", in host memory" : "");
 }
 
+template <class Emitter, class Value>
+void field(Emitter& out, std::string_view key, const Value& value) {
+  out.key(key);
+  if constexpr (std::is_same_v<Value, bool>)
+    out.boolean(value);
+  else if constexpr (std::is_integral_v<Value>)
+    out.integer(static_cast<uint64_t>(value));
+  else
+    out.string(value);
+}
+
 // Where the viewer shows the stack of an allocation.
 template <class Emitter>
 void frames(Emitter& out, std::string_view label) {
   out.key("frames");
   out.begin_list();
   out.begin_dict();
-  out.key("name");
-  out.string(label);
-  out.key("filename");
-  out.string("gpushare");
-  out.key("line");
-  out.integer(0);
+  field(out, "name", label);
+  field(out, "filename", "gpushare");
+  field(out, "line", 0);
   out.end_dict();
   out.end_list();
 }
@@ -160,14 +163,10 @@ template <class Emitter>
 void block(Emitter& out, Address address, uint64_t size, uint64_t requested, const char* state,
            std::string_view label) {
   out.begin_dict();
-  out.key("address");
-  out.integer(address);
-  out.key("size");
-  out.integer(size);
-  out.key("requested_size");
-  out.integer(requested);
-  out.key("state");
-  out.string(state);
+  field(out, "address", address);
+  field(out, "size", size);
+  field(out, "requested_size", requested);
+  field(out, "state", state);
   if (label.empty()) {
     out.key("frames");
     out.begin_list();
@@ -176,33 +175,6 @@ void block(Emitter& out, Address address, uint64_t size, uint64_t requested, con
     frames(out, label);
   }
   out.end_dict();
-}
-
-// Names come from users. Text that is not UTF-8 would make the whole file unreadable: its bytes above 127
-// become '?'.
-std::string readable(const std::string& text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  bool valid = true;
-  for (size_t i = 0; i < text.size() && valid;) {
-    const unsigned lead = byte(i);
-    const size_t length = lead < 0x80                   ? 1
-                          : lead >= 0xC2 && lead < 0xE0 ? 2
-                          : lead >= 0xE0 && lead < 0xF0 ? 3
-                          : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                        : 0;
-    valid = length > 0;
-    for (size_t k = 1; k < length; ++k) valid = valid && (byte(i + k) & 0xC0) == 0x80;
-    if (lead == 0xE0) valid = valid && byte(i + 1) >= 0xA0;  // overlong
-    if (lead == 0xED) valid = valid && byte(i + 1) < 0xA0;   // surrogates
-    if (lead == 0xF0) valid = valid && byte(i + 1) >= 0x90;  // overlong
-    if (lead == 0xF4) valid = valid && byte(i + 1) < 0x90;   // above U+10FFFF
-    i += length;
-  }
-  if (valid) return text;
-  std::string clean = text;
-  for (char& c : clean)
-    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-  return clean;
 }
 
 uint64_t size_of(const BlockInfo& info) {
@@ -220,27 +192,18 @@ void segment(Emitter& out, const MemorySnapshot& snapshot, const SegmentSnapshot
     requested += info.bytes;
   }
   out.begin_dict();
-  out.key("device");
-  out.integer(0);
-  out.key("address");
-  out.integer(segment.address);
-  out.key("total_size");
-  out.integer(segment.bytes);
-  out.key("allocated_size");
-  out.integer(active);
-  out.key("active_size");
-  out.integer(active);
-  out.key("requested_size");
-  out.integer(requested);
-  out.key("stream");
-  out.integer(segment.stream);
-  out.key("segment_type");
-  out.string("large");
+  field(out, "device", 0);
+  field(out, "address", segment.address);
+  field(out, "total_size", segment.bytes);
+  field(out, "allocated_size", active);
+  field(out, "active_size", active);
+  field(out, "requested_size", requested);
+  field(out, "stream", segment.stream);
+  field(out, "segment_type", "large");
   out.key("segment_pool_id");
   out.pair(segment.session, 0);
-  out.key("is_expandable");
-  out.boolean(snapshot.layout == Layout::kVirtual);
-  frames(out, readable(segment.name));
+  field(out, "is_expandable", snapshot.layout == Layout::kVirtual);
+  frames(out, base::to_utf8(segment.name));
   out.key("blocks");
   out.begin_list();
   Address at = segment.address;
@@ -259,16 +222,11 @@ void segment(Emitter& out, const MemorySnapshot& snapshot, const SegmentSnapshot
 template <class Emitter>
 void trace_entry(Emitter& out, const char* action, const char* address_key, const AllocationEvent& event) {
   out.begin_dict();
-  out.key("action");
-  out.string(action);
-  out.key(address_key);
-  out.integer(event.address);
-  out.key("size");
-  out.integer(event.bytes);
-  out.key("stream");
-  out.integer(event.stream);
-  out.key("time_us");
-  out.integer(event.time_ns / 1000);
+  field(out, "action", action);
+  field(out, address_key, event.address);
+  field(out, "size", event.bytes);
+  field(out, "stream", event.stream);
+  field(out, "time_us", event.time_ns / 1000);
   frames(out, block_label(event.kind, event.session, false, false));
   out.end_dict();
 }
@@ -302,14 +260,10 @@ void emit(Emitter out, const MemorySnapshot& snapshot) {
   out.end_list();
   out.key("allocator_settings");
   out.begin_dict();
-  out.key("allocator");
-  out.string("gpushare");
-  out.key("layout");
-  out.string(snapshot.layout == Layout::kVirtual ? "virtual" : "contiguous");
-  out.key("capacity_bytes");
-  out.integer(snapshot.capacity_bytes);
-  out.key("expandable_segments");
-  out.boolean(snapshot.layout == Layout::kVirtual);
+  field(out, "allocator", "gpushare");
+  field(out, "layout", snapshot.layout == Layout::kVirtual ? "virtual" : "contiguous");
+  field(out, "capacity_bytes", snapshot.capacity_bytes);
+  field(out, "expandable_segments", snapshot.layout == Layout::kVirtual);
   out.end_dict();
   out.end_dict();
   out.finish();

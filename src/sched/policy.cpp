@@ -107,7 +107,8 @@ class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
   PolicyTraits traits() const override {
-    return {.paging = PagingRule::kByOrder, .moves = true, .protects = true, .stay_factor = 1};
+    return {
+        .paging = PagingRule::kByOrder, .moves = true, .in_order = true, .protects = true, .stay_factor = 1};
   }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });

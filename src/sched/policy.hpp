@@ -42,6 +42,9 @@ struct PolicyTraits {
   // A lane without work takes a session that waits for its turn in another lane, if it is large enough for it;
   // lanes merge when that lets in a session that waits.
   bool moves = false;
+  // The sessions of a lane run in the order of before(): a session behind a busy one would only wait in its lane. So lanes
+  // that are always busy do not merge for it.
+  bool in_order = false;
   // An iteration starts only while no backlogged session of another lane outranks its session.
   bool protects = false;
   // The policy decides by how sessions slow each other: the scheduler measures that where nobody has told it.

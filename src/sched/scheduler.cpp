@@ -283,6 +283,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
     impl_->advance(now_ns);
   }
   ++lane.completed;
+  if (impl_->traits.in_order) impl_->note_end(lane, device_ns, now_ns);
   view.service_ns += device_ns;
   view.iterations_done += iterations;
   if (view.iterations_done > 0) view.iteration_ns = view.service_ns / view.iterations_done;

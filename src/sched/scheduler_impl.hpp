@@ -100,6 +100,9 @@ struct LaneRecord {
   double start_tag_ns = 0;           // virtual time of the session dispatched last, when it was
   uint64_t progress_ns = 0;          // when it was dispatched to while empty, or finished one
   uint64_t held_back_ns = kUnknown;  // pick left it idle for others' sake: until when at most
+  // Part of its time that iterations take, in the mean over the last ones; below 0 while it is not known. When the last ended.
+  double taken = -1;
+  uint64_t ended_ns = 0;
   SessionId picked = kNoSession;
   std::vector<SessionRecord*> members;
   std::vector<SessionRecord*> flying;  // those with something in flight
@@ -157,6 +160,8 @@ struct Scheduler::Impl {
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
   uint64_t longest_ns = 0;           // iteration
+  uint64_t latest_ns = 0;            // of what tells whether lanes are busy
+  uint64_t idle_look_ns = kUnknown;  // when to look whether lanes that were have become idle
   size_t held_back = 0;              // lanes that pick left idle for others' sake
   std::vector<SessionView> movable;  // room for pick's use
   uint32_t overdue = 0;              // sessions in lanes
@@ -324,6 +329,8 @@ struct Scheduler::Impl {
   // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
+  bool always_busy(const LaneRecord& lane) const;
+  void note_end(LaneRecord& lane, uint64_t device_ns, uint64_t now_ns);
   LaneId largest_that_gives_way(const SessionRecord& session) const;
   void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
   void merge(const SessionRecord& session, uint64_t now_ns);

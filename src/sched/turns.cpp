@@ -107,7 +107,7 @@ void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
 }
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
-  if (now_ns >= impl_->stays_end_ns) impl_->admit_waiting(now_ns);
+  if (now_ns >= std::min(impl_->stays_end_ns, impl_->idle_look_ns)) impl_->admit_waiting(now_ns);
   if (!lane_is_open(id) || impl_->lanes[id].held_up()) return std::nullopt;
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
@@ -243,7 +243,7 @@ bool Scheduler::outranked(SessionId id) const {
 }
 
 uint64_t Scheduler::look_again_ns() const {
-  uint64_t least = impl_->stays_end_ns;
+  uint64_t least = std::min(impl_->stays_end_ns, impl_->idle_look_ns);
   // Iterations in flight ask by themselves when they have finished.
   if (std::any_of(impl_->lanes.begin(), impl_->lanes.end(),
                   [](const LaneRecord& lane) { return lane.busy(); }))

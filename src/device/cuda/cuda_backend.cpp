@@ -28,41 +28,20 @@ int32_t probe(uint32_t* out_device_count) {
   });
 }
 
-int32_t stream_native(gpushare_backend_stream* stream, void** out_native) {
-  return Table::guard("stream_native", [&]() -> base::Status {
-    if (stream == nullptr) return null_handle("stream");
-    if (out_native == nullptr) return null_output();
-    *out_native = Table::to(stream)->handle();
-    return {};
-  });
-}
-
 int32_t stream_capture_drop(gpushare_backend_stream* stream, uint32_t* out_dropped) {
-  return Table::guard("stream_capture_drop", [&]() -> base::Status {
-    if (stream == nullptr) return null_handle("stream");
-    if (out_dropped == nullptr) return null_output();
-    GPUSHARE_ASSIGN_OR_RETURN(const bool dropped, Table::to(stream)->drop_capture());
-    *out_dropped = dropped ? 1 : 0;
-    return {};
+  return Table::on_stream(stream, "stream_capture_drop", [&](cuda::Stream& s) -> base::Status {
+    return out_dropped == nullptr ? null_output() : Table::store(s.drop_capture(), out_dropped);
   });
 }
 
 int32_t stream_adopt(gpushare_backend_device* device, void* native, gpushare_backend_stream** out_stream) {
-  return Table::on_live(device, "stream_adopt", [&](cuda::Device& d) -> base::Status {
-    if (out_stream == nullptr) return null_output();
-    GPUSHARE_ASSIGN_OR_RETURN(cuda::Stream * stream,
-                              d.adopt_stream(static_cast<cuda::api::CUstream>(native)));
-    *out_stream = reinterpret_cast<gpushare_backend_stream*>(stream);
-    return {};
+  return Table::output(device, "stream_adopt", out_stream, [&](cuda::Device& d) {
+    return d.adopt_stream(static_cast<cuda::api::CUstream>(native));
   });
 }
 
 int32_t context_bytes(gpushare_backend_device* device, uint64_t* out_bytes) {
-  return Table::on_live(device, "context_bytes", [&](cuda::Device& d) -> base::Status {
-    if (out_bytes == nullptr) return null_output();
-    GPUSHARE_ASSIGN_OR_RETURN(*out_bytes, d.context_bytes());
-    return {};
-  });
+  return Table::output(device, "context_bytes", out_bytes, [](cuda::Device& d) { return d.context_bytes(); });
 }
 
 cuda::Partition* to(gpushare_backend_partition* handle) {
@@ -97,10 +76,7 @@ int32_t partition_stream_create(gpushare_backend_partition* partition, int32_t p
   return Table::guard("partition_stream_create", [&]() -> base::Status {
     if (partition == nullptr) return null_handle("partition");
     if (out_stream == nullptr) return null_output();
-    GPUSHARE_ASSIGN_OR_RETURN(cuda::Stream * stream,
-                              to(partition)->device().create_stream(priority, to(partition)));
-    *out_stream = reinterpret_cast<gpushare_backend_stream*>(stream);
-    return {};
+    return Table::store(to(partition)->device().create_stream(priority, to(partition)), out_stream);
   });
 }
 
@@ -110,7 +86,6 @@ const gpushare_backend_ops* cuda_backend() {
   static const gpushare_backend_ops ops = [] {
     gpushare_backend_ops table = Table::make();
     table.probe = probe;
-    table.stream_native = stream_native;
     table.fault_set = nullptr;
     table.stream_capture_drop = stream_capture_drop;
     table.stream_adopt = stream_adopt;

@@ -199,6 +199,15 @@ TEST_CASE("who is beyond the limit of processes is told so") {
   }
 }
 
+TEST_CASE("connections that say nothing keep nobody out") {
+  SharedService shared([](auto& options) { options.max_processes_per_user = 3; });
+  std::vector<std::unique_ptr<RawConnection>> silent;
+  for (int i = 0; i < 30; ++i) silent.push_back(std::make_unique<RawConnection>(shared));
+  RawProcess speaks(shared);
+  CHECK(speaks.hello() == GPUSHARE_OK);
+  CHECK(shared.status().processes.size() == 1);
+}
+
 TEST_CASE("a session that is paged out for room comes back though who asked for the room has gone") {
   enum class Goes { kLeaves, kDisconnects, kDisconnectsWithTheRoom };
   for (const Goes goes : {Goes::kLeaves, Goes::kDisconnects, Goes::kDisconnectsWithTheRoom}) {

@@ -152,6 +152,7 @@ TEST_CASE("processes of a group have the limits of the environment together") {
   CHECK(refused.code() == GPUSHARE_QUOTA_EXCEEDED);
   CHECK(refused.message().find("its group may need 18.00 MiB together") != std::string::npos);
   CHECK(refused.message().find("its sessions need 12.00 MiB already") != std::string::npos);
+  CHECK(refused.message().find("GPUSHARE_MEMORY is 16.00 MiB") != std::string::npos);
   (void)alloc(*first, 6 * kMiB);
   (void)alloc(*first, 4 * kMiB);
   CHECK(first->alloc(memory::Kind::kModel, 3 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);

@@ -82,7 +82,7 @@ void check_content(const nlohmann::json& root) {
   CHECK(blocks[2]["requested_size"] == 1000);
   CHECK(blocks[2]["size"] == 1024);
   CHECK(root["segments"][1]["stream"] == 77);
-  CHECK(root["segments"][1]["frames"][0]["name"] == "lane ? 0");
+  CHECK(root["segments"][1]["frames"][0]["name"] == "lane \xEF\xBF\xBD 0");
   REQUIRE(root["device_traces"].size() == 1);
   const auto& trace = root["device_traces"][0];
   REQUIRE(trace.size() == 6);
