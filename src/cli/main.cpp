@@ -167,6 +167,12 @@ int tool(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     return print(gpushare::cli::render_help(innermost(app)));
   } catch (const CLI::CallForVersion& version) {
+    if (argc > 2) {  // CLI11 answers without a look at the rest
+      std::fprintf(stderr,
+                   "gpushare version: The following argument was not expected: %s\nTry 'gpushare --help'.\n",
+                   argv[2]);
+      return gpushare::cli::kExitUsage;
+    }
     return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
     const std::string where = full_name(innermost(app));
