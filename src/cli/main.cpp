@@ -135,7 +135,8 @@ int tool(int argc, char** argv) {
   // "gpushare help run" and "gpushare version" are what many try first.
   std::vector<char*> arguments(argv, argv + argc);
   static char help_option[] = "--help", version_option[] = "--version";
-  if (argc > 1 && std::strcmp(argv[1], "version") == 0) arguments[1] = version_option;
+  if (argc > 1 && std::strcmp(argv[1], "version") == 0)
+    arguments[1] = argc > 2 && std::strcmp(argv[2], help_option) == 0 ? help_option : version_option;
   if (argc > 1 && std::strcmp(argv[1], "help") == 0) {
     arguments.erase(arguments.begin() + 1);
     arguments.insert(arguments.begin() + (argc > 2 ? 2 : 1), help_option);

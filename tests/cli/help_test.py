@@ -13,6 +13,7 @@ class Help(ToolTest):
     def test_version(self):
         self.assertRegex(self.tool("--version", code=0).out, r"^gpushare \d+\.\d+\.\d+\n$")
         self.assertEqual(self.tool("version", code=0).out, self.tool("--version", code=0).out)
+        self.assertIn("Commands:", self.tool("version", "--help", code=0).out)
         for word in ("version", "--version"):
             self.refused([word, "x"], "argument was not expected: x", "--help")
 
