@@ -459,7 +459,7 @@ void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
     last = std::max(last, running->outcome.end_s);
     result_.jobs.push_back(std::move(running->outcome));
   }
-  result_.makespan_s = last - first;
+  result_.makespan_s = std::max(0.0, last - first);  // no job may have ended
   // For work on a real device, the device's busy time is the best figure; it is exact for one lane.
   double covered =
       addressable_ ? 0 : std::min(result_.makespan_s, static_cast<double>(info.device_busy_ns) * 1e-9);

@@ -3,10 +3,16 @@
 #pragma once
 
 #include <csignal>
+#include <cstdint>
 
 namespace gpushare::cli {
 
-// While one exists, the first SIGINT is remembered and the second one ends the process. One at a time.
+// `timeout -s INT` sends each of its signals twice, to the process and to its group: all that come this soon after the first are one
+// request.
+constexpr int64_t kOneInterruptNs = 500'000'000;
+
+// While one exists, the first SIGINT is remembered, and one that comes kOneInterruptNs after it or later ends the process. One at a
+// time.
 class InterruptScope {
  public:
   InterruptScope();

@@ -135,7 +135,8 @@ int tool(int argc, char** argv) {
   // "gpushare help run" and "gpushare version" are what many try first.
   std::vector<char*> arguments(argv, argv + argc);
   static char help_option[] = "--help", version_option[] = "--version";
-  if (argc > 1 && std::strcmp(argv[1], "version") == 0) arguments[1] = version_option;
+  if (argc > 1 && std::strcmp(argv[1], "version") == 0)
+    arguments[1] = argc > 2 && std::strcmp(argv[2], help_option) == 0 ? help_option : version_option;
   if (argc > 1 && std::strcmp(argv[1], "help") == 0) {
     arguments.erase(arguments.begin() + 1);
     arguments.insert(arguments.begin() + (argc > 2 ? 2 : 1), help_option);
@@ -167,6 +168,12 @@ int tool(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     return print(gpushare::cli::render_help(innermost(app)));
   } catch (const CLI::CallForVersion& version) {
+    if (argc > 2) {  // CLI11 answers without a look at the rest
+      std::fprintf(stderr,
+                   "gpushare version: The following argument was not expected: %s\nTry 'gpushare --help'.\n",
+                   argv[2]);
+      return gpushare::cli::kExitUsage;
+    }
     return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
     const std::string where = full_name(innermost(app));

@@ -331,8 +331,9 @@ namespace {
 constexpr uint64_t kLookNs = 500'000'000;
 constexpr uint64_t kLeastWaitNs = 1'000'000;
 
-// MemAvailable of MemTotal; 1 where the system does not tell.
-double available_share() {
+}  // namespace
+
+double system_memory_available() {
   FILE* const file = std::fopen("/proc/meminfo", "re");
   if (file == nullptr) return 1;
   unsigned long long total = 0, available = 0, value = 0;
@@ -344,8 +345,6 @@ double available_share() {
   std::fclose(file);
   return total == 0 || available == 0 ? 1 : static_cast<double>(available) / static_cast<double>(total);
 }
-
-}  // namespace
 
 ChunkPool::~ChunkPool() {
   shut();
@@ -432,7 +431,7 @@ void ChunkPool::run() {
       continue;
     }
     lock.unlock();
-    const double share = (keep_.available_share != nullptr ? keep_.available_share : available_share)();
+    const double share = keep_.available_share();
     lock.lock();
     std::vector<char*> due;
     try {

@@ -31,13 +31,15 @@ struct Layer {
   uint64_t bytes = 0;
 };
 
+// MemAvailable over MemTotal of /proc/meminfo; 1 where the system does not tell.
+double system_memory_available();
+
 // How many chunks of released images a pool keeps for the next image, and for how long. Fresh memory costs a page fault for
 // every page, and a call of the driver where it is pinned; a kept chunk costs neither.
 struct KeepOptions {
   uint64_t bytes = UINT64_MAX;   // upper limit of what is kept
   uint64_t ns = 10'000'000'000;  // a chunk that was unused for so long goes back; UINT64_MAX: no such time
-  double (*available_share)() =
-      nullptr;  // of the system's memory, 0 to 1; null: as /proc/meminfo says. For tests
+  double (*available_share)() = &system_memory_available;  // tests have others
 };
 
 // Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it,

@@ -148,10 +148,16 @@ static void features(void) {
   gpushare_batch batch = GPUSHARE_BATCH_INIT;
   gpushare_profile profile = GPUSHARE_PROFILE_INIT;
   double tokens = 0;
+  const double most[8] = {1, 2, 3, 4, 5, 6, 7, 8};
   uint64_t ids[16], execution_ns = 10 * kMs, i;
   uint32_t index = 0;
   CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
   CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  request.features = most;
+  request.feature_count = 8;
+  CHECK_STATUS(gpushare_batcher_observe_request(batcher, &request, 1), GPUSHARE_OK);
+  request.features = NULL;
   request.feature_count = 1;
   CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_ARGUMENT); /* no features */
   CHECK_STATUS(gpushare_batcher_observe_request(batcher, NULL, 1), GPUSHARE_INVALID_ARGUMENT);
@@ -371,7 +377,37 @@ static void drops_one_by_one(void) {
   CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
 }
 
+/* Three requests in ten take 10 ms, the others 30 ms. With 20 ms left, and the device busy with requests that it wins, a
+ * request is worth the wait for another: unless `hold` says that it need not win anything. */
+static void hold(void) {
+  const double settings[2] = {0, -1};
+  int s;
+  for (s = 0; s < 2; ++s) {
+    gpushare_batcher batcher = NULL;
+    gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+    gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+    gpushare_batch batch = GPUSHARE_BATCH_INIT;
+    uint64_t ids[16], i;
+    uint32_t index = 0;
+    params.hold = settings[s];
+    params.feasible_quantile = 0.2;
+    CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+    for (i = 0; i < 100; ++i)
+      CHECK_STATUS(gpushare_batcher_observe(batcher, index, 0, i % 10 < 3 ? 10 * kMs : 30 * kMs),
+                   GPUSHARE_OK);
+    arrive(batcher, 1, 1, 1000 * kMs);
+    CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_batcher_finished(batcher, batch.id, 10 * kMs, 10 * kMs), GPUSHARE_OK);
+    arrive(batcher, 2, 1, 30 * kMs);
+    CHECK_STATUS(gpushare_batcher_next(batcher, 10 * kMs, 0, &batch, ids, 16),
+                 s == 0 ? GPUSHARE_NOT_READY : GPUSHARE_OK);
+    CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+  }
+}
+
 int main(void) {
+  hold();
   settings();
   sizes();
   drops_one_by_one();

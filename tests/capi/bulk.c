@@ -57,6 +57,7 @@ static void many_at_once(gpushare_runtime runtime, gpushare_session session) {
   CHECK(freed == 0);
   CHECK_STATUS(gpushare_memory_free_many(runtime, 1, NULL, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_memory_free_many(NULL, 1, blocks, NULL), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free_many(NULL, 0, NULL, NULL), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_iteration_alloc_many(NULL, 1, bytes, 0, blocks), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_OK);
   CHECK_STATUS(gpushare_iteration_alloc_many(iteration, 1, bytes, 0, blocks), GPUSHARE_INVALID_HANDLE);

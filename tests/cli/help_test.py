@@ -12,6 +12,10 @@ from support import OPTIONS, ToolTest, commands
 class Help(ToolTest):
     def test_version(self):
         self.assertRegex(self.tool("--version", code=0).out, r"^gpushare \d+\.\d+\.\d+\n$")
+        self.assertEqual(self.tool("version", code=0).out, self.tool("--version", code=0).out)
+        self.assertIn("Commands:", self.tool("version", "--help", code=0).out)
+        for word in ("version", "--version"):
+            self.refused([word, "x"], "argument was not expected: x", "--help")
 
     def test_no_command_is_bad_usage_and_shows_help(self):
         outcome = self.tool(code=2)

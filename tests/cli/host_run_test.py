@@ -107,6 +107,7 @@ class RunMeasured(ToolTest):
         self.assertEqual([policy["policy"] for policy in result["policies"]], ["fair"])
         fair = result["policies"][0]
         self.assertEqual(fair["failed"], 0)
+        self.assertGreaterEqual(fair["makespan_s"], 0)
         self.assertEqual({job["state"] for job in fair["not_completed"]}, {"interrupted"})
         self.assertTrue({"long", "late"} <= {job["name"] for job in fair["not_completed"]})
         self.assertNotIn("the same simulated", out.decode())

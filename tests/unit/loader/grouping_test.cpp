@@ -197,6 +197,16 @@ TEST_CASE("the search of very large models is bounded, and says so when it was c
         *loader::grouping_makespan_ms(instance.layers, instance.costs, *uniform) * (1 + 1e-9));
 }
 
+TEST_CASE("the best uniform groups may be one for each layer, or one for all") {
+  const std::vector<LayerCost> layers(3, LayerCost{1, 4.0, 4.0});
+  GroupingCosts costs;
+  CHECK(*loader::best_uniform_groups(layers, costs) == std::vector<uint32_t>{1, 2, 3});
+  costs.call_overhead_ms = 100;
+  CHECK(*loader::best_uniform_groups(layers, costs) == std::vector<uint32_t>{3});
+  costs.resident_layers = 1;
+  CHECK(*loader::best_uniform_groups(layers, costs) == std::vector<uint32_t>{3});
+}
+
 TEST_CASE("bad costs are refused by name") {
   std::vector<LayerCost> layers(3, LayerCost{1, 1.0, 1.0});
   GroupingCosts costs;

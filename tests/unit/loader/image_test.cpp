@@ -216,6 +216,9 @@ TEST_CASE(
     }
   }
   {
+    const double share = loader::KeepOptions().available_share();  // the system has some, and never all
+    CHECK(share > 0);
+    CHECK(share < 1);
     loader::ChunkPool pool(*device, 64 << 10, {.ns = UINT64_MAX, .available_share = none_available});
     kept_after_load(pool, path);
     wait_until_kept(pool, 0);

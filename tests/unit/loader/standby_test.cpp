@@ -393,6 +393,32 @@ TEST_CASE("faults at every call of a switch with first layers leave the bytes ri
   }
 }
 
+TEST_CASE("first layers give way again once the load that would have used them has failed") {
+  bool failed = false;
+  for (uint64_t call = 1; call <= 8 && !failed; ++call) {
+    INFO("a launch fails at " << call);
+    KeepingFirstLayers on(test::kSetups[0], 12 * kMiB, budget(5 * kMiB));
+    const loader::MemberId a = on.add(1), b = on.add(2);
+    REQUIRE(on.run(a, 1) == "");
+    REQUIRE(on.run(b, 2) == "");
+    REQUIRE(on.kept(a) > 0);
+    REQUIRE(test::inject(on.runtime->device(), GPUSHARE_FAULT_LAUNCH_FAILS, call).ok());
+    const auto turn = on.switcher->begin(a, GPUSHARE_NO_TIMEOUT);
+    REQUIRE(test::inject(on.runtime->device(), GPUSHARE_FAULT_NONE, 1).ok());
+    if (turn.ok()) (void)turn->iteration->end();
+    if (turn.ok() || on.kept(a) == 0 ||
+        on.runtime->synchronize(GPUSHARE_NO_TIMEOUT).code() == GPUSHARE_DEVICE_LOST)
+      continue;
+    failed = true;
+    // Nothing else of the switcher's is on the device, or all of it gives way.
+    const auto other = on.runtime->open_session(test::need("other", 10 * kMiB, 256));
+    INFO(other.status().to_string());
+    CHECK(other.ok());
+    CHECK(on.kept(a) == 0);
+  }
+  CHECK(failed);
+}
+
 TEST_CASE("threads switch at random within a budget for some while members come and go") {
   for (const test::Setup& setup : {test::kSetups[0], test::kSetups[1]}) {
     INFO(setup.device);

@@ -409,6 +409,88 @@ TEST_CASE("a wait by callback ends beside a free that waits for its host functio
   check_clean();
 }
 
+namespace {
+
+// Holds the thread that runs it, and says that it has come there.
+struct Held {
+  Gate gate;
+  std::atomic<bool> inside{false};
+  static void stay(void* held) {
+    static_cast<Held*>(held)->inside = true;
+    Gate::block(&static_cast<Held*>(held)->gate);
+  }
+  void await() const {
+    while (!inside) std::this_thread::yield();
+  }
+};
+
+// A kernel that holds its stream until the Held of its parameter is open.
+void hold_stream(const standin_launch* launch) {
+  Held::stay(*static_cast<void**>(launch->params[0]));
+}
+
+}  // namespace
+
+// Host functions of all streams run one at a time here: those of two waits come long after the waits have ended, and their
+// streams serve later waits.
+TEST_CASE("streams of waits whose host functions came late are used again", "[cuda]") {
+  auto device = open("wait=callback");
+  CUcontext context = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+  CUmodule module = nullptr;
+  CUfunction kernel = nullptr;
+  const size_t param_bytes = sizeof(void*);
+  standin_register_kernel("hold", hold_stream, &param_bytes, 1, nullptr);
+  REQUIRE(cuModuleLoadData(&module, "image") == CUDA_SUCCESS);
+  REQUIRE(cuModuleGetFunction(&kernel, module, "hold") == CUDA_SUCCESS);
+  {
+    const auto busy = device->create_stream(), work = device->create_stream();
+    const auto event = device->create_event();
+    // Ends once the waits of so many threads for the event have begun and the kernel before it has ended.
+    const auto wait_behind_kernel = [&](int waits) {
+      Held held;
+      void* argument = &held;
+      void* params[] = {&argument};
+      REQUIRE(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, static_cast<CUstream>(work->native()), params,
+                             nullptr) == CUDA_SUCCESS);
+      REQUIRE_OK(work->record(*event));
+      const uint64_t functions = standin_calls("cuLaunchHostFunc");
+      std::atomic<int> passed{0};
+      std::vector<std::thread> threads;
+      for (int i = 0; i < waits; ++i)
+        threads.emplace_back([&] {
+          if (event->synchronize().ok()) ++passed;
+        });
+      while (standin_calls("cuLaunchHostFunc") < functions + static_cast<uint64_t>(waits))
+        std::this_thread::yield();
+      held.gate.open();
+      for (std::thread& thread : threads) thread.join();
+      CHECK(passed == waits);
+    };
+    Held first;
+    REQUIRE_OK(busy->launch_host(Held::stay, &first));
+    first.await();
+    const uint64_t streams = standin_calls("cuStreamCreateWithPriority");
+    wait_behind_kernel(2);
+    CHECK(standin_calls("cuStreamCreateWithPriority") == streams + 2);
+    first.gate.open();
+    REQUIRE_OK(busy->synchronize());
+    // A wait that comes before a late function has a stream of its own, which serves later waits too.
+    int rounds = 0;
+    for (uint64_t before = 0; before != standin_calls("cuStreamCreateWithPriority"); ++rounds) {
+      before = standin_calls("cuStreamCreateWithPriority");
+      wait_behind_kernel(2);
+    }
+    CHECK(rounds < 100);
+  }
+  REQUIRE(cuModuleUnload(module) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
 TEST_CASE("the native handle is the driver's stream", "[cuda]") {
   auto device = open();
   {
