@@ -164,9 +164,9 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
   }
 }
 
-template <int entry, class... A>
-Result gated(const char* name, A... arguments) {
-  const Work work = work_of<entry>(name, arguments...);
+template <int entry, WorkKind kind, class... A>
+Result gated(A... arguments) {
+  const Work work = work_of<entry, kind>(arguments...);
   bool inside = false;
   Target target;
   Piece* const piece = enter(work, &target, &inside);
@@ -298,11 +298,11 @@ using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the fu
 #define GPUSHARE_GATE_count(name, parameters, arguments)
 #define GPUSHARE_GATE_charge(name, parameters, arguments)
 #define GPUSHARE_CALL(...) __VA_ARGS__
-#define GPUSHARE_GATE_gate(name, parameters, arguments)                                      \
-  extern "C" Result gpushare_gate_##name parameters;                                         \
-  extern "C" Result gpushare_gate_##name parameters {                                        \
-    const auto call = [](auto... values) { return gated<kEntry_##name>(#name, values...); }; \
-    return call arguments;                                                                   \
+#define GPUSHARE_GATE_gate(name, parameters, arguments)                                                 \
+  extern "C" Result gpushare_gate_##name parameters;                                                    \
+  extern "C" Result gpushare_gate_##name parameters {                                                   \
+    const auto call = [](auto... values) { return gated<kEntry_##name, work_kind(#name)>(values...); }; \
+    return call arguments;                                                                              \
   }
 #define GPUSHARE_ENTRY(cls, name, base, version, parameters, arguments) \
   GPUSHARE_GATE_##cls(name, parameters, arguments)
