@@ -18,6 +18,8 @@ namespace gpushare::shim {
 namespace {
 
 constexpr int kContexts = 64;
+// Work that waits for room so much longer than what is in flight should take may be what the device waits for.
+constexpr uint64_t kStuckNs = 1'000'000'000;
 
 // In pages of its own, as the gate.
 struct alignas(4096) Contexts {
@@ -44,8 +46,7 @@ void pause_briefly(int turns) {
   nanosleep(&time, nullptr);
 }
 
-// Blocks of the process may move: its calls are counted, so that a move knows when none is under way. False: the phase
-// has changed.
+// The call is counted, so that it is known when none is under way. False: the phase has changed.
 bool counted_in(int seat, Phase phase, bool* out_inside) {
   __atomic_add_fetch(&turn(seat).inside, 1U, __ATOMIC_SEQ_CST);
   *out_inside = phase_now(seat) == phase;
@@ -100,6 +101,7 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
   const int seat = target->seat;
   Turn& now = turn(seat);
   bool noted = false;
+  uint64_t since_ns = 0;  // that it waits for room in flight
   for (int turns = 0;;) {
     const Phase phase = phase_now(seat);
     switch (phase) {
@@ -113,17 +115,6 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
         }
         open_gate();
         return nullptr;
-      case Phase::open:
-        if (moves()) {
-          if (!counted_in(seat, phase, out_inside)) break;
-          store(now.touched, 1);
-          return nullptr;
-        }
-        store(now.touched, 1);
-        open_gate();
-        if (phase_now(seat) == Phase::open) return nullptr;
-        close_gate();
-        break;
       case Phase::resting:
         ask_for_turn(seat);
         break;
@@ -134,29 +125,38 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
         __atomic_sub_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
         turns = 0;
         break;
-      case Phase::quantum: {
-        if (!noted) note_launch(seat, work.signature);
-        noted = true;
-        __atomic_add_fetch(&now.inside, 1U, __ATOMIC_SEQ_CST);
-        if (phase_now(seat) == Phase::quantum) {
-          if (target->context == 0) target->context = current_context();
-          Ring* ring = target->context != 0 ? ring_of(target->context, seat) : nullptr;
-          *out_inside = true;
-          store(now.touched, 1);
-          if (ring == nullptr) {
-            store(now.unmeasured, 1);
-            return nullptr;
-          }
-          uint64_t number = 0;
-          if (Piece* piece = reserve(work, ring, &number)) {
-            const InContext there(target->foreign ? target->context : 0);
-            return begin(*piece, *ring, work, number) ? piece : nullptr;
-          }
-          *out_inside = false;
+      case Phase::open:
+        if (load(now.touched) == 0) store(now.touched, 1);
+        if (!needs_events(work, seat)) {
+          if (!moves() || counted_in(seat, phase, out_inside)) return nullptr;
+          break;
         }
+        [[fallthrough]];
+      case Phase::quantum: {
+        const bool sparse = phase == Phase::open;
+        if (!sparse && !noted) note_launch(seat, work.signature);
+        noted = noted || !sparse;
+        if (!counted_in(seat, phase, out_inside)) break;
+        if (target->context == 0) target->context = current_context();
+        Ring* ring = target->context != 0 ? ring_of(target->context, seat) : nullptr;
+        if (load(now.touched) == 0) store(now.touched, 1);
+        if (ring == nullptr) {
+          store(now.unmeasured, 1);
+          return nullptr;
+        }
+        uint64_t number = 0;
+        if (Piece* piece = reserve(work, ring, sparse, &number)) {
+          const InContext there(target->foreign ? target->context : 0);
+          return begin(*piece, *ring, work, number) ? piece : nullptr;
+        }
+        if (sparse) {  // nobody else waits, and what runs may wait for this work
+          if (since_ns == 0) since_ns = host_ns();
+          if (host_ns() - since_ns > kStuckNs + load(now.in_flight_ns)) return nullptr;
+        }
+        *out_inside = false;
         __atomic_sub_fetch(&now.inside, 1U, __ATOMIC_SEQ_CST);
         __atomic_add_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
-        if (!look_at_events(seat, false)) pause_briefly(turns++);
+        if (!look_at_events(seat, sparse)) pause_briefly(turns++);
         __atomic_sub_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
         break;
       }
@@ -164,9 +164,9 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
   }
 }
 
-template <int entry, class... A>
-Result gated(const char* name, A... arguments) {
-  const Work work = work_of<entry>(name, arguments...);
+template <int entry, WorkKind kind, class... A>
+Result gated(A... arguments) {
+  const Work work = work_of<entry, kind>(arguments...);
   bool inside = false;
   Target target;
   Piece* const piece = enter(work, &target, &inside);
@@ -298,11 +298,11 @@ using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the fu
 #define GPUSHARE_GATE_count(name, parameters, arguments)
 #define GPUSHARE_GATE_charge(name, parameters, arguments)
 #define GPUSHARE_CALL(...) __VA_ARGS__
-#define GPUSHARE_GATE_gate(name, parameters, arguments)                                      \
-  extern "C" Result gpushare_gate_##name parameters;                                         \
-  extern "C" Result gpushare_gate_##name parameters {                                        \
-    const auto call = [](auto... values) { return gated<kEntry_##name>(#name, values...); }; \
-    return call arguments;                                                                   \
+#define GPUSHARE_GATE_gate(name, parameters, arguments)                                                 \
+  extern "C" Result gpushare_gate_##name parameters;                                                    \
+  extern "C" Result gpushare_gate_##name parameters {                                                   \
+    const auto call = [](auto... values) { return gated<kEntry_##name, work_kind(#name)>(values...); }; \
+    return call arguments;                                                                              \
   }
 #define GPUSHARE_ENTRY(cls, name, base, version, parameters, arguments) \
   GPUSHARE_GATE_##cls(name, parameters, arguments)

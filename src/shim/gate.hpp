@@ -1,11 +1,12 @@
 // gate.hpp: work for the device (class gate in driver_table.inc) waits here for the process's turn, and is measured.
 //
-// The gate is one word. While it is open an entry costs a load and a compare (entries.S). Otherwise the entry goes to a
-// function with the driver's signature (gate.cpp), which waits for the turn, gives the work to the driver, and records
-// an event behind it. The events tell how much is in flight, when the device has drained, and how long it worked.
+// The gate is one word. Without a daemon it is open, and an entry costs a load and a compare (entries.S). Otherwise the
+// entry goes to a function with the driver's signature (gate.cpp), which waits for the turn, gives the work to the
+// driver, and records an event behind it; while nobody else wants the device, behind a part of the work. The events
+// tell how much is in flight, when the device has drained, and how long it worked.
 //
-// A process has a turn for each device on which it has contexts. With one device the gate is open while that turn is;
-// with several it stays closed, and the function asks which device the work is for.
+// A process has a turn for each device on which it has contexts. With several the function asks which device the work
+// is for.
 //
 // session.hpp decides when a turn begins and ends: a thread of the shim's own for each device changes the phase.
 //
@@ -26,7 +27,7 @@ enum class Phase : uint32_t {
   alone,     // there is none: the gate is open for good
   resting,   // no turn, and none asked for
   asked,     // waits for a turn
-  open,      // has the turn, and nobody else wants it: the gate is open
+  open,      // has the turn, and nobody else wants it: what is in flight is bounded by estimates
   quantum,   // has the turn: work is measured and bounded
   draining,  // nothing more is given to the device until it has finished what it has
 };
@@ -77,7 +78,7 @@ inline Turn& turn(int seat) {
 inline bool is_capturing_any() {
   return load(gpushare_shim_gate.capturing) != 0;
 }
-// Opens the gate unless work must be looked at: blocks may move, or the process is a session and has several devices.
+// Without a daemon: opens the gate unless work must be looked at: blocks may move, or the process is a session on another device.
 void open_gate();
 void close_gate();
 

@@ -11,6 +11,9 @@ namespace {
 
 // Before a signature was measured: two such pieces of work at a time, for they may take any time.
 constexpr uint64_t kPriorNs = 100'000, kMostUnmeasuredNs = 200'000;
+// While nobody else wants the device: the most device time that goes to a stream without an event, by estimates. Work
+// that was not measured yet counts as much, so it gets events.
+constexpr uint64_t kSparseNs = 2'500'000;
 
 constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;
 constexpr Result kNotReady = 600;
@@ -49,6 +52,8 @@ Rings g_rings;
 
 // Device time of each signature, learned for the life of the process; 0: not yet.
 uint64_t g_estimates[kEstimates];
+// The estimated device time that each stream got without an event. Streams of one place share it.
+uint64_t g_without_event_ns[kSeats][kStreams];
 
 // Calls that look at events would end another thread's capture, unless this thread says that it knows what it does.
 class Uncaptured {
@@ -72,6 +77,20 @@ uint32_t hashed(uint64_t value) {
   return static_cast<uint32_t>(value >> 32);
 }
 
+uint32_t place_of_signature(const Work& work) {
+  return work.signature == 0 ? 0 : hashed(work.signature) % kEstimates;
+}
+uint64_t stream_of(const Work& work) {
+  return work.per_thread && work.stream == 0 ? bits(&errno) : work.stream;
+}
+uint64_t& without_event_ns(const Work& work, int seat) {
+  return g_without_event_ns[seat][hashed(stream_of(work)) % kStreams];
+}
+// 0: not measured yet.
+uint64_t estimate_of(const Work& work) {
+  return __atomic_load_n(&g_estimates[place_of_signature(work)], __ATOMIC_RELAXED);
+}
+
 Result record(void* event, const Work& work) {
   return real(work.per_thread ? kEntry_cuEventRecord_ptsz : kEntry_cuEventRecord, event,
               reinterpret_cast<P>(work.stream));
@@ -93,7 +112,7 @@ bool mark_begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {
   const Uncaptured uncaptured;
   if (!have(piece.begin) || !have(piece.end)) return false;
   StreamRow& row = ring.streams[hashed(piece.stream) % kStreams];
-  if (load(row.stream) != piece.stream || load(row.last) < load(ring.tail)) {
+  if (piece.sparse != 0 || load(row.stream) != piece.stream || load(row.last) < load(ring.tail)) {
     if (record(piece.begin, work) != kSuccess) return false;
     piece.has_begin = 1;
   }
@@ -169,16 +188,28 @@ Ring* ring_of(uint64_t context, int seat) {
   return nullptr;
 }
 
-Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
+bool needs_events(const Work& work, int seat) {
+  const uint64_t learned = estimate_of(work);
+  uint64_t& sum = without_event_ns(work, seat);
+  const uint64_t sum_ns = __atomic_load_n(&sum, __ATOMIC_RELAXED) + (learned != 0 ? learned : kSparseNs);
+  if (sum_ns >= kSparseNs) return true;
+  __atomic_store_n(&sum, sum_ns, __ATOMIC_RELAXED);
+  return false;
+}
+
+Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number) {
   Turn& now = turn(ring->seat);
-  uint64_t& known = g_estimates[work.signature == 0 ? 0 : hashed(work.signature) % kEstimates];
-  const uint64_t learned = __atomic_load_n(&known, __ATOMIC_RELAXED);
-  const uint64_t estimate_ns = learned != 0 ? learned : kPriorNs;
+  const uint64_t learned = estimate_of(work);
+  uint64_t estimate_ns = learned != 0 ? learned : sparse ? kSparseNs : kPriorNs;
+  uint64_t& sum = without_event_ns(work, ring->seat);
+  if (sparse) estimate_ns += __atomic_load_n(&sum, __ATOMIC_RELAXED);
   const uint64_t in_flight_ns = load(now.in_flight_ns);
-  const uint64_t most_ns = learned != 0 ? load(now.most_ns) : kMostUnmeasuredNs;
-  if (in_flight_ns != 0 && in_flight_ns + estimate_ns > most_ns) return nullptr;
-  if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns) || load(now.over) != 0) return nullptr;
+  const uint64_t most_ns = learned != 0 || sparse ? load(now.most_ns) : kMostUnmeasuredNs;
   uint64_t head = load(ring->head);
+  // With one piece behind the one that runs the device does not wait for the host, however long they take.
+  const bool next = sparse && head - load(ring->tail) <= 1;
+  if (in_flight_ns != 0 && in_flight_ns + estimate_ns > most_ns && !next) return nullptr;
+  if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns) || load(now.over) != 0) return nullptr;
   do {
     // One piece stays free: the last that was counted, whose event is the beginning of the next interval.
     if (head - load(ring->tail) >= kPieces - 1) return nullptr;
@@ -186,10 +217,12 @@ Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
       !__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
   __atomic_add_fetch(&now.in_flight_ns, estimate_ns, __ATOMIC_ACQ_REL);
   Piece& piece = ring->pieces[head % kPieces];
-  piece.stream = work.per_thread && work.stream == 0 ? bits(&errno) : work.stream;
-  piece.signature = hashed(work.signature) % kEstimates;
+  piece.stream = stream_of(work);
+  piece.signature = place_of_signature(work);
   piece.estimate_ns = estimate_ns;
   piece.has_begin = 0;
+  piece.sparse = sparse ? 1 : 0;
+  if (sparse) __atomic_store_n(&sum, 0, __ATOMIC_RELAXED);
   store(piece.state, kReserved);
   *out_number = head;
   return &piece;
@@ -221,15 +254,19 @@ bool look_at_events(int seat, bool all) {
   {
     const Uncaptured uncaptured;
     void* current = nullptr;
-    if (!all) real(kEntry_cuCtxGetCurrent, &current);
+    real(kEntry_cuCtxGetCurrent, &current);
+    void* const own = current;
     for (Ring& ring : g_rings) {
       const uint64_t context = load(ring.context);
       if (context <= 1 || load(ring.seat) != seat || load(ring.tail) == load(ring.head)) continue;
-      if (all ? real(kEntry_cuCtxSetCurrent, reinterpret_cast<P>(green_of(context).primary)) != kSuccess
-              : context != bits(current))
-        continue;
+      if (context != bits(current)) {
+        if (!all) continue;
+        current = reinterpret_cast<P>(green_of(context).primary);
+        if (real(kEntry_cuCtxSetCurrent, current) != kSuccess) continue;
+      }
       any = look(ring) || any;
     }
+    if (current != own) real(kEntry_cuCtxSetCurrent, own);
   }
   store(g_rings.looking[seat], 0);
   if (any) store(turn(seat).active_ns, host_ns());

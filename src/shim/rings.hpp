@@ -1,6 +1,9 @@
-// rings.hpp: the work that the device has of this process while others want it: an event behind each piece, and one
-// before it where its stream was idle. The events tell how much is in flight, when the device has drained, and how long
-// it worked. The time of a signature's last pieces is the estimate for its next.
+// rings.hpp: the work that the device has of this process. While others want the device there is an event behind each
+// piece, and one before it where its stream was idle. The events tell how much is in flight, when the device has
+// drained, and how long it worked. The time of a signature's last pieces is the estimate for its next.
+//
+// While nobody else wants the device, only a part of the pieces has events: one before and one behind. Such a piece
+// stands for the work that its stream got since the stream's last one.
 //
 // Threads: any. One thread looks at events at a time; nobody waits for it but forget_ring().
 // SPDX-License-Identifier: Apache-2.0
@@ -20,15 +23,20 @@ struct Piece {
   uint64_t stream;
   uint32_t signature;
   uint32_t state;
-  uint32_t has_begin;  // the stream had nothing in flight: an event stands before it too
+  uint32_t
+      has_begin;  // an event stands before it too: the stream had nothing in flight, or the piece is sparse
+  uint32_t sparse;
   uint64_t estimate_ns;
 };
 struct Ring;
 
 // The ring of a context; null: there are more contexts than rings.
 Ring* ring_of(uint64_t context, int seat);
-// A place for the work; null: there is no room in the quantum or in flight now.
-Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number);
+// A place for the work; null: there is no room in the quantum or in flight now. `sparse`: nobody else wants the device.
+Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number);
+// While nobody else wants the device: whether the work needs events. If not, it is added to what its stream's next piece
+// stands for.
+bool needs_events(const Work& work, int seat);
 // Before the driver gets the work. False: it goes without events, which is noted.
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number);
 // After the driver has answered.

@@ -34,9 +34,8 @@ using client::MessageType;
 
 // Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// The most work in flight, in estimated time. kMostInFlightNs: while others want the device, because the next process
-// waits so long for it. kMostOfLongNs: in a longer turn, which has an end though nobody waits
-// for it.
+// The most work in flight, in estimated time, because the next process waits so long for the device.
+// kMostInFlightNs: while others want it. kMostOfLongNs: while nobody does.
 constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
 // A process that has waited for its work needs a moment to come back with more. While it usually comes within
 // kPatienceNs its turn goes on so long; else for kImpatienceNs only.
@@ -111,6 +110,16 @@ void begin_quantum(Session& session, bool contended) {
   hold_work(session, Phase::quantum);
 }
 
+// Work goes to the device in the turn, or without turns. Nobody else wants the device: a part of the work has events.
+void open_turn(Session& session) {
+  Turn& now = turn(session.seat);
+  store(now.unmeasured, 1);
+  store(now.over, 0);
+  store(now.budget_ns, UINT64_MAX);
+  store(now.most_ns, kMostOfLongNs);
+  change_phase(session.seat, Phase::open);
+}
+
 void take_turn(Session& session, const Lease::Word& word) {
   session.epoch = word.epoch;
   session.wanted = false;
@@ -121,10 +130,8 @@ void take_turn(Session& session, const Lease::Word& word) {
     begin_quantum(session, contended);
     return;
   }
-  store(turn(session.seat).unmeasured, 1);
   store(turn(session.seat).touched, 1);  // it asked because it has work
-  change_phase(session.seat, Phase::open);
-  open_gate();
+  open_turn(session);
 }
 
 void pause_ns(long ns) {
@@ -234,8 +241,7 @@ void lose_daemon(Session& session) {
     hold_work(session, Phase::asked);
     return;
   }
-  store(turn(session.seat).unmeasured, 1);
-  change_phase(session.seat, Phase::open);
+  open_turn(session);
   open_gate();
 }
 
@@ -328,7 +334,6 @@ uint64_t step(Session& session) {
       if (__atomic_exchange_n(&now.touched, 0U, __ATOMIC_ACQ_REL) != 0)
         account(session, now_ns - session.looked_ns);
       session.looked_ns = now_ns;
-      close_gate();  // the next work says that it came
       return kLookNs;
     case Phase::quantum: {
       look_at_events(session.seat, true);

@@ -53,32 +53,49 @@ struct LaunchConfig {
   void* stream;
 };
 
-template <int entry, class... A>
-Work work_of(const char* name, A... arguments) {
+// What the name of an entry says of the work that it gives. Read by the compiler: a launch has no time for it.
+struct WorkKind {
+  bool per_thread, launch_with_config, launch, graph, async;
+  bool sized;  // a copy or a fill whose third parameter is its size
+};
+consteval WorkKind work_kind(const char* name) {
+  const bool launch = begins_with(name, "cuLaunchKernel") || begins_with(name, "cuLaunchCooperativeKernel");
+  return {ends_with(name, "_ptsz") || ends_with(name, "_ptds"),
+          begins_with(name, "cuLaunchKernelEx"),
+          launch,
+          begins_with(name, "cuGraph"),
+          contains(name, "Async"),
+          !contains(name, "2D") && !contains(name, "3D") && !contains(name, "Batch")};
+}
+
+template <int entry, WorkKind kind, class... A>
+Work work_of(A... arguments) {
   const uint64_t given[] = {bits(arguments)...};
   constexpr size_t count = sizeof...(A);
   const auto value = [&given](size_t i) { return i < count ? given[i] : 0; };
   Work work;
-  work.per_thread = ends_with(name, "_ptsz") || ends_with(name, "_ptds");
-  if (begins_with(name, "cuLaunchKernelEx")) {
+  work.per_thread = kind.per_thread;
+  if constexpr (kind.launch_with_config) {
     LaunchConfig config{};
     if (value(0) != 0) std::memcpy(&config, reinterpret_cast<const void*>(value(0)), sizeof config);
     work.stream = bits(config.stream);
     work.signature = value(1) ^ (uint64_t{config.grid[0]} * config.grid[1] * config.grid[2]) << 20;
-  } else if (begins_with(name, "cuLaunchKernel") || begins_with(name, "cuLaunchCooperativeKernel")) {
+  } else if constexpr (kind.launch) {
     work.stream = value(8);
     work.signature = value(0) ^ (value(1) * value(2) * value(3)) << 20;
-  } else if (begins_with(name, "cuGraph")) {
+  } else if constexpr (kind.graph) {
     work.any_stream = true;
     work.stream = value(1);
     work.signature = value(0);
   } else {
-    work.any_stream = contains(name, "Async");
+    work.any_stream = kind.async;
     if (work.any_stream) work.stream = value(count - 1);
     work.signature = static_cast<uint64_t>(entry) + 1;
     // Copies and fills: of which order of magnitude they are.
-    if (!contains(name, "2D") && !contains(name, "3D") && !contains(name, "Batch") && count > 2)
-      for (uint64_t bytes = value(2); bytes > 1; bytes >>= 1) work.signature += 0x100000;
+    if constexpr (kind.sized && count > 2) {
+      if (const uint64_t bytes = value(2); bytes > 1)
+        work.signature += static_cast<uint64_t>(63 - __builtin_clzll(bytes)) * 0x100000;
+    }
   }
   return work;
 }

@@ -365,6 +365,17 @@ say('done')
         self.eventually(lambda top: top["sessions"][0]["service_s"] > before)
         self.assertIsNone(bystander.poll())
 
+    def test_a_program_alone_queues_little_and_a_newcomer_does_not_wait_for_a_full_queue(self):
+        self.start_daemon("socket")
+        program = self.KERNEL.replace("spin_10us", "spin_10ms") + "for launched in range(1, 10**9):\n    launch(a)\n    say(launched)\n"
+        alone = self.start("--memory", "8MiB", program=self.python(program))
+        device, processes = Device(), (Process * 32)()
+        for _ in range(60):
+            launched = int(alone.stdout.readline())
+            ctypes.CDLL(self.driver).recorder_device_read(self.environment["RECORDER_DEVICE"].encode(), ctypes.byref(device), processes, 32)
+            # Those that have ended by now are not in flight. Eight go to the device before one was measured.
+            self.assertLessEqual(launched - processes[0].kernels, 9)
+
     def used_ns(self):
         """The device's time of each process so far, by label, and the clock."""
         device, processes = Device(), (Process * 32)()

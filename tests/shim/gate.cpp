@@ -70,6 +70,8 @@ void be_a_session() {
   store(gate().seats, 1);
   store(gate().sessions, 1);
   store(gate().first, kSeat + 1);
+  store(turn(kSeat).budget_ns, UINT64_MAX);
+  store(turn(kSeat).most_ns, UINT64_MAX);
 }
 void hold(Phase phase) {
   change_phase(kSeat, phase);

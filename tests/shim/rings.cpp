@@ -30,6 +30,67 @@ struct DeviceFile {
 
 }  // namespace
 
+TEST_CASE("the device time that a program alone queues is bounded, and short work goes without events") {
+  constexpr int kSeat = 0;
+  void *context = nullptr, *stream = nullptr, *module = nullptr, *longs = nullptr, *shorts = nullptr;
+  REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
+  REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
+  char image[] = "image", long_name[] = "spin_10ms", short_name[] = "spin_20us";
+  REQUIRE(real(kEntry_cuModuleLoadData, &module, static_cast<P>(image)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &longs, module, static_cast<P>(long_name)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &shorts, module, static_cast<P>(short_name)) == kSuccess);
+  store(gate().seats, 1);
+  store(gate().sessions, 1);
+  store(gate().first, kSeat + 1);
+  Turn& now = turn(kSeat);
+  store(now.budget_ns, UINT64_MAX);
+  store(now.most_ns, 20'000'000);
+  change_phase(kSeat, Phase::open);
+
+  using Launch = Result (*)(P, I, I, I, I, I, I, I, P, P, P);
+  const auto entry = reinterpret_cast<Launch>(gpushare_shim_entries[kEntry_cuLaunchKernel]);
+  const auto launch = [&](void* kernel) {
+    REQUIRE(entry(kernel, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr) == kSuccess);
+  };
+  // How many kernels the device has when the next has gone there. Some may end before they are counted.
+  const auto in_flight = [&](uint64_t launched) {
+    recorder_device device;
+    recorder_process processes[32];
+    REQUIRE(control<decltype(&recorder_device_read)>("recorder_device_read")(g_device.path, &device,
+                                                                             processes, 32) == 1);
+    return launched - processes[0].kernels;
+  };
+  for (uint64_t launched = 1; launched <= 40; ++launched) {
+    launch(longs);
+    INFO(launched);
+    CHECK(in_flight(launched) <= (launched <= 16 ? 9 : 3));  // eight that were not measured yet, then 20 ms
+  }
+
+  Ring* const ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
+  const auto pieces = [&] {  // so far, this one included
+    Work work{};
+    work.stream = reinterpret_cast<uint64_t>(stream);
+    work.signature = reinterpret_cast<uint64_t>(shorts) ^ uint64_t { 1 } << 20;
+    uint64_t number = 0;
+    Piece* piece = nullptr;
+    while ((piece = reserve(work, ring, true, &number)) == nullptr) look_at_events(kSeat, true);
+    end(*piece, kSeat, work, 1);
+    return number;
+  };
+  for (int i = 0; i < 100; ++i) launch(shorts);
+  REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
+  while (!drained(kSeat)) look_at_events(kSeat, true);
+  const uint64_t before = pieces();
+  for (int i = 0; i < 2500; ++i) launch(shorts);  // 50 ms: some 20 events
+  const uint64_t events = pieces() - before;
+  CHECK(events >= 10);
+  CHECK(events <= 60);
+  REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
+  while (!drained(kSeat)) look_at_events(kSeat, true);
+}
+
 TEST_CASE("work that keeps the ring of events full is billed in full") {
   constexpr int kSeat = 0, kPieces = 3000;
   void *context = nullptr, *stream = nullptr;
@@ -52,7 +113,7 @@ TEST_CASE("work that keeps the ring of events full is billed in full") {
   for (int i = 0; i < kPieces; ++i) {
     uint64_t number = 0;
     Piece* piece = nullptr;
-    while ((piece = reserve(work, ring, &number)) == nullptr) look_at_events(kSeat, true);
+    while ((piece = reserve(work, ring, false, &number)) == nullptr) look_at_events(kSeat, true);
     REQUIRE(begin(*piece, *ring, work, number));
     const Result result =
         real(kEntry_cuMemcpyHtoDAsync_v2, block, static_cast<P>(bytes), uint64_t{sizeof bytes}, stream);
