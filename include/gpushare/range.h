@@ -11,7 +11,8 @@
  * without a timeout is refused while one of its class or a higher one waits. The range whose commit is first in that
  * order asks ranges of its own class and of lower ones to give bytes back (gpushare_give_back_fn): first ranges of this
  * runtime, then, on a shared device, ranges of other processes, through the daemon. If no range is left to ask,
- * sessions of lower rank are paged out. The daemon keeps the bytes that other processes gave for a commit for it, for a
+ * sessions of lower rank are paged out. An allocation of a guaranteed session that finds no room asks ranges of
+ * opportunistic sessions of its runtime in the same way, before sessions are paged out for it. The daemon keeps the bytes that other processes gave for a commit for it, for a
  * while; otherwise there is no order among waiting processes.
  *
  * Needs the virtual layout. Nothing here synchronises the device or waits for its work, with one exception: a commit
@@ -32,7 +33,7 @@ typedef struct gpushare_range_s* gpushare_range; /* an elastic range of a sessio
 /* Answer of a gpushare_give_back_fn that gives none: it counts as no answer. */
 #define GPUSHARE_RANGE_NO_ANSWER UINT64_MAX
 
-/* Asks the owner of a range to give `bytes` back within `within_ns`, because another range waits for memory. Returns
+/* Asks the owner of a range to give `bytes` back within `within_ns`, because another range or an allocation waits for memory. Returns
  * how many bytes it gives by then, including those that it decommitted during the call. 0 declines, which has no
  * consequence. A range is silent if its function does not return in time, gives less than it said, or returns
  * GPUSHARE_RANGE_NO_ANSWER. A silent range keeps its bytes; its session counts as opportunistic until the range

@@ -53,7 +53,16 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
                                                         base::Status why, bool* out_made_room) {
   memory::DeviceMemory& memory = *runtime_.memory_;
   bool may_spill = session.options_.allow_spill, may_trim = true;
-  bool may_ask = session.guaranteed();
+  bool may_ask = session.guaranteed(), may_ask_ranges = may_ask;
+  struct RangeAsking {
+    ~RangeAsking() {
+      if (wait.want == 0) return;
+      Section lock(runtime);
+      runtime.ranges_.leave(wait);
+    }
+    RuntimeImpl& runtime;
+    RangeWait wait{};
+  } ranges{runtime_};
   struct Asking {
     ~Asking() {
       if (asked) --runtime.askers_;
@@ -87,6 +96,9 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
         ++runtime_.askers_;
         if (session.wait_for_others(wanted.bytes + wanted.alignment)) continue;
       }
+      if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_ranges, false) &&
+          ask_ranges(session, wanted.bytes + wanted.alignment, boundaries, ranges.wait))
+        continue;
       if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
           make_room(session, wanted.bytes + wanted.alignment, boundaries))
         *out_made_room = true;
@@ -103,6 +115,22 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
   return base::Status(
       not_grown.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED : GPUSHARE_DEVICE_OUT_OF_MEMORY,
       std::move(message), why.native_code(), why.backend());
+}
+
+bool MemoryLadder::ask_ranges(SessionImpl& session, uint64_t bytes, const base::Deadline& until,
+                              RangeWait& wait) {
+  if (NoWaitScope::active() || CallbackScope::active()) return false;
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  wait.session = &session;
+  wait.bytes = base::round_up(bytes, runtime_.granularity_bytes_);
+  bool asked = false;
+  while (!until.passed() && runtime_.free_bytes() < wait.bytes && runtime_.check_live(session).ok()) {
+    wait.change = runtime_.ranges_.change();
+    if (!runtime_.ranges_.sleep(wait, until, outbox)) break;
+    asked = true;
+  }
+  return asked;
 }
 
 bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until) {

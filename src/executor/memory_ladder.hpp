@@ -15,6 +15,7 @@ namespace gpushare::executor {
 class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
+struct RangeWait;
 class Outbox;
 
 // An allocation, to be tried as often as a step has made room for it.
@@ -26,8 +27,8 @@ struct Attempt {
 };
 
 // The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what
-// memory keeps for speed, what opportunistic sessions send out, the memory of sessions of lower rank, the caller's
-// function, and then the error with all numbers. Threads: any.
+// memory keeps for speed, what opportunistic sessions send out, what their elastic ranges give back, the memory of
+// sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
 class MemoryLadder {
  public:
   explicit MemoryLadder(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -62,6 +63,9 @@ class MemoryLadder {
                                             bool* out_made_room);
   bool wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
+  // Has elastic ranges of opportunistic sessions give back what is missing, and waits until `until` at most. False:
+  // nobody was asked. `wait` stands before all commits from then on.
+  bool ask_ranges(SessionImpl& session, uint64_t bytes, const base::Deadline& until, RangeWait& wait);
   bool ask_owner(SessionImpl& session, uint64_t bytes);
   bool compact();
 

@@ -27,20 +27,6 @@ constexpr sched::RangeId kDaemon = UINT64_MAX;
 
 }  // namespace
 
-// A commit that waits for room. In the runtime's list from its first refusal on; it leaves with all that it asked for.
-struct RangeWait {
-  RangeImpl* range = nullptr;
-  uint64_t want = 0;
-  uint64_t bytes = 0;
-  uint64_t change = 0;  // RangeTable::change() when it looked for room
-  uint64_t since_ns = 0;
-  uint64_t asked_ns = 0;    // when `want` was numbered
-  uint64_t room_bytes = 0;  // most that was free when somebody gave
-  bool made_room = false;
-  bool asks_daemon = false;
-  std::string silent;  // who did not answer
-};
-
 class RangeImpl final : public Range {
  public:
   RangeImpl(std::shared_ptr<SessionImpl> session, RangeOptions options)
@@ -193,7 +179,9 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     RangeWait wait{};
   } leaving{*this};
   RangeWait& wait = leaving.wait;
+  wait.session = session_.get();
   wait.range = this;
+  wait.asker = id_;
   for (;;) {
     bool away = false;
     base::Status status = try_commit(offset_bytes, bytes, wait, &away);
@@ -231,8 +219,10 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
     wait.bytes = missing;  // other waiting threads read it
     wait.change = runtime_.ranges_.change();
     if (const RangeWait* first = runtime_.ranges_.before(wait); first != nullptr)
-      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
-              first->range->describe() + " waits for " + base::format_bytes(first->bytes) + " before it"};
+      return {
+          GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          (first->range != nullptr ? first->range->describe() : "session '" + first->session->name() + "'") +
+              " waits for " + base::format_bytes(first->bytes) + " before it"};
   }
   uint64_t committed = 0;
   GPUSHARE_RETURN_IF_ERROR(session_->grow_range(missing, [&]() -> base::Status {
@@ -447,8 +437,7 @@ bool RangeTable::silent(const RangeImpl& range) const {
 
 const RangeWait* RangeTable::before(const RangeWait& wait) const {
   const RangeWait* first = waits_.empty() ? nullptr : waits_.front();
-  if (first == nullptr || first == &wait ||
-      first->range->session_->options_.cls > wait.range->session_->options_.cls)
+  if (first == nullptr || first == &wait || first->session->options_.cls > wait.session->options_.cls)
     return nullptr;
   return first;
 }
@@ -459,9 +448,14 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     wait.want = next_want_++;
     wait.since_ns = wait.asked_ns = now_ns;
     const auto at = std::find_if(waits_.begin(), waits_.end(), [&wait](const RangeWait* other) {
-      return other->range->session_->options_.cls > wait.range->session_->options_.cls;
+      return wait.range == nullptr ? other->range != nullptr
+                                   : other->session->options_.cls > wait.session->options_.cls;
     });
     waits_.insert(at, &wait);
+    if (wait.range == nullptr) {
+      wait.asker = next_range_++;
+      elastic_.open(wait.asker, {wait.session->id_, sched::SessionClass::kOpportunistic, 0, 0});
+    }
   }
   uint64_t next_ns = base::add_saturated(now_ns, kLookForRoomNs);
   if (waits_.front() == &wait) {
@@ -480,13 +474,14 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
       elastic_.taken(wait.want);
       wait.room_bytes = free;
     }
-    const auto requests = elastic_.ask(wait.range->id_, wait.want, missing, now_ns);
+    const auto requests = elastic_.ask(wait.asker, wait.want, missing, now_ns);
     for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
     if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) {
       // Nobody is left in this process.
+      if (wait.range == nullptr) return false;
       std::string silent;
       wait.asks_daemon = true;
-      const bool coming = runtime_.authority_->ask_ranges(wait.range->session_->id_, missing, &silent);
+      const bool coming = runtime_.authority_->ask_ranges(wait.session->id_, missing, &silent);
       if (!silent.empty()) {
         base::log(base::kWarning, "no answer from " + silent);
         wait.silent += (wait.silent.empty() ? "" : ", ") + silent;
@@ -510,8 +505,9 @@ void RangeTable::sleep_a_while(const RangeWait& wait, const base::Deadline& dead
 void RangeTable::leave(RangeWait& wait) {
   std::erase(waits_, &wait);
   elastic_.withdraw(wait.want);
+  if (wait.range == nullptr) elastic_.close(wait.asker);
   if (wait.asks_daemon && runtime_.check_open().ok())
-    (void)runtime_.authority_->ask_ranges(wait.range->session_->id_, 0, nullptr);
+    (void)runtime_.authority_->ask_ranges(wait.session->id_, 0, nullptr);
   told();  // it is the next one's turn
 }
 
@@ -533,7 +529,7 @@ void RangeTable::keeps_silent(const sched::RangeRequest& request, RangeWait& wai
                           base::format_duration_ns(range.answer_ns()) + ", which counts as opportunistic now";
   base::log(base::kWarning, "no answer from " + who);
   wait.silent += (wait.silent.empty() ? "" : ", ") + who;
-  wait.range->info_.unanswered_by = range.session()->id_;
+  if (wait.range != nullptr) wait.range->info_.unanswered_by = range.session()->id_;
   refresh_class(*range.session_);
   runtime_.carry_out(nullptr, outbox);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -17,7 +18,23 @@ class Outbox;
 class RangeImpl;
 class RuntimeImpl;
 class SessionImpl;
-struct RangeWait;
+
+// A commit, or an allocation of a guaranteed session, that waits for room. In the runtime's list from its first refusal on;
+// it leaves with all that it asked for.
+struct RangeWait {
+  SessionImpl* session = nullptr;
+  RangeImpl* range = nullptr;  // null: an allocation
+  sched::RangeId asker = 0;    // the range's id, or one for this allocation
+  uint64_t want = 0;
+  uint64_t bytes = 0;
+  uint64_t change = 0;  // RangeTable::change() when it looked for room
+  uint64_t since_ns = 0;
+  uint64_t asked_ns = 0;    // when `want` was numbered
+  uint64_t room_bytes = 0;  // most that was free when somebody gave
+  bool made_room = false;
+  bool asks_daemon = false;
+  std::string silent;  // who did not answer
+};
 
 // range.cpp. Part of the runtime's books: a silent range changes the class of its session, which the scheduler is told.
 class RangeTable {
@@ -35,8 +52,9 @@ class RangeTable {
 
   // The wait in front of `wait`, unless `wait` is of a higher class; null if there is none.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
-  // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until
-  // `deadline`, or until something may have changed since wait.change. False at once if nobody is left to ask.
+  // `wait` waits for wait.bytes; the first that waits asks others to give back. Allocations wait before all commits, and ask
+  // ranges of opportunistic sessions of this process alone. Sleeps at most until `deadline`, or until something may have
+  // changed since wait.change. False at once if nobody is left to ask.
   bool sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The same without asking anybody.
   void sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox)

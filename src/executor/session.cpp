@@ -130,7 +130,12 @@ SessionInfo SessionImpl::info() const {
   memory::HeapStats heap;
   memory::LaneStats lane;
   auto& gate = const_cast<Gate&>(heap_gate_);
-  if (const GatePass pass(gate); pass) heap = heap_.load()->stats();
+  if (const GatePass pass(gate); pass) {
+    heap = heap_.load()->stats();
+    const uint64_t kept_away = heap_.load()->kept_away_bytes();
+    heap.spilled_bytes += kept_away;
+    heap.live_bytes -= std::min(heap.live_bytes, kept_away);
+  }
   auto& iteration_gate = const_cast<Gate&>(iteration_.gate_);
   if (const GatePass pass(iteration_gate); pass) lane = iteration_.lane_.load()->memory.load()->stats();
   BooksLock lock(runtime.mutex_);

@@ -262,11 +262,16 @@ void DeviceMemoryImpl::keep_closed(LaneImpl* lane) {
 base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   if (lane == nullptr) return {GPUSHARE_INVALID_HANDLE, "the lane is null"};
   LaneImpl* const closing = &lane->impl();
-  // Under the lock, so that drained() finds the lane in one list or the other.
-  base::MutexLock lock(mutex_);
-  GPUSHARE_RETURN_IF_ERROR(closing->close());
-  remove(open_lanes_, closing);
-  keep_closed(closing);
+  const device::Stream* const stream = closing->home_stream();
+  {
+    // Under the lock, so that drained() finds the lane in one list or the other.
+    base::MutexLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(closing->close());
+    remove(open_lanes_, closing);
+    keep_closed(closing);
+  }
+  // Without the lock, since it copies and others open and close heaps and lanes meanwhile.
+  closing->send_closed_out(*stream);
   return {};
 }
 

@@ -100,6 +100,8 @@ class PersistentHeap {
   // there is none.
   virtual uint64_t release_home() = 0;
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
+  // The part of stats().promoted_bytes in host memory, since the session is or was paged out.
+  virtual uint64_t kept_away_bytes() const = 0;
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
   // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
   // back bytes that were lent to lanes for promoted blocks that are gone, so a call with the present size has

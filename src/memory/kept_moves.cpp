@@ -50,6 +50,21 @@ size_t LaneImpl::coming_home() const {
   return count;
 }
 
+uint64_t LaneImpl::away_of(const PersistentHeapImpl& heap) const {
+  ShortLockGuard lock(door_.lock_);
+  if (away_bytes_ == 0) return 0;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  uint64_t bytes = 0;
+  for (const auto& [offset, of] : promoted_) {
+    if (of != &heap) continue;
+    const uint64_t end = offset + heap_->size_bytes(heap_->find(offset));
+    for (uint64_t at = offset; at < end; at = (at / granularity + 1) * granularity)
+      if (at / granularity < away_.size() && away_[at / granularity])
+        bytes += std::min(end, (at / granularity + 1) * granularity) - at;
+  }
+  return bytes;
+}
+
 void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) {
   ShortLockGuard lock(door_.lock_);
   moving_ = true;
@@ -111,6 +126,11 @@ uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, const Fe
 void LaneImpl::send_kept_out(const FenceList& before, const device::Stream& stream) {
   base::MutexLock control(control_);
   send_kept_out_here(before, stream);
+}
+
+void LaneImpl::send_closed_out(const device::Stream& stream) {
+  base::MutexLock control(control_);
+  if (!is_open()) send_kept_out_here({}, stream);
 }
 
 void LaneImpl::send_kept_out_here(const FenceList& before, const device::Stream& stream) {

@@ -59,10 +59,14 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   // Gives back the bytes that `heap` lent, for as long as it is not resident; with `ends`, forgets the heap.
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
+  uint64_t away_of(const PersistentHeapImpl& heap) const;  // of its kept blocks, in host memory
   // A heap has just been paged out, or `heap` in: its kept blocks here go to host memory, or come home. What cannot move
   // stays where it is.
   void send_kept_out(const FenceList& before, const device::Stream& stream);
   void bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream);
+  // The same for a lane that has been closed, whose range nothing but kept blocks pins: after close(), with no lock of the
+  // caller, because it copies. Nothing if the lane is open again.
+  void send_closed_out(const device::Stream& stream);
   // A closed lane that may be opened with `bytes`: that does not put memory behind more than it needs.
   bool fits(uint64_t bytes) const;
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the

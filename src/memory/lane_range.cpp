@@ -87,7 +87,6 @@ base::Status LaneImpl::close() {
   if (floor > 0) closing_fences_ = own_fence();
   shrink(round_up(floor, shared_.layout->granularity_bytes()));
   pieces_ = nullptr;
-  send_kept_out_here({}, *stream_);
   hollow_out();
   return {};
 }

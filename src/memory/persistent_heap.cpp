@@ -539,6 +539,12 @@ void PersistentHeapImpl::reset_peak() {
   peak_ = device_live() + promoted_;
 }
 
+uint64_t PersistentHeapImpl::kept_away_bytes() const {
+  uint64_t bytes = 0;
+  for (const LaneImpl* lane : borrowers()) bytes += lane->away_of(*this);
+  return bytes;
+}
+
 HeapStats PersistentHeapImpl::stats() const {
   ShortLockGuard lock(lock_);
   HeapStats stats;

@@ -54,6 +54,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
                             uint64_t* out_bytes) override;
   base::Status send_spilled_out(const device::Stream& stream) override;
   uint64_t release_home() override;
+  uint64_t kept_away_bytes() const override;
   uint64_t away_bytes() const override {
     return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
            away_live_bytes_.load(std::memory_order_relaxed);

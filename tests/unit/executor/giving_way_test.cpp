@@ -1,12 +1,16 @@
 // What a guaranteed session gets from opportunistic ones, for each kind of byte that they may hold.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/random.hpp"
 #include "support/status_checks.hpp"
 
 namespace {
@@ -56,12 +60,17 @@ TEST_CASE("a guaranteed session gets the memory of blocks that an opportunistic 
   const memory::Address ours =
       filled(guaranteed->alloc(memory::Kind::kModel, 118 * kMiB, 0), 118 * kMiB, 0x32);
   CHECK(runtime->find(theirs)->spilled);
+  CHECK(holder->info().spilled_bytes == kKept - below);
+  CHECK(holder->info().persistent_bytes == 0);
+  CHECK(holder->info().promoted_bytes == kKept - below);
   CHECK(runtime->check().empty());
   CHECK(all_are(reinterpret_cast<void*>(theirs), kKept - below, 0x31));
   CHECK(all_are(reinterpret_cast<void*>(ours), 118 * kMiB, 0x32));
   REQUIRE_OK(guaranteed->close());
   REQUIRE_OK(begun(*holder)->end());
   CHECK_FALSE(runtime->find(theirs)->spilled);
+  CHECK(holder->info().spilled_bytes == 0);
+  CHECK(holder->info().persistent_bytes == kKept - below);
   CHECK(all_are(reinterpret_cast<void*>(theirs), kKept - below, 0x31));
   CHECK(runtime->check().empty());
   REQUIRE_OK(holder->free(theirs));
@@ -119,6 +128,89 @@ TEST_CASE("a guaranteed session gets the memory of blocks and ranges of an oppor
   CHECK(runtime->close().ok());
 }
 
+std::shared_ptr<executor::Range> range_of(executor::Session& session, uint64_t bytes,
+                                          executor::GiveBackFunction give_back, uint64_t answer_ns = 0) {
+  executor::RangeOptions options;
+  options.reserved_bytes = bytes;
+  options.give_back = std::move(give_back);
+  options.answer_ns = answer_ns;
+  auto opened = session.open_range(std::move(options));
+  INFO(opened.status().to_string());
+  REQUIRE(opened.ok());
+  REQUIRE_OK((*opened)->commit(0, bytes, 0));
+  return *opened;
+}
+
+// The owner knows what it needs least, so nothing is copied.
+TEST_CASE("an allocation of a guaranteed session asks the ranges of opportunistic ones before it pages out") {
+  auto runtime = open_runtime(options_of(kDevice));
+  auto holder = open_session(*runtime, lower(4 * kMiB, 2 * kMiB, false));
+  auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+  auto equal = open_session(*runtime, need("equal", 2 * kMiB, 2 * kMiB));
+  std::shared_ptr<executor::Range> range;
+  uint64_t asked_bytes = 0, has = 80 * kMiB, gives = 0;
+  std::atomic<int> calls{0}, equals_calls{0};
+  const auto give = [&](uint64_t bytes, uint64_t) {
+    ++calls;
+    asked_bytes = bytes;
+    const uint64_t part = std::min(bytes, gives);
+    has -= part;
+    if (part > 0) CHECK_OK(range->decommit(has, part));
+    return part;
+  };
+  range = range_of(*holder, 80 * kMiB, give);
+  const auto not_asked = range_of(*equal, 10 * kMiB, [&](uint64_t, uint64_t) -> uint64_t {
+    ++equals_calls;
+    return 0;
+  });
+  const bool within = GENERATE(false, true);  // an iteration
+  std::shared_ptr<executor::Iteration> iteration;
+  if (within) iteration = begun(*guaranteed);
+  const auto alloc = [&](uint64_t bytes) {
+    return within ? iteration->alloc(bytes, 0) : guaranteed->alloc(memory::Kind::kModel, bytes, 0);
+  };
+  SECTION("it gives all that is missing") {
+    gives = UINT64_MAX;
+    (void)filled(alloc(60 * kMiB), 60 * kMiB, 0x61);
+    CHECK(calls == 1);
+    CHECK(asked_bytes >= 30 * kMiB);
+    CHECK(asked_bytes <= 50 * kMiB);
+    CHECK(range->info().committed_bytes == has);
+    CHECK(runtime->info()->paged_out_bytes_total == 0);
+    CHECK(holder->info().state == executor::SessionState::kResident);
+  }
+  SECTION("it gives a part: the session is paged out") {
+    gives = 4 * kMiB;
+    (void)filled(alloc(60 * kMiB), 60 * kMiB, 0x61);
+    CHECK(calls == 1);
+    CHECK(holder->info().state == executor::SessionState::kPagedOut);
+  }
+  CHECK(equals_calls == 0);
+  CHECK(runtime->check().empty());
+  if (iteration != nullptr) REQUIRE_OK(iteration->end());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("an owner that does not answer an allocation has its session paged out at the deadline") {
+  auto runtime = open_runtime(options_of(kDevice));
+  auto holder = open_session(*runtime, lower(4 * kMiB, 2 * kMiB, false));
+  auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+  std::atomic<bool> over{false};
+  const auto range = range_of(
+      *holder, 100 * kMiB,
+      [&](uint64_t, uint64_t) -> uint64_t {
+        while (!over) std::this_thread::yield();
+        return 0;
+      },
+      1'000'000);
+  (void)filled(guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0), 60 * kMiB, 0x71);
+  CHECK(range->info().silences == 1);
+  CHECK(holder->info().state == executor::SessionState::kPagedOut);
+  over = true;
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
 // It has no boundaries, so its blocks go out without, in parts that the setting bounds, and no more than is asked for.
 TEST_CASE("an idle opportunistic session that may spill gives what is asked for and stays") {
   auto options = options_of(kDevice, "pack");
@@ -142,6 +234,142 @@ TEST_CASE("an idle opportunistic session that may spill gives what is asked for 
   CHECK(all_are(reinterpret_cast<void*>(theirs), 90 * kMiB, 0x51));
   CHECK(runtime->check().empty());
   CHECK(runtime->close().ok());
+}
+
+// ---- whatever opportunistic sessions hold
+
+// An opportunistic session with bytes of random kinds: blocks, kept blocks, spilled blocks, a range whose owner gives
+// all, some, nothing, or does not answer. It may be a spare session, which ends for others.
+struct Holder {
+  struct Part {
+    memory::Address address;
+    uint64_t bytes;
+    int value;
+  };
+  Holder(executor::Runtime& runtime, Random& random, bool with_bytes) : with_bytes_(with_bytes) {
+    const auto mib = [&](uint64_t least, uint64_t most) { return uniform(random, least, most) * kMiB; };
+    auto options = lower(mib(0, 12), mib(2, 24), uniform(random, 0, 1) == 0);
+    options.quota_bytes = uniform(random, 0, 3) == 0 ? mib(36, 70) : 0;
+    session = open_session(runtime, options);
+    const auto begins = session->begin(0);
+    if (!begins.ok()) {  // no room, or not now
+      REQUIRE_OK(session->close());
+      session.reset();
+      return;
+    }
+    const auto iteration = *begins;
+    for (uint64_t i = uniform(random, 0, 2); i > 0; --i) {
+      const uint64_t bytes = uniform(random, 1, 8 * kMiB);
+      const auto block = iteration->alloc(bytes, 0);
+      if (block.ok() && uniform(random, 0, 1) == 0 && iteration->keep(*block).ok()) add(*block, bytes);
+      kept += block.ok() ? 1 : 0;
+    }
+    REQUIRE_OK(iteration->end());
+    for (uint64_t i = uniform(random, 0, 3); i > 0; --i) {
+      const uint64_t bytes = uniform(random, 1, 24 * kMiB);
+      const auto block = session->alloc(memory::Kind::kModel, bytes, 0);
+      if (!block.ok()) continue;
+      if (uniform(random, 0, 3) == 0)
+        CHECK_OK(session->free(*block));  // cached
+      else
+        add(*block, bytes);
+    }
+    if (uniform(random, 0, 1) == 0) open_range(random, mib(1, 12) * 2);
+    if (uniform(random, 0, 5) == 0) {
+      REQUIRE_OK(session->set_spare(1.0));
+      spare = true;
+    }
+  }
+  ~Holder() {
+    over = true;
+    if (range != nullptr) (void)range->close();  // waits for its function, which uses this
+  }
+  void open_range(Random& random, uint64_t bytes) {
+    executor::RangeOptions options;
+    options.reserved_bytes = bytes;
+    options.answer_ns = 2'000'000;
+    const uint64_t how = uniform(random, 0, 4);
+    if (how > 0)
+      options.give_back = [this, how](uint64_t wanted, uint64_t) -> uint64_t {
+        while (how == 4 && !over) std::this_thread::yield();
+        const uint64_t gives = how == 1 ? wanted : how == 2 ? wanted / 2 / (2 * kMiB) * (2 * kMiB) : 0;
+        if (gives > 0 && range->decommit(committed - gives, gives).ok()) committed -= gives;
+        return gives;
+      };
+    auto opened = session->open_range(std::move(options));
+    INFO(opened.status().to_string());
+    REQUIRE(opened.ok());
+    range = *opened;
+    if (!range->commit(0, bytes, 0).ok()) return;
+    committed = bytes;
+    if (with_bytes_) std::memset(reinterpret_cast<void*>(range->info().address), 0x5a, bytes);
+  }
+  void add(memory::Address address, uint64_t bytes) {
+    parts.push_back({address, bytes, static_cast<int>(1 + parts.size())});
+    if (with_bytes_) std::memset(reinterpret_cast<void*>(address), parts.back().value, bytes);
+  }
+  bool intact() const {
+    if (!with_bytes_) return true;
+    return std::all_of(parts.begin(), parts.end(),
+                       [](const Part& part) {
+                         return all_are(reinterpret_cast<void*>(part.address), part.bytes, part.value);
+                       }) &&
+           (committed == 0 || all_are(reinterpret_cast<void*>(range->info().address), committed, 0x5a));
+  }
+  const bool with_bytes_;
+  bool spare = false;
+  uint64_t kept = 0;  // or was
+  std::vector<Part> parts;
+  std::atomic<uint64_t> committed{0};
+  std::atomic<bool> over{false};
+  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<executor::Range> range;
+};
+
+// Never: its out of memory while an opportunistic session has device bytes that it could give.
+TEST_CASE("a guaranteed session gets all that opportunistic sessions hold, whatever it is") {
+  const bool with_bytes = GENERATE(true, false);
+  const uint64_t from = seed();
+  CAPTURE(from, with_bytes);
+  Random random(from);
+  constexpr Setup kSim = {"sim?total_bytes=134217728", memory::Layout::kVirtual};
+  for (int round = 0; round < (with_bytes ? 12 : 60); ++round) {
+    CAPTURE(round);
+    const char* const policies[] = {"fair", "pack", "priority", "fifo"};
+    auto options = options_of(with_bytes ? kDevice : kSim, policies[uniform(random, 0, 3)]);
+    options.spill_move_bytes = uniform(random, 0, 1) == 0 ? 0 : 4 * kMiB;
+    auto runtime = open_runtime(std::move(options));
+    auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+    {
+      std::vector<std::unique_ptr<Holder>> holders;
+      for (uint64_t i = uniform(random, 1, 3); i > 0; --i)
+        holders.push_back(std::make_unique<Holder>(*runtime, random, with_bytes));
+      std::shared_ptr<executor::Iteration> iteration;
+      if (uniform(random, 0, 1) == 0) iteration = begun(*guaranteed);
+      // A kept block may have parts of two granules to itself in an open lane.
+      uint64_t kept = 0;
+      for (const auto& each : holders) kept += each->kept;
+      const auto info = guaranteed->info();
+      const uint64_t most = runtime->info()->capacity_bytes - info.promised_persistent_bytes -
+                            info.promised_ephemeral_bytes - kept * 4 * kMiB;
+      const uint64_t bytes = uniform(random, 0, 2) == 0 ? most : uniform(random, 1, most);
+      CAPTURE(bytes, most);
+      const auto block = guaranteed->alloc(memory::Kind::kModel, bytes, 0);
+      INFO(block.status().to_string());
+      REQUIRE(block.ok());
+      if (with_bytes) std::memset(reinterpret_cast<void*>(*block), 0x7f, bytes);
+      CHECK(runtime->check() == "");
+      if (iteration != nullptr) REQUIRE_OK(iteration->end());
+      REQUIRE_OK(guaranteed->close());
+      for (const auto& each : holders) {
+        if (each->session == nullptr || each->spare) continue;
+        REQUIRE_OK(each->session->wait_admitted(GPUSHARE_NO_TIMEOUT));
+        CHECK(each->intact());
+      }
+      CHECK(runtime->check() == "");
+    }
+    REQUIRE_OK(runtime->close());
+  }
 }
 
 }  // namespace

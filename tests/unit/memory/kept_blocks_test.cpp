@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "memory/lane.hpp"
 #include "support/bytes.hpp"
 #include "support/gate.hpp"
 #include "support/random.hpp"
@@ -460,5 +461,52 @@ TEST_CASE("a kept block that its paged-out session uses comes home after that us
   opener.join();
   CHECK_OK(own.synchronize());
   CHECK(all_are(reinterpret_cast<const uint8_t*>(used), kMiB, 7));
+  CHECK_OK(f.memory->close_heap(heap));
+}
+
+// Kept blocks of a paged-out session go to host memory when their lane closes, after the device's last use of them.
+TEST_CASE("others open and close sessions while kept blocks of a closed lane are copied") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto own = f.stream(), of_lane = f.stream(), paging = f.stream(), side = f.stream();
+  PersistentHeap* heap = f.heap(1, 8 * kMiB);
+  heap->set_stream(&own);
+  Lane* lane = f.lane(0, 16 * kMiB, of_lane);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(kMiB, 0));
+  CHECK_OK(of_lane.fill(kept, 7, kMiB));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(heap->page_out(paging));
+  REQUIRE_FALSE(f.memory->find(kept)->spilled);  // iterations may use the rest of its granule
+  CHECK(heap->kept_away_bytes() == 0);
+  Gate gate;
+  CHECK_OK(side.launch_host(Gate::block, &gate));
+  CHECK_OK(f.memory->record_use(kept, side));
+  std::atomic<bool> closed{false}, rescued{false}, done{false};
+  std::thread closes([&] {
+    CHECK_OK(f.memory->close_lane(lane));
+    closed = true;
+  });
+  // Opens the gate if the others wait for the copy, which waits for the gate.
+  std::thread rescue([&] {
+    for (int i = 0; i < 3'000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rescued = !done;
+    gate.open();
+  });
+  while (lane->impl().is_open()) std::this_thread::yield();
+  PersistentHeap* other = f.heap(2, 8 * kMiB);
+  CHECK_FALSE(f.memory->report(1).empty());  // as for each allocation that fails
+  CHECK_OK(f.memory->close_heap(other));
+  CHECK_FALSE(closed);
+  done = true;
+  rescue.join();
+  CHECK_FALSE(rescued);
+  closes.join();
+  CHECK(f.memory->find(kept)->spilled);
+  CHECK(heap->kept_away_bytes() == kMiB);
+  CHECK_OK(heap->page_in(paging));
+  CHECK(heap->kept_away_bytes() == 0);
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(kept), kMiB, 7));
+  CHECK_OK(side.synchronize());
   CHECK_OK(f.memory->close_heap(heap));
 }
