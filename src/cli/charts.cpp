@@ -7,6 +7,7 @@
 
 #include "base/status.hpp"
 #include "base/utf8.hpp"
+#include "cli/report_style.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -128,6 +129,17 @@ std::string escape_html(std::string_view text) {
       out += c;
   }
   return out;
+}
+
+std::string policy_key(const std::vector<std::string>& policies) {
+  std::string out = "<ul class=\"key\">";
+  for (size_t i = 0; i < policies.size(); ++i)
+    out += base::format(
+               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
+               "6H30\"/></svg>",
+               i % kReportStyles) +
+           escape_html(policies[i]) + "</li>";
+  return out + "</ul>";
 }
 
 std::string html_table(const std::vector<std::string>& titles,

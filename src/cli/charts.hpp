@@ -66,6 +66,8 @@ std::string tick_text(double value);
 // For text and attributes of HTML and SVG. Control characters and bytes that are not UTF-8 are dropped or
 // replaced.
 std::string escape_html(std::string_view text);
+// The lines of a chart by their styles: the first is of style 0.
+std::string policy_key(const std::vector<std::string>& policies);
 // A table that scrolls sideways; the first cell of each row is its heading. Everything is escaped here.
 std::string html_table(const std::vector<std::string>& titles,
                        const std::vector<std::vector<std::string>>& rows);

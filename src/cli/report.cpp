@@ -33,7 +33,8 @@ struct Page {
   double end = 0;         // of the longest run, in units
   double bytes_unit = 1;  // of the memory charts
   const char* bytes_name = "B";
-  std::string out;
+  std::string out = {};
+  std::vector<std::string> names = {};  // of the policies
 
   std::string duration(double seconds) const { return unit.number(seconds) + " " + unit.name; }
 };
@@ -74,31 +75,10 @@ double end_of(const PolicyRun& run) {
   return end;
 }
 
-std::string line_key(const RunResult& result) {
-  std::string out = "<ul class=\"key\">";
-  for (size_t i = 0; i < result.policies.size(); ++i)
-    out += base::format(
-               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
-               "6H30\"/></svg>",
-               style_of(i)) +
-           escape_html(result.policies[i].policy) + "</li>";
-  return out + "</ul>";
-}
-
 // A table with policies as rows below a chart, folded away.
 std::string figures(const std::vector<std::string>& titles,
                     const std::vector<std::vector<std::string>>& rows) {
   return "<details><summary>The same in numbers</summary>" + html_table(titles, rows) + "</details>";
-}
-
-// Compared are policies that completed the same jobs: one that completed fewer looks quick and is not.
-std::vector<const PolicyRun*> compared(const RunResult& result) {
-  uint64_t most = 0;
-  for (const PolicyRun& run : result.policies) most = std::max<uint64_t>(most, run.completed);
-  std::vector<const PolicyRun*> out;
-  for (const PolicyRun& run : result.policies)
-    if (most > 0 && run.completed == most) out.push_back(&run);
-  return out;
 }
 
 // "srtf has the shortest mean completion, 185.0 min, 1.51x less than fifo (279.8 min)."
@@ -251,7 +231,7 @@ void completion(Page& page) {
       "<section aria-labelledby=\"completion\"><h2 id=\"completion\">How long jobs took</h2>"
       "<p class=\"soft\">Share of jobs completed within the time on the axis, counted from each job's "
       "arrival; further left is better.</p>";
-  page.out += line_key(page.result) + draw(chart, "cdf");
+  page.out += policy_key(page.names) + draw(chart, "cdf");
   std::vector<std::vector<std::string>> rows;
   for (const PolicyRun& run : page.result.policies) {
     std::vector<double> times;
@@ -384,8 +364,8 @@ void waiting(Page& page) {
       "<section aria-labelledby=\"waiting\"><h2 id=\"waiting\">Jobs waiting</h2>"
       "<p class=\"soft\">Jobs that have arrived and hold no device memory: not admitted yet, or moved to "
       "host memory to let another run.</p>";
-  page.out +=
-      line_key(page.result) + draw(chart, "queue") + figures({"policy", "mean", "most"}, rows) + "</section>";
+  page.out += policy_key(page.names) + draw(chart, "queue") + figures({"policy", "mean", "most"}, rows) +
+              "</section>";
 }
 
 void not_completed(Page& page) {
@@ -421,7 +401,8 @@ std::string render_report(const RunResult& result) {
     largest = std::max(largest, run.makespan_s);
     end_s = std::max(end_s, end_of(run));
   }
-  Page page{result, time_unit(largest), 0, 1, "B", {}};
+  Page page{result, time_unit(largest)};
+  for (const PolicyRun& run : result.policies) page.names.push_back(run.policy);
   page.end = end_s > 0 ? end_s / page.unit.seconds : 1;
   const double capacity = static_cast<double>(result.capacity_bytes);
   if (capacity >= 4 * 1073741824.0) {

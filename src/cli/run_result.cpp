@@ -89,19 +89,21 @@ std::string TimeUnit::number(double seconds_of_it) const {
   return base::format("%.*f", decimals, seconds_of_it / seconds);
 }
 
+std::vector<const PolicyRun*> compared(const RunResult& result) {
+  uint64_t most = 0;
+  for (const PolicyRun& run : result.policies) most = std::max(most, run.completed);
+  std::vector<const PolicyRun*> out;
+  for (const PolicyRun& run : result.policies)
+    if (most > 0 && run.completed == most) out.push_back(&run);
+  return out;
+}
+
 std::vector<std::string> findings(const RunResult& result) {
   std::vector<std::string> out;
-  // A policy that completed fewer jobs is not compared.
-  uint64_t most = 0;
-  double largest = 0;
-  for (const PolicyRun& run : result.policies) {
-    most = std::max(most, run.completed);
-    largest = std::max(largest, run.makespan_s);
-  }
-  std::vector<const PolicyRun*> runs;
-  for (const PolicyRun& run : result.policies)
-    if (most > 0 && run.completed == most) runs.push_back(&run);
+  const std::vector<const PolicyRun*> runs = compared(result);
   if (runs.size() < 2) return out;
+  double largest = 0;
+  for (const PolicyRun& run : result.policies) largest = std::max(largest, run.makespan_s);
   const TimeUnit unit = time_unit(largest);
   const auto least = [&](auto&& value) {
     return *std::min_element(runs.begin(), runs.end(),

@@ -89,6 +89,9 @@ struct RunResult {
   bool interrupted = false;        // by the user: the last policy's figures are of what was done until then
 };
 
+// Policies that completed the same jobs: one that completed fewer looks quick and is not.
+std::vector<const PolicyRun*> compared(const RunResult& result);
+
 // The gains of sharing, in one or two sentences each: time against one job at a time (fifo), the cost of a
 // switch, memory, and whether host and simulator agree. Empty for a single policy.
 std::vector<std::string> findings(const RunResult& result);

@@ -39,17 +39,6 @@ std::string page_head(const ServeResult& result) {
          "</p></header>";
 }
 
-std::string legend(const std::vector<std::string>& policies) {
-  std::string out = "<ul class=\"key\">";
-  for (size_t i = 0; i < policies.size(); ++i)
-    out += base::format(
-               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
-               "6H30\"/></svg>",
-               i % kReportStyles) +
-           escape_html(policies[i]) + "</li>";
-  return out + "</ul>";
-}
-
 // Which policies finish the most in time at one load, in the mean over the deadlines. Policies within 0.05 points of
 // the best are level with it and are all named: with generous deadlines every policy finishes everything.
 std::string finding_of(const ServeResult& result, double at_load) {
@@ -169,7 +158,7 @@ std::string render_table(const ServeResult& result) {
 }
 
 std::string render_report(const ServeResult& result) {
-  std::string out = page_head(result) + legend(result.policies);
+  std::string out = page_head(result) + policy_key(result.policies);
   for (size_t l = 0; l < result.loads.size(); ++l) out += chart_of(result, l);
   return out + figures(result) + "</main></body></html>\n";
 }
