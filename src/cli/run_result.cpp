@@ -117,12 +117,13 @@ std::vector<std::string> findings(const RunResult& result) {
     const PolicyRun& fifo = **alone;
     out.push_back(
         base::format("Time: one job at a time (fifo), a job completes %s %s after its arrival on average; "
-                     "under %s, %s %s: %.2f times sooner. "
-                     "The last job ends after %s %s under fifo, %s %s under %s.",
+                     "under %s, %s %s: %.2f times sooner. The last job ends after %s %s under fifo, ",
                      unit.number(fifo.jct_mean_s).c_str(), unit.name, quick->policy.c_str(),
                      unit.number(quick->jct_mean_s).c_str(), unit.name, fifo.jct_mean_s / quick->jct_mean_s,
-                     unit.number(fifo.makespan_s).c_str(), unit.name, unit.number(early->makespan_s).c_str(),
-                     unit.name, early->policy.c_str()));
+                     unit.number(fifo.makespan_s).c_str(), unit.name) +
+        (early == &fifo ? std::string("sooner than under the others.")
+                        : base::format("%s %s under %s.", unit.number(early->makespan_s).c_str(), unit.name,
+                                       early->policy.c_str())));
   }
   const auto switched = std::max_element(
       runs.begin(), runs.end(), [](const auto* a, const auto* b) { return a->switches < b->switches; });

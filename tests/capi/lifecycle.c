@@ -77,6 +77,7 @@ static void push(const char* device) {
   gpushare_runtime runtime = open_runtime(device, "fifo", 64 * MIB);
   gpushare_session session = open_session(runtime, "push", 8 * MIB, 16 * MIB);
   gpushare_session other = NULL;
+  uintptr_t place = 0;
   gpushare_ticket tickets[20], bad = NULL;
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
   int runs = 0;
@@ -97,10 +98,16 @@ static void push(const char* device) {
   CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);
   CHECK(info.state == GPUSHARE_SESSION_FAILED && info.status == GPUSHARE_QUOTA_EXCEEDED);
   CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, NULL, NULL), GPUSHARE_INVALID_STATE);
+  /* Work that is refused leaves no ticket behind: the next one has the place of the last (the low 24 bits of a handle). */
+  for (int i = 0; i < 30; ++i)
+    CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, NULL, &tickets[0]),
+                 GPUSHARE_INVALID_STATE);
+  place = (uintptr_t)bad & 0xffffff;
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
   /* The function's return value is never taken for a timeout of the wait. */
   session = open_session(runtime, "late", 8 * MIB, 16 * MIB);
   CHECK_STATUS(gpushare_session_submit(session, too_late, NULL, count_release, &bad), GPUSHARE_OK);
+  CHECK(((uintptr_t)bad & 0xffffff) == place);
   CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_CALLBACK_FAILED);
   CHECK(strstr(gpushare_last_error_message(), "TIMED_OUT") != NULL);
   CHECK_STATUS(gpushare_ticket_release(bad), GPUSHARE_OK);

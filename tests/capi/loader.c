@@ -284,8 +284,9 @@ static void count_group(void* user_data, uint32_t group, uint32_t first, uint32_
 
 static void loading(gpushare_runtime runtime) {
   const gpushare_loader loader = make_loader(runtime);
-  const gpushare_image image = make_image(loader, "m", 5);
+  const gpushare_image image = make_image(loader, "m", 5), unnamed = make_image(loader, NULL, 5);
   const gpushare_session session = open_session(runtime, "user", 2 * MIB, 1 * MIB);
+  uint32_t layer_index = 0;
   gpushare_load_params params = GPUSHARE_LOAD_PARAMS_INIT;
   gpushare_model model = NULL;
   gpushare_iteration iteration = NULL;
@@ -296,6 +297,11 @@ static void loading(gpushare_runtime runtime) {
   const uint32_t ends[2] = {1, kLayers}, bad_ends[2] = {3, 2};
   uint32_t counts[kLayers] = {0, 0, 0, 0}, l;
   static unsigned char back[kLayerBytes];
+  CHECK_STATUS(gpushare_image_find_layer(image, "none", &layer_index), GPUSHARE_NOT_FOUND);
+  CHECK(strstr(gpushare_last_error_message(), "image 'm' has no layer 'none'") != NULL);
+  CHECK_STATUS(gpushare_image_find_layer(unnamed, "none", &layer_index), GPUSHARE_NOT_FOUND);
+  CHECK(strstr(gpushare_last_error_message(), "image 'image' has no layer") != NULL);
+  CHECK_STATUS(gpushare_image_release(unnamed), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_load(NULL, image, NULL, &model), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_session_load(session, NULL, NULL, &model), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_session_load(session, image, NULL, NULL), GPUSHARE_INVALID_ARGUMENT);

@@ -73,11 +73,14 @@ TEST_CASE("what sharing gains is said of policies that did the same work", "[cli
   std::vector<std::string> lines = findings(result);
   REQUIRE(lines.size() == 4);
   CHECK(lines[0].find("2.00 times sooner") != std::string::npos);
+  CHECK(lines[0].find("under fifo, sooner than under the others.") != std::string::npos);
   CHECK(lines[1].find("srtf made most, 9; between the work of two jobs its lane stood idle for 12") !=
         std::string::npos);
   CHECK(lines[2].find("up to 3 jobs") != std::string::npos);
   CHECK(lines[2].find("3.00 GiB") != std::string::npos);
   CHECK(lines[3].find("within 2%") != std::string::npos);
+  result.policies[1].makespan_s = 29;
+  CHECK(findings(result)[0].find("30.00 s under fifo, 29.00 s under srtf.") != std::string::npos);
   result.policies[1].simulated_jct_mean_s = 5;
   lines = findings(result);
   CHECK(lines[3].find("under srtf is 100% longer than simulated") != std::string::npos);
