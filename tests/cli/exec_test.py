@@ -230,6 +230,18 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
             done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
             self.assertEqual(done.stdout.split(), ["1024", "1024", "2", "0"], done.stderr)
 
+    def test_a_program_that_does_not_find_the_page_is_held_alone_or_refused(self):
+        # A namespace of processes with a /proc of its own, and another user.
+        for other in (["unshare", "-pf", "--mount-proc"], ["setpriv", "--reuid", "65534", "--clear-groups"]):
+            with self.subTest(other=other):
+                if subprocess.run([*other, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
+                    self.skipTest(f"no right here to {other[0]}, or another user cannot run the tool")
+                program = ["--memory", "1GiB", "--", *other, self.probe, "soname", "600", "600"]
+                outcome = self.run_exec(*program)
+                self.assertEqual(outcome.out.split(), ["0", "2"])
+                self.assertIn("this process counts alone", outcome.err)
+                self.assertEqual(self.run_exec("--fail-closed", *program).out.split(), ["2", "2"])
+
     def test_a_driver_that_is_not_there(self):
         outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")
         self.assertEqual(outcome.out, "100\n")
