@@ -115,10 +115,11 @@ Slot* take_slot(GroupPage& page) {
 }
 
 // The page in that file; null: there is none, or it cannot be used. An empty file becomes a page with `limits`.
-GroupPage* map_group(const char* path, const Limits& limits) {
+GroupPage* map_group(const char* path, const Limits& limits, bool* out_opened) {
   if (g_page_file >= 0) close(g_page_file);  // the parent's of this child of fork
   g_page_file = open(path, O_RDWR | O_CLOEXEC);
-  if (g_page_file < 0) return nullptr;
+  *out_opened = g_page_file >= 0;
+  if (!*out_opened) return nullptr;
   flock(g_page_file, LOCK_EX);  // only the first process fills it
   off_t bytes = lseek(g_page_file, 0, SEEK_END);
   if (bytes == 0 && ftruncate(g_page_file, sizeof(GroupPage)) == 0) bytes = sizeof(GroupPage);
@@ -161,9 +162,11 @@ void set_up() {
     GroupPage* page = nullptr;
     const Settings& settings = load_settings();
     if (settings.group[0] != 0) {
-      page = map_group(settings.group, settings.limits);
+      bool opened = false;
+      page = map_group(settings.group, settings.limits, &opened);
       if (page == nullptr)
-        log_line("%s is not a page of this version of gpushare: %s", settings.group,
+        log_line("the group's page %s %s: %s", settings.group,
+                 opened ? "is not one of this version of gpushare" : "is not there or may not be opened",
                  settings.fails_closed ? "no memory is given" : "this process counts alone");
     }
     if (page == nullptr) {

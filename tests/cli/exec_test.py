@@ -239,7 +239,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
                 program = ["--memory", "1GiB", "--", *other, self.probe, "soname", "600", "600"]
                 outcome = self.run_exec(*program)
                 self.assertEqual(outcome.out.split(), ["0", "2"])
-                self.assertIn("this process counts alone", outcome.err)
+                self.assertIn("is not there or may not be opened: this process counts alone", outcome.err)
                 self.assertEqual(self.run_exec("--fail-closed", *program).out.split(), ["2", "2"])
 
     def test_a_driver_that_is_not_there(self):
@@ -268,7 +268,10 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
                      "GPUSHARE_SHIM_GROUP": "/no/such/page"}
         done = subprocess.run(program, env=preloaded, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split(), ["0", "2"])  # the limit of one process, from the environment
-        self.assertIn("this process counts alone", done.stderr)
+        self.assertIn("the group's page /no/such/page is not there or may not be opened: this process counts alone", done.stderr)
+        strange = self.file("strange", "no page")
+        done = subprocess.run(program, env={**preloaded, "GPUSHARE_SHIM_GROUP": str(strange)}, capture_output=True, text=True, check=True)
+        self.assertIn("is not one of this version of gpushare: this process counts alone", done.stderr)
         done = subprocess.run(program, env={**preloaded, "GPUSHARE_SHIM_FAIL": "closed"}, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split(), ["2", "2"])
         # A limit that cannot be read.
