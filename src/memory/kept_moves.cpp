@@ -1,7 +1,7 @@
 // Kept blocks of sessions that are paged out, which lie in lanes. A granule goes to host memory and comes home as those of heaps do
 // (spill_moves.cpp), when its session is paged out and in. Only granules move whose blocks nobody uses meanwhile: in an
 // open lane, where other sessions place blocks, those that such blocks fill; in a closed one, all in which nothing else
-// lies. What is left of a closed lane without any blocks gives its memory back.
+// lies. A closed lane that has no blocks left gives its memory back.
 //
 // A granule that cannot move stays where it is; its session reads and writes it there, and it is tried again at the
 // next page-out or page-in.

@@ -60,8 +60,8 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
   uint64_t away_of(const PersistentHeapImpl& heap) const;  // of its kept blocks, in host memory
-  // A heap has just been paged out, or `heap` in: its kept blocks here go to host memory, or come home. What cannot move
-  // stays where it is.
+  // A heap has just been paged out, or `heap` in: its kept blocks here go to host memory, or come home. A block that
+  // cannot move stays where it is.
   void send_kept_out(const FenceList& before, const device::Stream& stream);
   void bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream);
   // The same for a lane that has been closed, whose range nothing but kept blocks pins: after close(), with no lock of the
@@ -137,7 +137,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   uint64_t move_kept(bool home, const PersistentHeapImpl* heap, const FenceList& before,
                      const device::Stream& stream) GPUSHARE_REQUIRES(control_);
   void send_kept_out_here(const FenceList& before, const device::Stream& stream) GPUSHARE_REQUIRES(control_);
-  // What lies in each granule.
+  // The blocks that lie in each granule.
   struct Held {
     uint64_t live_bytes = 0;
     bool of_heap = false, of_others = false;  // of_others: of whoever may use it now
