@@ -18,16 +18,22 @@ class RunMeasured(ToolTest):
             "tune-2,opportunistic,0.01,10,4,5,30,0", "serve,guaranteed,0.02,12,2,8,6,5"]
 
     def test_what_pack_measured_is_kept_in_a_file(self):
-        arguments = ["--jobs", self.jobs(*self.JOBS), "--device", "host", "--capacity", "128MiB", "--policy", "pack",
-                     "--lane-finder", "balanced", "--interference", "table.txt"]
-        first = self.run_json(*arguments)["policies"][0]
-        alone = {entry["name"] for entry in first["interference"] if entry["beside"] is None and entry["iteration_s"] > 0}
-        self.assertIn("train", alone)
+        def pack(jobs):
+            return self.run_json("--jobs", self.jobs(*jobs), *arguments)["policies"][0]
+
+        def alone(result):
+            return {entry["name"] for entry in result["interference"] if entry["beside"] is None and entry["iteration_s"] > 0}
+
+        arguments = ["--device", "host", "--capacity", "128MiB", "--policy", "pack", "--lane-finder", "balanced", "--interference", "table.txt"]
+        # One job is always alone. Of several, none may ever be: that depends on the machine.
+        self.assertEqual(alone(pack(self.JOBS[:1])), {"train"})
         text = (self.folder / "table.txt").read_text()
         self.assertTrue(text.startswith("gpushare interference 1\nalone\t"), text)
-        self.assertEqual(self.run_json(*arguments)["policies"][0]["completed"], 4)
+        together = pack(self.JOBS)
+        self.assertEqual(together["completed"], 4)
+        self.assertIn("train", alone(together))  # from the file
         (self.folder / "table.txt").write_text("other")
-        self.refused(["run", *arguments], "table.txt:1")
+        self.refused(["run", "--jobs", self.jobs(*self.JOBS), *arguments], "table.txt:1")
 
     def test_every_policy_completes_every_job(self):
         policies = ["fifo", "srtf", "pack", "fair", "priority"]
