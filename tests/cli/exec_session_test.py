@@ -660,9 +660,12 @@ print(nvml.nvmlDeviceGetComputeRunningProcesses_v3(None, ctypes.byref(count), No
         program = ["--", self.load, "spin_10us", "10", "0"]
         alone = self.run_exec(*program)
         self.assertIn("works alone on device 0000:3b:00.0 (preloaded by LD_PRELOAD)", alone.err)
-        self.assertEqual(self.run_exec(*program, GPUSHARE_SOCKET="").err, "")
         closed = self.run_exec("--fail-closed", *program, code=1)
         self.assertIn("is refused a context", closed.err)
+        # Without a socket's name the usual places are looked at, where a daemon of this machine may be.
+        if any(pathlib.Path(folder, "gpushare", "daemon.sock").exists() for folder in ["/run", os.environ.get("XDG_RUNTIME_DIR", "/run")]):
+            return
+        self.assertEqual(self.run_exec(*program, GPUSHARE_SOCKET="").err, "")
         # Without a daemon no cap holds, and the program is told so.
         uncapped = self.run_exec("--cap", "30%", *program, GPUSHARE_SOCKET="")
         self.assertIn("nobody is there, so no cap of the device's time holds", uncapped.err)
