@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 import support
@@ -268,6 +269,20 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
                 continue
             self.assertIn("is not there or may not be opened: this process counts alone", outcome.err)
             self.assertEqual(self.run_exec("--fail-closed", *program).out.split(), ["2", "2"])
+
+    def test_programs_that_begin_after_gpushare_exec_has_ended_are_of_the_group(self):
+        text = """
+            tool=$PPID
+            (while kill -0 $tool; do sleep 0.02; done
+             $PROBE soname 700 hold > first &
+             while ! [ -s first ]; do sleep 0.02; done
+             $PROBE soname 700 info > second
+             kill -9 $!
+             echo > done) > /dev/null 2>&1 &"""
+        self.script(text, "--memory", "1GiB", "--fail-closed")
+        while not (self.folder / "done").exists():
+            time.sleep(0.02)
+        self.assertEqual((self.folder / "second").read_text().split(), ["2", "1024", "324"])
 
     def test_an_exec_under_another_is_a_group_of_its_own(self):
         lines = self.script(f"""
