@@ -335,8 +335,8 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
   // The group's page, in memory that this process keeps open while the program runs, and the environment. Programs inherit
   // the descriptor (shim/group.cpp), under a number that they and shells do not take for files of their own.
   base::Status set_up(const ShimFiles& files) {
-    for (const std::filesystem::path& outer : group_pages("self"))  // this group's programs are not of that one
-      ::close(std::stoi(outer.filename()));
+    // This group's programs are not of the group under which this process itself may run.
+    for (const std::filesystem::path& outer : group_pages("self")) ::close(std::stoi(outer.filename()));
     const int made = ::memfd_create("gpushare-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int file = ::fcntl(made, F_DUPFD, 200);
     if (file < 0) file = ::fcntl(made, F_DUPFD, 3);  // no such numbers here (ulimit -n)

@@ -61,8 +61,7 @@ void* find_in(const dl_phdr_info& object, const char* name) {
   for (;; ++index) {
     const uint32_t entry = chain[index - first];
     const ElfW(Sym)& symbol = symbols[index];
-    if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF &&
-        same(strings + symbol.st_name, name))
+    if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF && same(strings + symbol.st_name, name))
       return reinterpret_cast<void*>(object.dlpi_addr + symbol.st_value);
     if ((entry & 1U) != 0) return nullptr;
   }
