@@ -18,6 +18,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
@@ -60,6 +61,16 @@ void put_before(const char* variable, const std::string& value, char separator) 
   const char* old = std::getenv(variable);
   const std::string all = old != nullptr && *old != 0 ? value + separator + old : value;
   ::setenv(variable, all.c_str(), 1);
+}
+
+// The descriptors of a process behind which there is a group's page.
+std::vector<std::filesystem::path> group_pages(const std::string& process) {
+  std::vector<std::filesystem::path> pages;
+  std::error_code error, gone;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + process + "/fd", error))
+    if (std::filesystem::read_symlink(entry.path(), gone).native().rfind("/memfd:gpushare-group", 0) == 0)
+      pages.push_back(entry.path());
+  return pages;
 }
 
 volatile sig_atomic_t g_child = 0;
@@ -271,13 +282,8 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
           "with what holds from now on: --memory, --pinned, --weight, --cap, --class, --priority");
     GPUSHARE_ASSIGN_OR_RETURN(const shim::Limits limits, parse_limits(memory, soft, pinned));
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t process, parse_count("--change", change_, INT32_MAX, 1));
-    const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-      std::error_code gone;
-      if (std::filesystem::read_symlink(entry.path(), gone).native().rfind("/memfd:gpushare-group", 0) != 0)
-        continue;
-      const int file = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
+    for (const std::filesystem::path& each : group_pages(std::to_string(process))) {
+      const int file = ::open(each.c_str(), O_RDWR | O_CLOEXEC);
       struct stat info {};
       if (file < 0 || ::fstat(file, &info) != 0 ||
           info.st_size != static_cast<off_t>(sizeof(shim::GroupPage)))
@@ -326,9 +332,15 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     __atomic_fetch_or(&share.said, said, __ATOMIC_ACQ_REL);
   }
 
-  // The group's page, in memory that this process keeps open while the program runs, and the environment.
+  // The group's page, in memory that this process keeps open while the program runs, and the environment. Programs inherit
+  // the descriptor (shim/group.cpp), under a number that they and shells do not take for files of their own.
   base::Status set_up(const ShimFiles& files) {
-    const int file = ::memfd_create("gpushare-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    // This group's programs are not of the group under which this process itself may run.
+    for (const std::filesystem::path& outer : group_pages("self")) ::close(std::stoi(outer.filename()));
+    const int made = ::memfd_create("gpushare-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int file = ::fcntl(made, F_DUPFD, 200);
+    if (file < 0) file = ::fcntl(made, F_DUPFD, 3);  // no such numbers here (ulimit -n)
+    ::close(made);
     if (file < 0 || ::ftruncate(file, sizeof(shim::GroupPage)) != 0 ||
         ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
       return {GPUSHARE_HOST_OUT_OF_MEMORY,

@@ -23,6 +23,13 @@ void* gpushare_shim_dlopen;
 void* gpushare_shim_resolve_slot(void** slot);
 }
 
+#if defined(GPUSHARE_SHIM_SANITIZED) && !defined(GPUSHARE_SHIM_LINKED)
+// The shim is preloaded before AddressSanitizer's runtime. It says so here, since programs may clear the environment.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "verify_asan_link_order=0";
+}
+#endif
+
 namespace gpushare::shim {
 namespace {
 
@@ -54,8 +61,7 @@ void* find_in(const dl_phdr_info& object, const char* name) {
   for (;; ++index) {
     const uint32_t entry = chain[index - first];
     const ElfW(Sym)& symbol = symbols[index];
-    if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF &&
-        std::strcmp(strings + symbol.st_name, name) == 0)
+    if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF && same(strings + symbol.st_name, name))
       return reinterpret_cast<void*>(object.dlpi_addr + symbol.st_value);
     if ((entry & 1U) != 0) return nullptr;
   }
@@ -73,7 +79,7 @@ int visit(dl_phdr_info* object, size_t, void* data) {
   bool known = false;
   static const char* const names[] = {"libc.so", "libc-",         "libdl.so",
                                       "libdl-",  "libpthread.so", "libpthread-"};
-  for (const char* name : names) known = known || std::strstr(file, name) == file;
+  for (const char* name : names) known = known || begins(file, name);
   if (!known) return 0;
   search->found = find_in(*object, search->name);
   return search->found != nullptr ? 1 : 0;

@@ -7,6 +7,16 @@
 
 namespace gpushare::shim {
 
+// Comparisons by hand: a sanitizer's runtime asks for functions before its own strcmp works.
+inline bool same(const char* text, const char* other) {
+  while (*text == *other && *text != 0) ++text, ++other;
+  return *text == *other;
+}
+inline bool begins(const char* text, const char* with) {
+  while (*with != 0 && *text == *with) ++text, ++with;
+  return *with == 0;
+}
+
 // The C library's own functions, found in its symbol table: a call by name would come back to the shim.
 // find_libc() fills gpushare_shim_dlsym, _dlvsym and _dlopen, where entries.S goes on to.
 void find_libc();

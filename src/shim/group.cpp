@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "shim/blocks.hpp"
@@ -41,14 +42,22 @@ uint64_t identity_of(int process) {
   return static_cast<uint64_t>(process) << 40 | (stat.started & ((uint64_t{1} << 40) - 1));
 }
 
-// The namespace of process numbers, the same for all processes of a container.
-uint64_t own_space() {
+// The digits of a link in /proc as one number.
+uint64_t number_in_link(const char* path) {
   char text[64];
-  const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text);  // pid:[4026531836]
+  const ssize_t length = readlink(path, text, sizeof text);
   uint64_t number = 0;
   for (ssize_t i = 0; i < length; ++i)
     if (text[i] >= '0' && text[i] <= '9') number = number * 10 + static_cast<uint64_t>(text[i] - '0');
   return number;
+}
+
+// The namespace of process numbers, the same for all processes of a container. With kForeignProc /proc has the numbers of
+// another namespace (`unshare --pid` without a /proc of its own), so that it says nothing of processes by these.
+constexpr uint64_t kForeignProc = uint64_t{1} << 63;
+uint64_t own_space() {
+  const uint64_t number = number_in_link("/proc/self/ns/pid");  // pid:[4026531836]
+  return number_in_link("/proc/self") == static_cast<uint64_t>(getpid()) ? number : number | kForeignProc;
 }
 
 struct flock lock_of(uint32_t slot, short type) {
@@ -61,7 +70,9 @@ struct flock lock_of(uint32_t slot, short type) {
 }
 
 bool is_alive(const Slot& slot, uint32_t number, uint64_t identity, uint64_t space) {
-  if (load(slot.space) == space) return identity_of(static_cast<int>(identity >> 40)) == identity;
+  if (&slot == g_slot) return true;  // a process does not meet locks of its own
+  if (load(slot.space) == space && (space & kForeignProc) == 0)
+    return identity_of(static_cast<int>(identity >> 40)) == identity;
   struct flock lock = lock_of(number, F_WRLCK);
   return g_page_file < 0 || fcntl(g_page_file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
@@ -114,10 +125,20 @@ Slot* take_slot(GroupPage& page) {
   return nullptr;
 }
 
+// Opens the page's file. Programs inherit the descriptor whose path `gpushare exec` gives them. That serves those to which
+// the path says nothing or is forbidden: in a namespace of processes with a /proc of its own, or of another user.
+int open_page(const char* path) {
+  const char* const name = std::strncmp(path, "/proc/", 6) == 0 ? std::strstr(path, "/fd/") : nullptr;
+  if (const int inherited = name != nullptr ? static_cast<int>(std::strtol(name + 4, nullptr, 10)) : -1;
+      inherited >= 0 && is_group_page(inherited))
+    return fcntl(inherited, F_DUPFD_CLOEXEC, 0);
+  return open(path, O_RDWR | O_CLOEXEC);
+}
+
 // The page in that file; null: there is none, or it cannot be used. An empty file becomes a page with `limits`.
 GroupPage* map_group(const char* path, const Limits& limits, bool* out_opened) {
   if (g_page_file >= 0) close(g_page_file);  // the parent's of this child of fork
-  g_page_file = open(path, O_RDWR | O_CLOEXEC);
+  g_page_file = open_page(path);
   *out_opened = g_page_file >= 0;
   if (!*out_opened) return nullptr;
   flock(g_page_file, LOCK_EX);  // only the first process fills it

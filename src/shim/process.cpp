@@ -42,13 +42,7 @@ bool read_page(int process, const char* descriptor, Inherited* out) {
   const int file = open(path, O_RDWR | O_CLOEXEC);
   if (file < 0) return false;
   struct stat about {};
-  uint32_t mark[2] = {};
-  // Another user's file must not become shorter: this process would end at the next touch.
-  const bool good = syscall(SYS_fstat, file, &about) == 0 &&  // glibc's fstat is a symbol of 2.33
-                    about.st_size == static_cast<off_t>(sizeof(GroupPage)) &&
-                    (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
-                    pread(file, &mark, sizeof mark, 0) == static_cast<ssize_t>(sizeof mark) &&
-                    mark[0] == kPageMagic && mark[1] == kPageVersion &&
+  const bool good = is_group_page(file) && syscall(SYS_fstat, file, &about) == 0 &&
                     pread(file, out->text, sizeof out->text, offsetof(GroupPage, environment)) ==
                         static_cast<ssize_t>(sizeof out->text);
   close(file);
@@ -85,10 +79,10 @@ const char* inherited(const char* name) {
     const LockedByProcess lock(from.lock);
     if (!load(from.looked)) {
       ProcessStat stat{};
-      int process = getpid();
-      for (int step = 0; step < kAncestors && read_stat(process, &stat) && stat.parent > 0; ++step) {
+      int process = getpid();  // it has the descriptor itself, unless somebody closed it on the way
+      for (int step = 0; step < kAncestors && !find_page(process, &from); ++step) {
+        if (!read_stat(process, &stat) || stat.parent <= 0) break;
         process = stat.parent;
-        if (find_page(process, &from)) break;
       }
       store(from.looked, true);
     }
@@ -103,8 +97,18 @@ const char* inherited(const char* name) {
 
 }  // namespace
 
+bool is_group_page(int file) {
+  struct stat about {};
+  uint32_t mark[2] = {};
+  return syscall(SYS_fstat, file, &about) == 0 &&  // glibc's fstat is a symbol of 2.33
+         about.st_size == static_cast<off_t>(sizeof(GroupPage)) &&
+         (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
+         pread(file, &mark, sizeof mark, 0) == static_cast<ssize_t>(sizeof mark) && mark[0] == kPageMagic &&
+         mark[1] == kPageVersion;
+}
+
 bool start_thread(void* (*body)(void*), void* argument) {
-#ifdef GPUSHARE_SHIM_LINKED  // the sanitizer has to know of the thread
+#ifdef GPUSHARE_SHIM_SANITIZED  // the sanitizer has to know of the thread
   auto* create = &pthread_create;
 #else
   // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.

@@ -1,8 +1,9 @@
 // process.hpp: what /proc says of processes, threads of the shim, and the settings of a program whose environment was cleared.
 //
 // `gpushare exec` gives its settings to programs by the environment. It leaves them in the group's page as well. A program
-// that has the shim by /etc/ld.so.preload and not that environment (`env -i`, sudo, a setuid program) finds the page by
-// its ancestors: `gpushare exec` becomes the parent of every descendant whose own parent has ended.
+// that has the shim by /etc/ld.so.preload and not that environment (`env -i`, sudo, a setuid program) finds the page among
+// its own descriptors or those of its ancestors: programs inherit the page's descriptor unless one of them closes it, and
+// `gpushare exec` becomes the parent of every descendant whose own parent has ended.
 //
 // Threads: every function may be called from any thread.
 // SPDX-License-Identifier: Apache-2.0
@@ -26,8 +27,12 @@ struct ProcessStat {
 // False: there is no such process.
 bool read_stat(int process, ProcessStat* out);
 
-// The environment's value of that name, else the nearest ancestor's that is `gpushare exec`; null: neither has one. A program
-// that runs with more rights than its starter, or whose ancestor is another user's, gets no paths from there.
+// Whether the file is a page that `gpushare exec` made: of this version, and sealed. A file that became shorter would end
+// this process at the next touch.
+bool is_group_page(int file);
+
+// The environment's value of that name, else that on the page of its group; null: neither has one. A program that runs with
+// more rights than its starter, or whose page is another user's, gets no paths from there.
 const char* setting(const char* name);
 
 // Starts a thread that takes none of the program's signals. False: it cannot be started.

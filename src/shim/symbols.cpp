@@ -40,17 +40,17 @@ void* answer(void* handle, const char* name) {
   if (name == nullptr) return nullptr;
   if (name[0] == 'd' && name[1] == 'l') {
     // A program that asks the C library for these by hand gets the shim's too.
-    void* own = std::strcmp(name, "dlsym") == 0    ? reinterpret_cast<void*>(&dlsym)
-                : std::strcmp(name, "dlvsym") == 0 ? reinterpret_cast<void*>(&dlvsym)
-                : std::strcmp(name, "dlopen") == 0 ? reinterpret_cast<void*>(&dlopen)
-                                                   : nullptr;
+    void* own = same(name, "dlsym")    ? reinterpret_cast<void*>(&dlsym)
+                : same(name, "dlvsym") ? reinterpret_cast<void*>(&dlvsym)
+                : same(name, "dlopen") ? reinterpret_cast<void*>(&dlopen)
+                                       : nullptr;
     if (own == nullptr || handle == RTLD_NEXT) return nullptr;
     void* found = libc_dlsym(handle, name);
     return found == gpushare_shim_dlsym || found == gpushare_shim_dlvsym || found == gpushare_shim_dlopen
                ? own
                : nullptr;
   }
-  const bool nvml = std::strncmp(name, "nvml", 4) == 0;
+  const bool nvml = begins(name, "nvml");
   if (!nvml && (name[0] != 'c' || name[1] != 'u')) return nullptr;
   const int entry = nvml ? -1 : find_entry(name);
   if (nvml ? nvml_hook(name) == nullptr : entry < 0 || !classified(entry)) return nullptr;

@@ -10,8 +10,9 @@
 
 namespace gpushare::shim {
 
+// Always in place, so that files that are compiled without a sanitizer's checks do not get others' copies with them.
 template <class T>
-T load(const T& word) {
+__attribute__((always_inline)) inline T load(const T& word) {
   return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
 }
 
@@ -21,7 +22,7 @@ struct Same {
 };
 // The value takes the word's type: store(word, 1).
 template <class T>
-void store(T& word, typename Same<T>::Type to) {
+__attribute__((always_inline)) inline void store(T& word, typename Same<T>::Type to) {
   __atomic_store_n(&word, to, __ATOMIC_RELEASE);
 }
 

@@ -332,6 +332,39 @@ say('done')
         self.eventually(lambda top: len(top["sessions"]) == 1 and self.memory_of(low) == 56 << 20)
         self.assertIsNone(low.poll())
 
+    def test_a_program_comes_back_to_the_device_when_it_has_room_in_fact(self):
+        daemon = self.small_device("--policy", "priority")
+        low = self.hold(56, 100)
+        self.assertEqual(low.stdout.readline(), "holds\n")
+        high = self.hold(56, 100, "--priority", "1")
+        self.assertEqual(high.stdout.readline(), "holds\n")
+        self.assertEqual(self.memory_of(low), 0)
+        # A program that no daemon knows of takes the room before the one that is out is asked back.
+        daemon.kill()
+        daemon.wait()
+        os.killpg(high.pid, signal.SIGKILL)
+        high.wait()
+        program = f"""
+import ctypes, time
+cuda, word = ctypes.CDLL({self.driver!r}), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(word), 0) == 0 and cuda.cuCtxSetCurrent(word) == 0
+while cuda.cuMemAlloc_v2(ctypes.byref(word), ctypes.c_uint64({56 << 20})) != 0: time.sleep(0.01)
+print("got", flush=True)
+time.sleep(100)
+"""
+        unknown = subprocess.Popen([sys.executable, "-c", program], env=self.environment, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(unknown.stdout.close)
+        self.addCleanup(unknown.kill)
+        self.assertEqual(unknown.stdout.readline(), "got\n")
+        self.start_daemon("socket", "--policy", "priority")
+        self.eventually(lambda top: [each["state"] for each in top["sessions"]] == ["turn"])
+        time.sleep(0.3)
+        self.assertEqual(self.memory_of(low), 0)
+        unknown.kill()
+        unknown.wait()
+        self.eventually(lambda top: self.memory_of(low) == 56 << 20)
+        self.assertIsNone(low.poll())
+
     @also_linked
     def test_the_daemon_is_killed_and_another_takes_its_place(self):
         daemon = self.start_daemon("socket")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 import support
@@ -230,17 +231,66 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
             done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
             self.assertEqual(done.stdout.split(), ["1024", "1024", "2", "0"], done.stderr)
 
-    def test_a_program_that_does_not_find_the_page_is_held_alone_or_refused(self):
-        # A namespace of processes with a /proc of its own, and another user.
-        for other in (["unshare", "-pf", "--mount-proc"], ["setpriv", "--reuid", "65534", "--clear-groups"]):
+    def as_others(self):
+        """Commands that start a program where the page's path says nothing or is forbidden; those that this machine permits."""
+        for other in (["unshare", "-pf", "--mount-proc"], ["unshare", "-pf"], ["setpriv", "--reuid", "65534", "--clear-groups"]):
             with self.subTest(other=other):
                 if subprocess.run([*other, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
                     self.skipTest(f"no right here to {other[0]}, or another user cannot run the tool")
-                program = ["--memory", "1GiB", "--", *other, self.probe, "soname", "600", "600"]
-                outcome = self.run_exec(*program)
-                self.assertEqual(outcome.out.split(), ["0", "2"])
-                self.assertIn("is not there or may not be opened: this process counts alone", outcome.err)
-                self.assertEqual(self.run_exec("--fail-closed", *program).out.split(), ["2", "2"])
+                yield other
+
+    def test_programs_of_other_namespaces_and_users_are_of_the_group(self):
+        for other in self.as_others():
+            # They inherit the page's descriptor. What a killed one had is free for the others, and the other way round.
+            text = f"""
+                $PROBE soname 700 hold > first &
+                while ! [ -s first ]; do sleep 0.02; done
+                {" ".join(other)} $PROBE soname 600 300 info
+                kill -9 $!
+                wait $! 2>/dev/null
+                {" ".join(other)} sh -c '$PROBE path 600 hold > second & while ! [ -s second ]; do sleep 0.02; done; $PROBE path 600; kill -9 $!; wait $!
+                    $PROBE path 600 info' 2>/dev/null
+                $PROBE path 1024"""
+            self.file("first", "").chmod(0o666)
+            self.file("second", "").chmod(0o666)
+            self.folder.chmod(0o755)
+            outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", "sh", "-c", text, PROBE=self.probe)
+            self.assertEqual(outcome.out.split(), ["2", "0", "1024", "24", "2", "0", "1024", "424", "0"])
+            self.assertEqual(outcome.err, "")
+
+    def test_a_program_that_does_not_find_the_page_is_held_alone_or_refused(self):
+        # Python closes what its programs should not inherit.
+        closing = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"]
+        for other in self.as_others():
+            program = ["--memory", "1GiB", "--", *closing, *other, self.probe, "soname", "600", "600"]
+            outcome = self.run_exec(*program)
+            self.assertEqual(outcome.out.split(), ["0", "2"])
+            if other == ["unshare", "-pf"]:  # /proc is the same
+                continue
+            self.assertIn("is not there or may not be opened: this process counts alone", outcome.err)
+            self.assertEqual(self.run_exec("--fail-closed", *program).out.split(), ["2", "2"])
+
+    def test_programs_that_begin_after_gpushare_exec_has_ended_are_of_the_group(self):
+        text = """
+            tool=$PPID
+            (while kill -0 $tool; do sleep 0.02; done
+             $PROBE soname 700 hold > first &
+             while ! [ -s first ]; do sleep 0.02; done
+             $PROBE soname 700 info > second
+             kill -9 $!
+             echo > done) > /dev/null 2>&1 &"""
+        self.script(text, "--memory", "1GiB", "--fail-closed")
+        while not (self.folder / "done").exists():
+            time.sleep(0.02)
+        self.assertEqual((self.folder / "second").read_text().split(), ["2", "1024", "324"])
+
+    def test_an_exec_under_another_is_a_group_of_its_own(self):
+        lines = self.script(f"""
+            $PROBE soname 700 hold > first &
+            while ! [ -s first ]; do sleep 0.02; done
+            {OPTIONS.tool} exec --memory 2GiB -- $PROBE soname info 1500
+            kill -9 $!""", "--memory", "1GiB")
+        self.assertEqual(lines, ["2048", "2048", "0"])
 
     def test_a_driver_that_is_not_there(self):
         outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")
