@@ -39,7 +39,8 @@ base::Result<LaneSlot*> LaneSet::make_slot(uint32_t id) {
 base::Status LaneSet::start_threads(LaneSlot& slot) {
   LaneSlot* const lane = &slot;
   try {
-    if (!slot.reaper.joinable()) slot.reaper = base::ServiceThread([this, lane] { runtime_.reaper_.run(*lane); });
+    if (!slot.reaper.joinable())
+      slot.reaper = base::ServiceThread([this, lane] { runtime_.reaper_.run(*lane); });
     if (have_workers_ && !slot.worker.joinable())
       slot.worker = base::ServiceThread([this, lane] { runtime_.run_worker(*lane); });
   } catch (const std::system_error& error) {
