@@ -346,8 +346,8 @@ class Gpushare final : public BatcherBase {
       }
       if (pending_.size() == kLook) break;
       const float mean = known.brief(each.application).mean_ns;
-      pending_.push_back(
-          {slack, each.cost, each.id, mean, each.application, length_class(bits(mean)), each.stepped, nullptr, 0});
+      pending_.push_back({slack, each.cost, each.id, mean, each.application, length_class(bits(mean)),
+                          each.stepped, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
   }
