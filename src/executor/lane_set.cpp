@@ -32,14 +32,36 @@ base::Result<LaneSlot*> LaneSet::make_slot(uint32_t id) {
   BooksLock lock(runtime_.mutex_);
   if (slots_.size() <= id) slots_.resize(id + 1);
   slots_[id] = std::move(slot);
+  GPUSHARE_RETURN_IF_ERROR(start_threads(*raw));
+  return raw;
+}
+
+base::Status LaneSet::start_threads(LaneSlot& slot) {
+  LaneSlot* const lane = &slot;
   try {
-    raw->worker = base::ServiceThread([this, raw] { runtime_.run_worker(*raw); });
-    raw->reaper = base::ServiceThread([this, raw] { runtime_.reaper_.run(*raw); });
+    if (!slot.reaper.joinable())
+      slot.reaper = base::ServiceThread([this, lane] { runtime_.reaper_.run(*lane); });
+    if (have_workers_ && !slot.worker.joinable())
+      slot.worker = base::ServiceThread([this, lane] { runtime_.run_worker(*lane); });
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a lane's thread: ") + error.what(), error.code().value());
   }
-  return raw;
+  return {};
+}
+
+base::Status LaneSet::start_workers() {
+  if (have_workers_) return {};
+  have_workers_ = true;
+  base::Status status;
+  try {
+    for (const auto& slot : slots_)
+      if (status.ok() && slot != nullptr) status = start_threads(*slot);
+  } catch (const std::bad_alloc&) {
+    status = base::no_memory();
+  }
+  have_workers_ = status.ok();
+  return status;
 }
 
 base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
@@ -88,7 +110,7 @@ void LaneSet::drop_stream(LaneSlot& slot) {
 
 base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) {
   LaneSlot* slot = find(id);
-  const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
+  const bool complete_slot = slot != nullptr && has_threads(*slot);
   base::Status status;
   memory::Lane* opened = nullptr;
   const std::shared_ptr<base::Pieces> pieces = runtime_.authority_->lane_pieces(id);

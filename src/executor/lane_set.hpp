@@ -115,6 +115,10 @@ class LaneSet {
   // Called by the thread that acts. They release the lock meanwhile.
   base::Status open(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(books);
   void close(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Gives each lane, now and when it opens later, the thread that runs its submitted iterations. The first submit calls it:
+  // a runtime whose iterations are all pulled has no such threads, which halves what a lane costs in threads. Errors:
+  // HOST_OUT_OF_MEMORY (a thread could not be started; the next call tries again).
+  base::Status start_workers() GPUSHARE_REQUIRES(books);
 
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
@@ -123,6 +127,10 @@ class LaneSet {
 
  private:
   base::Result<LaneSlot*> make_slot(uint32_t id);
+  base::Status start_threads(LaneSlot& slot) GPUSHARE_REQUIRES(books);
+  bool has_threads(const LaneSlot& slot) const GPUSHARE_REQUIRES(books) {
+    return slot.reaper.joinable() && (slot.worker.joinable() || !have_workers_);
+  }
   base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
   // Destroys the stream of a lane that has closed, and gives its partition back.
   void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(books);
@@ -133,6 +141,7 @@ class LaneSet {
   std::vector<LaneSlot*> open_ GPUSHARE_GUARDED_BY(books);
   std::vector<uint64_t> wants_ GPUSHARE_GUARDED_BY(books);  // sizes promised last, by lane id
   base::Status failure_ GPUSHARE_GUARDED_BY(books);
+  bool have_workers_ GPUSHARE_GUARDED_BY(books) = false;  // somebody has submitted
 };
 
 }  // namespace gpushare::executor

@@ -443,6 +443,7 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
     return base::Status(GPUSHARE_QUEUE_FULL,
                         base::format("session '%s' has %u iterations queued, which is the limit",
                                      name().c_str(), kMaxQueuedIterations));
+  GPUSHARE_RETURN_IF_ERROR(runtime.lanes_.start_workers());
   if (pushes_.empty() && !open_ && !pull_waits_) waiting_since_ns_ = runtime.now();
   pushes_.push_back({std::move(work), ticket, next_order_++});
   last_submitted_ = ticket;

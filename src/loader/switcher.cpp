@@ -345,11 +345,24 @@ void Switcher::update_standby() {
 }
 
 base::Status Switcher::load(Member& member) {
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, open_session(member));
+  // The member's own first layers stay if they can, because it is about to use them.
+  bool held = standby_.hold(member.id, true);
+  base::Status status;
+  try {
+    status = load_from_first_layers(member, held);
+  } catch (const std::bad_alloc&) {
+    status = {GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for a switch"};
+  }
+  // They make room for others again, however the load ended.
+  if (held) (void)standby_.hold(member.id, false);
+  return status;
+}
+
+base::Status Switcher::load_from_first_layers(Member& member, bool& held) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, open_session(member, held));
   LoadOptions options = member.options.load;
   options.prefix = standby_.prefix(member.id);
   auto model = loader_->load(session, member.options.image, std::move(options));
-  (void)standby_.hold(member.id, false);
   if (!model.ok()) {
     (void)session->close();
     return model.status();
@@ -362,15 +375,13 @@ base::Status Switcher::load(Member& member) {
   return {};
 }
 
-base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& member) {
+base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& member, bool& held) {
   executor::SessionOptions options = member.options.session;
   options.persistent_bytes = member.persistent_bytes;
   {
     base::RoleLock lock(mutex_, has_members);
     options.ephemeral_bytes = member.ephemeral_bytes;
   }
-  // The member's own first layers stay if they can, because it is about to use them.
-  bool held = standby_.hold(member.id, true);
   for (;;) {
     auto session = loader_->runtime().open_session(options);
     if (session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;

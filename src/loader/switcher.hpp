@@ -136,7 +136,9 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
   base::Status make_active(Member& member);
   base::Status load(Member& member);
-  base::Result<std::shared_ptr<executor::Session>> open_session(Member& member);
+  // `held`: the member's first layers make no room for others. False afterwards: they had to.
+  base::Status load_from_first_layers(Member& member, bool& held);
+  base::Result<std::shared_ptr<executor::Session>> open_session(Member& member, bool& held);
   // Lets go of members that the scheduler has dropped.
   void take_leave();
   // Kept members make room for others, `active` does not.

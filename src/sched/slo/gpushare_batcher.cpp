@@ -238,8 +238,8 @@ class Gpushare final : public BatcherBase {
   struct Pending {
     double slack_ns;
     double cost;
-    double mean_ns;
     RequestId id;
+    float mean_ns;
     uint32_t application;
     uint32_t length_class;
     bool stepped;
@@ -273,10 +273,10 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Brief& brief = known.brief(application);
     return brief.known() && slack_ns < known.time.duration_ns(1, static_cast<double>(brief.least_ns));
   }
+  // Means are not negative, so the bits of two floats order as the means do.
+  static uint32_t bits(float mean_ns) { return std::bit_cast<uint32_t>(mean_ns); }
   // 32 classes an octave.
-  static uint32_t length_class(float mean_ns) {
-    return std::bit_cast<uint32_t>(std::max(mean_ns, 1.0F)) >> (23 - 5);
-  }
+  static uint32_t length_class(uint32_t mean_bits) { return std::max(mean_bits, bits(1.0F)) >> (23 - 5); }
 
   void refresh(uint32_t index) {
     knowledge_.refresh(index);
@@ -346,8 +346,8 @@ class Gpushare final : public BatcherBase {
       }
       if (pending_.size() == kLook) break;
       const float mean = known.brief(each.application).mean_ns;
-      pending_.push_back({slack, each.cost, static_cast<double>(mean), each.id, each.application,
-                          length_class(mean), each.stepped, nullptr, 0});
+      pending_.push_back({slack, each.cost, each.id, mean, each.application, length_class(bits(mean)),
+                          each.stepped, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
   }
@@ -368,8 +368,8 @@ class Gpushare final : public BatcherBase {
         of.number = each.length_class;
       }
       ++of.count;
-      if (each.mean_ns > static_cast<double>(of.mean_ns)) {
-        of.mean_ns = static_cast<float>(each.mean_ns);
+      if (each.mean_ns > of.mean_ns) {
+        of.mean_ns = each.mean_ns;
         of.application = each.application;
       }
     }
@@ -390,33 +390,63 @@ class Gpushare final : public BatcherBase {
     classes_.resize(kept);
   }
 
+  // Fills allowed_ with the pending up to the length class `cap`, and returns the least mean of those above `shorter`.
+  double allow(uint32_t cap, uint32_t shorter) {
+    allowed_.resize(pending_.size());
+    slacks_.resize(pending_.size());
+    means_.resize(pending_.size());
+    size_t count = 0;
+    float least_ns = INFINITY;
+    for (uint32_t i = 0; i < pending_.size(); ++i) {
+      const Pending& each = pending_[i];
+      // Written in any case, and kept by the count: a branch would be guessed wrongly every other time.
+      allowed_[count] = i;
+      slacks_[count] = each.slack_ns;
+      means_[count] = bits(each.mean_ns);
+      const bool in = each.length_class <= cap;
+      count += in ? 1 : 0;
+      least_ns = std::min(least_ns, in && each.length_class > shorter ? each.mean_ns : INFINITY);
+    }
+    allowed_.resize(count);
+    return static_cast<double>(least_ns);
+  }
+
   void consider(uint32_t index, uint64_t now_ns) {
     refresh(index);
     gather(index, now_ns);
     if (pending_.empty()) return;
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
-    const double price = price_per_ns();
-    bool uniform = true;
-    for (const Pending& each : pending_) uniform = uniform && each.cost == pending_.front().cost;
+    const double price = price_per_ns(), cost = pending_.front().cost;
+    bool uniform = true, stepped = false;
+    for (const Pending& each : pending_) {
+      uniform = uniform && each.cost == cost;
+      stepped = stepped || each.stepped;
+    }
+    plain_ = uniform && !stepped;
     find_classes();
     uint32_t shorter = 0;  // the length class weighed before
     for (const LengthClass& cap : classes_) {
-      allowed_.clear();
-      for (uint32_t i = 0; i < pending_.size(); ++i)
-        if (pending_[i].length_class <= cap.number) allowed_.push_back(i);
-      const Quantiles& asked = quantiles(index, cap.application);
+      const double least_ns = allow(cap.number, shorter);
+      const Quantiles* asked = nullptr;
+      // Where those begin that can bear a batch of the size looked at last, with either chance. Smaller batches are shorter,
+      // so these places move forward through all sizes.
+      size_t bearing[] = {allowed_.size(), allowed_.size()};
       // Large ones first: under load they are mostly the better, and then bound the rest.
       for (size_t s = model.sizes.size(); s-- > 0;) {
         const uint32_t k = model.sizes[s];
         if (k > allowed_.size()) continue;
+        // Any batch that was not weighed under a shorter cap has a request whose mean is at least that.
+        if (plain_ && k * cost - price * known.time.duration_ns(k, least_ns) <= best_.worth) continue;
+        if (asked == nullptr) asked = &quantiles(index, cap.application);
         size_t before = allowed_.size();
-        for (const double length_ns : {asked.feasible_ns[s], asked.safe_ns[s]}) {
-          const double bears = known.time.duration_ns(k, length_ns);
-          size_t first = static_cast<size_t>(
-              std::lower_bound(allowed_.begin(), allowed_.end(), bears,
-                               [&](uint32_t i, double x) { return pending_[i].slack_ns < x; }) -
-              allowed_.begin());
+        for (size_t chance = 0; chance < 2; ++chance) {
+          const double bears =
+              known.time.duration_ns(k, chance == 0 ? asked->feasible_ns[s] : asked->safe_ns[s]);
+          size_t& at = bearing[chance];
+          while (at > 0 && slacks_[at - 1] >= bears) --at;
+          while (at < allowed_.size() && slacks_[at] < bears) ++at;
+          size_t first = at;
           if (first + k > allowed_.size()) {
             if (k > 1) break;
             first =
@@ -424,7 +454,9 @@ class Gpushare final : public BatcherBase {
           }
           if (first == before) break;
           before = first;
-          weigh(index, std::span(allowed_).subspan(first, k), bears, shorter, price);
+          uint32_t longest = 0;
+          for (size_t i = first; i < first + k; ++i) longest = std::max(longest, means_[i]);
+          weigh(index, std::span(allowed_).subspan(first, k), longest, bears, shorter, price);
           if (uniform || first + k == allowed_.size()) continue;
           // Costs differ: also the k costliest of those who can bear it.
           costly_.assign(allowed_.begin() + static_cast<ptrdiff_t>(first), allowed_.end());
@@ -432,33 +464,35 @@ class Gpushare final : public BatcherBase {
                             [this](uint32_t a, uint32_t b) {
                               return std::pair(-pending_[a].cost, a) < std::pair(-pending_[b].cost, b);
                             });
-          weigh(index, std::span(costly_).first(k), bears, shorter, price);
+          longest = 0;
+          for (uint32_t i = 0; i < k; ++i) longest = std::max(longest, bits(pending_[costly_[i]].mean_ns));
+          weigh(index, std::span(costly_).first(k), longest, bears, shorter, price);
         }
       }
       shorter = cap.number;
     }
   }
 
-  // Compares one batch with the best so far.
-  void weigh(uint32_t index, std::span<const uint32_t> members, double bears, uint32_t shorter,
-             double price) {
+  // Compares one batch with the best so far. `longest`: the bits of its members' greatest mean.
+  void weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
+             uint32_t shorter, double price) {
+    if (length_class(longest) <= shorter) return;  // the same batch was weighed under a shorter cap
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double most = 0, cost = 0, least_slack = INFINITY, longest_mean = 0;
-    bool longer = false;
-    for (uint32_t i : members) {
-      cost += pending_[i].cost;
-      least_slack = std::min(least_slack, pending_[i].slack_ns);
-      longest_mean = std::max(longest_mean, pending_[i].mean_ns);
-      longer = longer || pending_[i].length_class > shorter;
-      if (pending_[i].stepped) most = INFINITY;  // what its later deadlines may add is not bounded here
+    double cost = k * pending_[members[0]].cost, most = cost;
+    if (!plain_) {
+      most = cost = 0;
+      for (uint32_t i : members) {
+        cost += pending_[i].cost;
+        if (pending_[i].stepped) most = INFINITY;  // what its later deadlines may add is not bounded here
+      }
+      most += cost;
     }
-    most += cost;
-    if (!longer) return;  // the same batch was weighed under a shorter cap
     // The longest of k lasts at least as long on average as the longest application alone.
-    if (most - price * time.duration_ns(k, longest_mean) <= best_.worth) return;
+    if (most - price * time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest))) <= best_.worth)
+      return;
     for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
       grid = model.grid.version();
       rows_.clear();
@@ -486,6 +520,8 @@ class Gpushare final : public BatcherBase {
     best_.cost = cost;
     best_.model = index;
     best_.mean_ns = mean;
+    double least_slack = INFINITY;
+    for (uint32_t i : members) least_slack = std::min(least_slack, pending_[i].slack_ns);
     best_.spare_ns = least_slack - bears;
     best_.full = k == model.sizes.back();
     best_.ids.clear();
@@ -520,7 +556,11 @@ class Gpushare final : public BatcherBase {
   static constexpr size_t kClassSlots = 4096;  // more than the classes of durations up to 18 minutes
   std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
   std::vector<LengthClass> classes_;
+  bool plain_ = false;  // all pending cost the same and have one deadline
   std::vector<uint32_t> allowed_, costly_;
+  // Of those allowed, side by side: most of a decision is looking through them.
+  std::vector<double> slacks_;
+  std::vector<uint32_t> means_;  // bits
   std::vector<const double*> rows_;
   std::vector<double> row_;
 };

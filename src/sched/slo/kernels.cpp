@@ -182,17 +182,24 @@ __attribute__((target("avx2"))) unsigned at_most_avx2(const double* values, doub
   return mask;
 }
 
+// Two vectors at a time, so that a multiplication need not wait for the one before.
 __attribute__((target("avx2"))) double product_avx2(const double* const* rows, size_t count,
                                                     const double* weights, double* out, size_t n) {
-  __m256d sum = _mm256_setzero_pd();
-  for (size_t i = 0; i < n; i += 4) {
-    __m256d product = _mm256_loadu_pd(rows[0] + i);
-    for (size_t r = 1; r < count; ++r) product = _mm256_mul_pd(product, _mm256_loadu_pd(rows[r] + i));
-    _mm256_storeu_pd(out + i, product);
-    sum = _mm256_add_pd(sum, _mm256_mul_pd(product, _mm256_loadu_pd(weights + i)));
+  __m256d sum0 = _mm256_setzero_pd(), sum1 = sum0;
+  for (size_t i = 0; i < n; i += 8) {
+    __m256d product0 = _mm256_loadu_pd(rows[0] + i), product1 = _mm256_loadu_pd(rows[0] + i + 4);
+    for (size_t r = 1; r < count; ++r) {
+      const double* const row = rows[r] + i;
+      product0 = _mm256_mul_pd(product0, _mm256_loadu_pd(row));
+      product1 = _mm256_mul_pd(product1, _mm256_loadu_pd(row + 4));
+    }
+    _mm256_storeu_pd(out + i, product0);
+    _mm256_storeu_pd(out + i + 4, product1);
+    sum0 = _mm256_add_pd(sum0, _mm256_mul_pd(product0, _mm256_loadu_pd(weights + i)));
+    sum1 = _mm256_add_pd(sum1, _mm256_mul_pd(product1, _mm256_loadu_pd(weights + i + 4)));
   }
   alignas(32) double parts[4];
-  _mm256_store_pd(parts, sum);
+  _mm256_store_pd(parts, _mm256_add_pd(sum0, sum1));
   return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -84,6 +86,50 @@ TEST_CASE("push: iterations run in order and tickets tell their outcome") {
   for (int i = 0; i < 20; ++i) CHECK(order[static_cast<size_t>(i)] == i);
   CHECK(session->info().iterations_done == 20);
   REQUIRE(session->close().ok());
+  CHECK(runtime->close().ok());
+}
+
+// Whether the process has so many threads; those that have been joined may take a moment to be gone.
+bool has_threads(std::ptrdiff_t count) {
+  for (int round = 0; round < 1000; ++round) {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    if (std::distance(begin(tasks), end(tasks)) == count) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+TEST_CASE(
+    "lanes get the thread for submitted iterations with the first submission, also those that open later") {
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // those that tests before have joined
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  const std::ptrdiff_t outside = std::distance(begin(tasks), end(tasks));
+  auto runtime = open_runtime(options_of(kSetups[2]));  // sim: its streams have no threads
+  std::vector<std::shared_ptr<executor::Session>> sessions;
+  const auto open = [&] {
+    sessions.push_back(open_session(*runtime, need("s" + std::to_string(sessions.size()), 0, 2 * kMiB)));
+    auto iteration = sessions.back()->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    REQUIRE((*iteration)->end().ok());
+  };
+  const auto submit = [&](executor::Session& session) {
+    auto work = work_of([](const std::shared_ptr<executor::Iteration>&) { return base::ok_status(); });
+    const auto ticket = session.submit(work);
+    REQUIRE(ticket.ok());
+    CHECK((*ticket)->wait(GPUSHARE_NO_TIMEOUT).ok());
+  };
+  open();
+  open();
+  REQUIRE(runtime->info()->lanes == 2);
+  CHECK(has_threads(outside + 1 + 2));  // one that carries out decisions, and each lane's reaper
+  submit(*sessions[1]);
+  CHECK(has_threads(outside + 1 + 4));
+  submit(*sessions[0]);
+  open();
+  REQUIRE(runtime->info()->lanes == 3);
+  CHECK(has_threads(outside + 1 + 6));
+  for (const auto& session : sessions) submit(*session);
+  CHECK(has_threads(outside + 1 + 6));
   CHECK(runtime->close().ok());
 }
 

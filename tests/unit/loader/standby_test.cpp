@@ -42,12 +42,13 @@ struct KeepingFirstLayers : Loading {
     options.link = {0.001, 1e6, 0.001};
     return options;
   }
-  loader::MemberId add(int seed, uint32_t layers = 5, uint64_t ephemeral_bytes = kMiB) {
+  loader::MemberId add(int seed, uint32_t layers = 5, uint64_t ephemeral_bytes = kMiB, double weight = 1) {
     const std::string name = "m" + std::to_string(seed);
     std::vector<uint64_t> sizes;
     for (uint32_t l = 0; l < layers; ++l) sizes.push_back((l == 0 ? layers - 1 : 1) * kMiB / 2 + l * 3);
     loader::MemberOptions member;
     member.session = test::need(name, 0, ephemeral_bytes);
+    member.session.weight = weight;
     member.image = image(name, sizes, seed);
     images.push_back(member.image);
     const auto id = switcher->add(std::move(member));
@@ -417,6 +418,25 @@ TEST_CASE("first layers give way again once the load that would have used them h
     CHECK(on.kept(a) == 0);
   }
   CHECK(failed);
+}
+
+TEST_CASE("first layers give way again once their member's session could not be opened") {
+  for (const test::Setup& setup : test::kSetups) {
+    INFO(setup.device);
+    KeepingFirstLayers on(setup, 12 * kMiB, budget(5 * kMiB));
+    const loader::MemberId a = on.add(1), refused = on.add(2, 5, kMiB, -1);  // no session has such a weight
+    REQUIRE(on.run(a, 1) == "");
+    REQUIRE(on.kept(refused) > 0);
+    for (int round = 0; round < 2; ++round)
+      CHECK(on.switcher->begin(refused, GPUSHARE_NO_TIMEOUT).status().code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(on.kept(refused) > 0);
+    // Nothing else of the switcher's is on the device.
+    const auto other = on.runtime->open_session(test::need("other", 10 * kMiB, 256));
+    INFO(other.status().to_string());
+    CHECK(other.ok());
+    CHECK(on.kept(refused) == 0);
+    on.check();
+  }
 }
 
 TEST_CASE("threads switch at random within a budget for some while members come and go") {
