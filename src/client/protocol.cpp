@@ -61,9 +61,11 @@ constexpr TypeInfo kTypes[] = {
     {"Limit", 32},
     {"SetCap", 32},
     {"Context", 32},
+    {"PagePart", 32},
+    {"RangeAskLower", 32},
 };
 constexpr size_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
-static_assert(kTypeCount == static_cast<size_t>(MessageType::kContext) + 1);
+static_assert(kTypeCount == static_cast<size_t>(MessageType::kRangeAskLower) + 1);
 static_assert(sizeof(Header) == 16 && sizeof(Hello) >= kTypes[1].first_bytes);
 static_assert(sizeof(Welcome) >= kTypes[2].first_bytes && sizeof(Reply) >= kTypes[3].first_bytes);
 static_assert(sizeof(Arrive) >= kTypes[4].first_bytes && sizeof(Need) >= kTypes[5].first_bytes);

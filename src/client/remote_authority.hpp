@@ -89,6 +89,7 @@ class RemoteAuthority final : public sched::Authority {
   void set_link(double ns_per_byte) override;
   void set_policy(std::unique_ptr<sched::Policy>, uint64_t) override {}  // the daemon's operator chooses it
   void unplaced(sched::SessionId session, uint64_t now_ns) override;
+  void page_part(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void page_done(sched::SessionId session, uint64_t now_ns) override;
   bool make_room(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void room_used(sched::SessionId session, uint64_t now_ns) override;
@@ -120,7 +121,7 @@ class RemoteAuthority final : public sched::Authority {
   bool making_room(sched::SessionId session) const override;
   void set_ranges(sched::SessionId session, uint64_t bytes, uint64_t answer_ns,
                   double price_ns_per_byte) override;
-  bool ask_ranges(sched::SessionId session, uint64_t bytes, std::string* out_silent) override;
+  bool ask_ranges(sched::SessionId session, uint64_t bytes, bool lower, std::string* out_silent) override;
   std::vector<RangesAsked> take_ranges_asked() override { return std::exchange(ranges_asked_, {}); }
   void answer_ranges(sched::SessionId session, uint64_t bytes) override;
 

@@ -23,6 +23,8 @@ using sched::SessionState;
 
 namespace {
 
+constexpr uint16_t kLowerMinor = 9;   // since when their allocations do
+constexpr uint16_t kPartsMinor = 9;   // since when daemons know of page-outs in parts
 constexpr uint16_t kRangesMinor = 5;  // since when they ask ranges of other processes
 
 base::Status not_known() {
@@ -174,6 +176,12 @@ void RemoteAuthority::unplaced(SessionId session, uint64_t) {
   close_lane(*record, Closing::kUnplaced);
 }
 
+void RemoteAuthority::page_part(SessionId session, uint64_t bytes, uint64_t) {
+  const Record* record = find(session);
+  if (record == nullptr || record->move != Move::kOut || connection_->welcome.minor < kPartsMinor) return;
+  tell(MessageType::kPagePart, *record, bytes);
+}
+
 void RemoteAuthority::page_done(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
@@ -232,16 +240,19 @@ void RemoteAuthority::tell_ranges(const Record& record) {
   send(bytes_of(message));
 }
 
-bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, std::string* out_silent) {
+bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, std::string* out_silent) {
   Record* record = find(session);
-  if (record == nullptr || !record->declared || connection_->welcome.minor < kRangesMinor) return false;
+  if (record == nullptr || !record->declared) return false;
+  if (connection_->welcome.minor < (lower ? kLowerMinor : kRangesMinor)) return false;
   if (bytes == 0) {
     tell(MessageType::kRangeAsk, *record);
     return false;
   }
   const uint32_t sequence = next_sequence_++;
   const auto reply =
-      call(bytes_of(make_session_message(MessageType::kRangeAsk, session, bytes, sequence)), sequence);
+      call(bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk, session,
+                                         bytes, sequence)),
+           sequence);
   if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
   *out_silent = text_of(reply->text);
   return reply->value != 0;

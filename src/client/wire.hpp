@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 8;
+inline constexpr uint16_t kProtocolMinor = 9;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -72,6 +72,10 @@ enum class MessageType : uint16_t {
   kSetCap,
   // Since minor version 8. From the process to the daemon.
   kContext,
+  // Since minor version 9. From the process to the daemon, of one session: bytes of a page-out that goes in parts.
+  kPagePart,
+  // As kRangeAsk, for an allocation: ranges of opportunistic sessions alone.
+  kRangeAskLower,
 };
 
 struct Header {

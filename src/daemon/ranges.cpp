@@ -55,7 +55,7 @@ void SharedDevice::set_ranges(RemoteSession& session, const client::RangeHas& me
   tell_range_waits();
 }
 
-bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, std::string* out_silent) {
+bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, std::string* out_silent) {
   take_back_offers();
   if (bytes == 0) {
     end_range_wait(session);
@@ -76,7 +76,8 @@ bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, std::strin
     elastic_.taken(session.range_want);
     session.range_room_bytes = free;
   }
-  for (const sched::RangeRequest& request : elastic_.ask(session.range, session.range_want, bytes, now_ns))
+  for (const sched::RangeRequest& request :
+       elastic_.ask(session.range, session.range_want, bytes, now_ns, sched::kNoSession, lower))
     tell(*ranges_.at(request.range), MessageType::kRangeGive, request.bytes);
   *out_silent = std::exchange(session.range_silent, {});
   return elastic_.on_the_way_bytes(session.range_want) > 0 || kept_from(session, now_ns) > 0;

@@ -371,7 +371,8 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
                             type == MessageType::kSetClass || type == MessageType::kSetCap ||
                             type == MessageType::kImageOpen || type == MessageType::kSetSpare ||
                             type == MessageType::kSetLink || type == MessageType::kRangeHas ||
-                            type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer;
+                            type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer ||
+                            type == MessageType::kPagePart || type == MessageType::kRangeAskLower;
   if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
     const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
     if (type == MessageType::kImageClose)
@@ -396,9 +397,10 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     answer(device.need(session, client::fields_of<client::Need>(message)), 0);
   else if (type == MessageType::kRangeHas)
     device.set_ranges(session, client::fields_of<client::RangeHas>(message));
-  else if (type == MessageType::kRangeAsk) {
+  else if (type == MessageType::kRangeAsk || type == MessageType::kRangeAskLower) {
     std::string silent;
-    const bool coming = device.ask_ranges(session, about.value, &silent);
+    const bool coming =
+        device.ask_ranges(session, about.value, type == MessageType::kRangeAskLower, &silent);
     answer({}, coming ? 1 : 0, silent);
   } else if (type == MessageType::kRoom)
     answer(device.make_room(session, about.value), 0);

@@ -195,8 +195,9 @@ class SharedDevice {
   void handle(RemoteSession& session, client::MessageType type, uint64_t value);
   // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
   void set_ranges(RemoteSession& session, const client::RangeHas& message);
-  // True while bytes are on the way; *out_silent: the sessions that did not answer since the last call.
-  bool ask_ranges(RemoteSession& session, uint64_t bytes, std::string* out_silent);
+  // True while bytes are on the way; *out_silent: the sessions that did not answer since the last call. `lower`: ranges of
+  // opportunistic sessions alone.
+  bool ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, std::string* out_silent);
   void remove(RemoteSession& session);
   // The connection of its process is gone, the process may live: it gets no turns.
   void disconnected(RemoteSession& session);
@@ -325,6 +326,7 @@ class SharedDevice {
   // Every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
+  void room_part();
   void kill_overdue(const Process& process) const;  // if the operator allows it
   client::Lease& lease(const RemoteSession& session) const {
     return session.process->leases->page->lease(session.slot);
@@ -379,6 +381,7 @@ class SharedDevice {
   bool room_for_lower_ = false;  // it waits for turns of opportunistic ones alone
   uint64_t room_for_ = 0;        // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
+  uint64_t room_free_bytes_ = 0;  // so many bytes free are enough for it
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;

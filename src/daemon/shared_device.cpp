@@ -278,6 +278,7 @@ base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_
 }
 
 base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
+  room_free_bytes_ = base::add_saturated(free_bytes(), bytes);
   if (!scheduler_.make_room(claim.id, bytes, now_ns))
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
   room_for_ = claim.id;
@@ -309,6 +310,13 @@ void SharedDevice::room_drained(uint64_t now_ns) {
 base::Status SharedDevice::set_capacity(uint64_t bytes) {
   take_back_offers();
   return scheduler_.set_capacity(bytes == 0 ? capacity_bytes_ : bytes, base::host_now_ns());
+}
+
+// Page-outs may go on when there is enough: what they give after that is for others.
+void SharedDevice::room_part() {
+  if (room_for_ == 0 || room_until_ns_ != 0 || free_bytes() < room_free_bytes_) return;
+  room_victims_.clear();
+  room_step(0);
 }
 
 void SharedDevice::room_step(uint64_t victim) {
@@ -407,6 +415,12 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
     case MessageType::kPageDone:
     case MessageType::kPageOutFailed:
       if (std::exchange(session.pages, false)) paged(claim, type == MessageType::kPageDone, now_ns);
+      break;
+    case MessageType::kPagePart:
+      // The members of a group are out when all are.
+      if (!session.pages || !claim.pages_out || claim.members.size() > 1) break;
+      scheduler_.page_part(claim.id, value, now_ns);
+      room_part();
       break;
     case MessageType::kRoomUsed:
       claim.has_room = false;

@@ -87,8 +87,11 @@ void ActionRunner::tear_down_if_over(SessionImpl& session) {
 }
 
 bool ActionRunner::decided_for(const SessionImpl& session) const {
-  return std::any_of(actions_.begin(), actions_.end(),
-                     [&](const Action& action) { return action.session.get() == &session; });
+  const auto of_session = [&](const Action& action) { return action.session.get() == &session; };
+  return std::any_of(actions_.begin(), actions_.end(), of_session) ||
+         std::any_of(parts_.begin(), parts_.end(), [&](const Action& part) {
+           return of_session(part) && part.kind == Action::Kind::kPageIn;
+         });
 }
 
 void ActionRunner::look_again(const base::Deadline& at) {
@@ -112,11 +115,20 @@ class ActionRunner::Acting {
   ActionRunner& runner_;
 };
 
+struct ActionRunner::Counted {
+  explicit Counted(uint32_t& of) : count(of) { ++count; }
+  ~Counted() { --count; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  uint32_t& count;
+};
+
 void ActionRunner::run(bool may_page, Outbox& outbox) {
   while (acting_ && !runtime_.collapsed_) {
     // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
     // it.
     if (NoWaitScope::active()) return;
+    const Counted counted(waiting_);
     runtime_.mutex_.wait(changed_);
   }
   if (runtime_.closed_ || runtime_.collapsed_) return;
@@ -134,6 +146,45 @@ void ActionRunner::run(bool may_page, Outbox& outbox) {
   }
   acting.reset();
   hand_over();
+}
+
+bool ActionRunner::run_part(Outbox& outbox) {
+  if (parts_.empty() || acting_ || runtime_.closed_ || runtime_.collapsed_) return false;
+  actions_.push_back(std::move(parts_.front()));
+  parts_.pop_front();
+  run(true, outbox);
+  return true;
+}
+
+bool ActionRunner::turn_back() {
+  if (acting_ || runtime_.closed_ || runtime_.collapsed_) return false;
+  std::optional<Acting> acting(*this);
+  bool any = false;
+  for (size_t i = 0; i < parts_.size();) {
+    const std::shared_ptr<SessionImpl> session = parts_[i].session;
+    memory::PersistentHeap* const heap = session->heap_.load();
+    if (parts_[i].kind != Action::Kind::kPageIn || session->guaranteed() || session->ended_ || heap == nullptr) {
+      ++i;
+      continue;
+    }
+    parts_.erase(parts_.begin() + static_cast<ptrdiff_t>(i));
+    {
+      const Unlocked unlocked(runtime_.mutex_);
+      heap->stop_page_in();
+      base::MutexLock lock(session->range_mutex_);
+      for (memory::ElasticRange* range : session->ranges_) range->leave_out();
+      runtime_.ladder_.give_back();
+    }
+    if (runtime_.collapsed_) break;
+    session->moving_ = SessionImpl::Moving::kNot;
+    runtime_.authority_->unplaced(session->id_, runtime_.now());
+    runtime_.sessions_.refresh_ready(*session);
+    any = true;
+  }
+  collect();
+  acting.reset();
+  hand_over();
+  return any;
 }
 
 void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
@@ -179,13 +230,13 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
       break;
     }
     case Action::Kind::kPageOut:
-      page(*action.session, lane, true, outbox);
+      page(action, lane, outbox);
       break;
     case Action::Kind::kPageIn:
       if (lane == nullptr || lane->memory.load() == nullptr)
         not_placed(*action.session, lane == nullptr ? runtime_.lanes_.failure() : lane->place_status, outbox);
       else
-        page(*action.session, lane, false, outbox);
+        page(action, lane, outbox);
       break;
     case Action::Kind::kDrop:
       action.session->dropped_.store(true, std::memory_order_release);
@@ -285,7 +336,9 @@ void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, 
       status.with_context("session '" + session.name() + "' cannot be placed in device memory"), outbox);
 }
 
-void ActionRunner::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
+void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
+  SessionImpl& session = *action.session;
+  const bool out = action.kind == Action::Kind::kPageOut;
   memory::PersistentHeap* heap = session.heap_.load();
   if (heap == nullptr) {
     // Ranked out again before there was anything to move; what comes in is then new.
@@ -295,46 +348,75 @@ void ActionRunner::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& 
     session.state_changed_.notify_all();
     return;
   }
-  const uint64_t start_ns = runtime_.now();
+  const bool begins = session.moving_ == SessionImpl::Moving::kNot;
+  if (begins) {
+    session.moving_ = out ? SessionImpl::Moving::kOut : SessionImpl::Moving::kIn;
+    session.moving_since_ns_ = runtime_.now();
+    session.moving_bytes_ = heap->stats().live_bytes;
+    session.tries_out_ = 0;
+    session.parted_ = false;
+  }
   base::Status status;
-  uint64_t device_ns = 0, bytes = 0;
+  bool done = false;
+  uint64_t device_ns = 0, given = 0;
   {
     const Unlocked unlocked(runtime_.mutex_);
     status = make_paging_stream();
-    if (out) session.residence_gate_.close();
+    if (out && begins) session.residence_gate_.close();
+    if (out && begins && status.ok()) status = save_ranges(session);
     if (status.ok()) {
-      bytes = heap->stats().live_bytes;
       status = paging_stream_.record(paging_start_);
-      if (status.ok()) status = out ? move_out(session, *heap) : move_in(session, *heap);
+      if (status.ok()) status = move_part(session, *heap, out, &done, &given);
       if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
         const auto elapsed = paging_end_.elapsed_since(paging_start_);
         if (elapsed.ok()) device_ns = *elapsed;
       }
-      if (status.ok() && out) runtime_.ladder_.give_back();
-      if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
+      if (given > 0) runtime_.ladder_.give_back();
+      if (done && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
     }
-    if (status.ok() != out) session.residence_gate_.open();  // in, or still in
   }
   if (runtime_.collapsed_) return;
+  paging_ns_ += device_ns;
+  session.parted_ = session.parted_ || given > 0;
   if (!status.ok()) {
     base::log(base::kWarning, status.to_string());
-    if (status.code() == GPUSHARE_DEVICE_LOST) {
-      runtime_.lose(status, outbox);
-    } else if (out) {
+    if (status.code() == GPUSHARE_DEVICE_LOST) return runtime_.lose(status, outbox);
+    if (out && session.parted_ && ++session.tries_out_ > kMaxTriesIn)
+      return runtime_.end_session(
+          session, SessionState::kFailed,
+          status.with_context("session '" + session.name() + "' is out in part, and the rest cannot follow"), outbox);
+    if (!out || !session.parted_) {
+      session.moving_ = SessionImpl::Moving::kNot;
+      if (!out) return not_placed(session, status, outbox);
+      {
+        const Unlocked unlocked(runtime_.mutex_);
+        forget_ranges(session);
+        session.residence_gate_.open();
+      }
+      if (runtime_.collapsed_) return;
       runtime_.authority_->page_out_failed(session.id_, runtime_.now());
-    } else {
-      not_placed(session, status, outbox);
+      runtime_.sessions_.refresh_ready(session);
+      return;
     }
-    return;
   }
   const uint64_t time = runtime_.now();
-  paging_ns_ += device_ns;
+  if (!done) {
+    if (given > 0) {
+      runtime_.authority_->page_part(session.id_, given, time);
+      outbox.memory_changed = true;
+    }
+    collect();  // what may go on now comes before the rest
+    parts_.push_back(action);
+    return;
+  }
+  session.moving_ = SessionImpl::Moving::kNot;
   runtime_.record({out ? Timeline::Kind::kPageOut : Timeline::Kind::kPageIn, UINT32_MAX, session.id_,
-                   start_ns, time, bytes});
+                   session.moving_since_ns_, time, session.moving_bytes_});
   if (out) {
-    runtime_.record(
-        {Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
+    runtime_.record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_,
+                     session.moving_since_ns_});
   } else {
+    session.residence_gate_.open();
     retry_ns_ = 0;
     session.tries_in_ = 0;
     session.resident_since_ns_ = time;
@@ -397,26 +479,76 @@ base::Status ActionRunner::make_paging_stream() {
   return {};
 }
 
-// A session's heap and ranges go out and come in together, or stay.
-base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap& heap) {
-  base::MutexLock lock(session.range_mutex_);
+base::Status ActionRunner::save_ranges(SessionImpl& session) {
   base::Status status;
-  for (memory::ElasticRange* range : session.ranges_)
-    if (status.ok()) status = range->save(paging_stream_);
-  // Spilled blocks that came home go out again. They come back at boundaries after the page-in.
-  if (status.ok() && heap.release_home() > 0) status = heap.send_spilled_out(paging_stream_);
-  if (status.ok()) status = heap.page_out(paging_stream_);
-  for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->drop() : range->forget();
+  {
+    base::MutexLock lock(session.range_mutex_);
+    for (memory::ElasticRange* range : session.ranges_)
+      if (status.ok()) status = range->save();
+  }
   return status;
 }
 
-base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap& heap) {
+void ActionRunner::forget_ranges(SessionImpl& session) {
+  base::MutexLock lock(session.range_mutex_);
+  for (memory::ElasticRange* range : session.ranges_) range->forget();
+}
+
+base::Status ActionRunner::move_part(SessionImpl& session, memory::PersistentHeap& heap, bool out,
+                                     bool* out_done, uint64_t* out_given) {
+  const uint64_t granule = runtime_.granularity_bytes_, budget_ns = runtime_.spill_move_ns_;
+  const uint64_t most = std::max(granule, runtime_.spill_move_bytes_ / granule * granule);
+  const uint64_t start_ns = runtime_.now();
+  uint64_t step = granule;
+  for (uint64_t moved = 0;;) {
+    GPUSHARE_RETURN_IF_ERROR(out ? move_out(session, heap, step, out_done, out_given)
+                                 : move_in(session, heap, step, out_done));
+    moved += step;
+    const uint64_t spent_ns = runtime_.now() - start_ns;
+    if (*out_done || moved >= most || spent_ns >= budget_ns) return {};
+    // As many as the rest of the time is enough for, judged by what has moved.
+    const double fits = static_cast<double>(moved) * static_cast<double>(budget_ns - spent_ns) /
+                        static_cast<double>(std::max<uint64_t>(spent_ns, 1));
+    step = fits >= static_cast<double>(most - moved) ? most - moved : static_cast<uint64_t>(fits) / granule * granule;
+    if (step == 0) return {};
+  }
+}
+
+base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes,
+                                    bool* out_done, uint64_t* out_given) {
+  // Spilled blocks that came home go out again. They come back at boundaries after the page-in.
+  if (heap.release_home() > 0) {
+    uint64_t moved = 0;
+    GPUSHARE_RETURN_IF_ERROR(heap.send_spilled_out(paging_stream_, bytes, &moved));
+    session.claim_what_it_has(0);
+    return {};
+  }
+  if (!heap.paged_out()) GPUSHARE_RETURN_IF_ERROR(heap.page_out(paging_stream_, bytes, out_given));
+  base::MutexLock lock(session.range_mutex_);
+  *out_done = heap.paged_out();
+  for (memory::ElasticRange* range : session.ranges_) {
+    if (!*out_done || !range->is_going()) continue;
+    GPUSHARE_RETURN_IF_ERROR(range->drop(paging_stream_, bytes, out_given));
+    *out_done = !range->is_going();
+  }
+  return {};
+}
+
+base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes,
+                                   bool* out_done) {
   base::MutexLock lock(session.range_mutex_);
   base::Status status;
+  uint64_t moved = 0;
   for (memory::ElasticRange* range : session.ranges_)
-    if (status.ok()) status = range->restore(paging_stream_);
-  if (status.ok()) status = heap.page_in(paging_stream_);
-  for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->forget() : range->drop();
+    if (status.ok() && moved == 0) status = range->restore(paging_stream_, bytes, &moved);
+  if (status.ok() && moved == 0) status = heap.page_in(paging_stream_, bytes);
+  *out_done = status.ok() && moved == 0 && !heap.paged_out();
+  for (memory::ElasticRange* range : session.ranges_) {
+    if (!status.ok())
+      range->leave_out();
+    else if (*out_done)
+      range->forget();
+  }
   return status;
 }
 
@@ -447,7 +579,7 @@ void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
   if (runtime_.collapsed_) return;
   session.peak_bytes_ = std::max(session.peak_bytes_, peak);
   const uint64_t time = runtime_.now();
-  if (session.placed_ && !paged_out)
+  if (session.placed_ && (!paged_out || session.moving_ == SessionImpl::Moving::kOut))
     runtime_.record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, time});
   if (!session.placed_) session.queued_ns_ = time - std::min(time, session.arrived_ns_);
   runtime_.record({Timeline::Kind::kLeft, UINT32_MAX, session.id_, time});
@@ -459,7 +591,9 @@ void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
   for (LaneSlot* lane : runtime_.lanes_.opened())
     if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
   collect();
-  std::erase_if(actions_, [&](const Action& action) { return action.session.get() == &session; });
+  const auto of_session = [&](const Action& action) { return action.session.get() == &session; };
+  std::erase_if(actions_, of_session);
+  std::erase_if(parts_, of_session);
   session.torn_down_ = true;
   runtime_.reaper_.drop_demand();
   outbox.memory_changed = true;
@@ -485,7 +619,11 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
   const bool& stop = runtime_.stop_threads_;
   Dependents& dependents = runtime_.dependents_;
   for (;;) {
-    while (!stop && !dependents.any_let_go() && (actions_.empty() || acting_)) {
+    // Who waits for room runs the parts, and stops when there is enough. Other actions come first.
+    const auto leaves_parts = [&]() GPUSHARE_REQUIRES(books) {
+      return parts_.empty() || waiting_ > 0 || (!runtime_.shared_ && runtime_.ladder_.anybody_waits());
+    };
+    while (!stop && !dependents.any_let_go() && ((actions_.empty() && leaves_parts()) || acting_)) {
       const bool look = look_again_at_ && (!retry_at_ || look_again_at_->at() < retry_at_->at());
       std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
       if (!next) {
@@ -502,6 +640,7 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
       dependents.destroy_let_go();
     }
     run(true, outbox);
+    if (!leaves_parts()) (void)run_part(outbox);
     const Unlocked unlocked(runtime_.mutex_);
     outbox.flush();
   }

@@ -45,6 +45,9 @@ struct Action {
 // The queue of actions. They run one at a time, in the order of the decisions, without the runtime's lock while memory
 // works: by a caller that may block, or by a thread of the runner's. The thread that runs them "acts"; only one thread
 // acts at a time.
+//
+// A page-out or page-in moves no more at once than a boundary may (spill_move_bytes, spill_move_ns). The rest is left to
+// the runner's thread, a part at a time and after all other actions, so that an action waits for one part at most.
 class ActionRunner {
  public:
   explicit ActionRunner(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -52,7 +55,10 @@ class ActionRunner {
   void stop() GPUSHARE_REQUIRES(books);  // once the runtime's threads are to stop
   void join() { service_.join(); }       // without the lock
   void release_device();                 // nobody acts any more
-  void clear() GPUSHARE_REQUIRES(books) { actions_.clear(); }
+  void clear() GPUSHARE_REQUIRES(books) {
+    actions_.clear();
+    parts_.clear();
+  }
 
   // Takes over what the scheduler has decided.
   void collect() GPUSHARE_REQUIRES(books);
@@ -61,12 +67,17 @@ class ActionRunner {
   // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
   // meanwhile; returns when nobody is at it.
   void run(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // The next part of a page-out or page-in that has begun. False: there is none, or somebody acts.
+  bool run_part(Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Opportunistic sessions whose page-in has begun and not ended are paged out again, which copies nothing. False:
+  // there are none, or somebody acts.
+  bool turn_back() GPUSHARE_REQUIRES(books);
   // Blocks of idle sessions that others have asked for bytes go out, within the limits of one boundary for each. False if
   // there are none.
   bool send_out_idle(Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Has the thread carry out what nobody is at.
   void hand_over() GPUSHARE_REQUIRES(books) {
-    if (!actions_.empty() && !acting_) wakes_.notify_one();
+    if (busy() && !acting_) wakes_.notify_one();
   }
   void wake() GPUSHARE_REQUIRES(books) { wakes_.notify_one(); }
   // Asks the policy again then about the lanes that it holds back.
@@ -74,7 +85,7 @@ class ActionRunner {
 
   bool pending() const GPUSHARE_REQUIRES(books) { return !actions_.empty(); }
   bool acting() const GPUSHARE_REQUIRES(books) { return acting_; }
-  bool busy() const GPUSHARE_REQUIRES(books) { return acting_ || !actions_.empty(); }
+  bool busy() const GPUSHARE_REQUIRES(books) { return acting_ || !actions_.empty() || !parts_.empty(); }
   bool decided_for(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   // A session waits that could not be placed though the books have room for it.
   bool retries() const GPUSHARE_REQUIRES(books) { return retry_at_.has_value(); }
@@ -103,22 +114,33 @@ class ActionRunner {
 
  private:
   class Acting;
+  struct Counted;
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void page(const Action& action, LaneSlot* lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void send_out(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Called by the thread that acts, without the lock.
   base::Status make_paging_stream();
-  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
-  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);
+  // Host memory for a page-out of the session's elastic ranges, and back.
+  static base::Status save_ranges(SessionImpl& session);
+  static void forget_ranges(SessionImpl& session);
+  // Moves as much as a boundary may. *out_done: all is out, or in. *out_given: what is out of P.
+  base::Status move_part(SessionImpl& session, memory::PersistentHeap& heap, bool out, bool* out_done,
+                         uint64_t* out_given);
+  // Steps of that, of `bytes` at most.
+  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes, bool* out_done,
+                        uint64_t* out_given);
+  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes, bool* out_done);
   void serve();
   void serve_until_stopped(Outbox& outbox) GPUSHARE_REQUIRES(books);
 
   RuntimeImpl& runtime_;
   std::deque<Action> actions_ GPUSHARE_GUARDED_BY(books);
+  std::deque<Action> parts_ GPUSHARE_GUARDED_BY(books);  // page-outs and page-ins that have begun and not ended
   bool acting_ GPUSHARE_GUARDED_BY(books) = false;
+  uint32_t waiting_ GPUSHARE_GUARDED_BY(books) = 0;  // threads that wait in run() for who acts
   bool paused_ GPUSHARE_GUARDED_BY(books) = false;
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(books);
   std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(books);

@@ -305,6 +305,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waiting_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t resident_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  // A page-out or page-in that goes in parts: since when, and of how many bytes. `parted_`: a part is out, so it cannot stay.
+  enum class Moving : uint8_t { kNot, kOut, kIn } moving_ GPUSHARE_GUARDED_BY(books) = Moving::kNot;
+  bool parted_ GPUSHARE_GUARDED_BY(books) = false;
+  uint32_t tries_out_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t moving_since_ns_ GPUSHARE_GUARDED_BY(books) = 0, moving_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
   double weight_ GPUSHARE_GUARDED_BY(books);            // as the program said
   uint64_t peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;  // of its persistent blocks, known at its end
   uint64_t iteration_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;        // its largest iteration

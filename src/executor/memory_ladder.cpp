@@ -27,6 +27,11 @@ bool binds_another(const SessionImpl& session) {
 
 }  // namespace
 
+// The runner's thread goes on with the page-outs that were under way.
+MemoryLadder::Waiting::~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  if (--ladder.room_waiters_ == 0) ladder.runtime_.actions_.hand_over();
+}
+
 base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const Attempt& wanted,
                                                   base::Status why) {
   const Stay stay(runtime_);
@@ -138,15 +143,29 @@ bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::D
   Section lock(runtime_);
   if (!runtime_.check_live(session).ok()) return false;
   // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
-  const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_), free = runtime_.free_bytes();
+  const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
+  if (session.guaranteed() && runtime_.free_bytes() < wanted) {
+    runtime_.actions_.run(true, outbox);
+    if (runtime_.actions_.turn_back()) {
+      runtime_.actions_.run(false, outbox);
+      if (runtime_.free_bytes() >= wanted) return true;
+    }
+  }
+  const uint64_t free = runtime_.free_bytes();
   if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now()))
     return wait_for_boundaries(session, bytes, until, outbox);
-  runtime_.actions_.run(true, outbox);
   ++room_waiters_;
   const Waiting waiting{*this};
+  runtime_.actions_.run(true, outbox);
+  // On a shared device the daemon says when there is enough. Here a page-out may go on after that, for others.
+  const bool shared = runtime_.shared_;
   while (runtime_.authority_->making_room(session.id_) && runtime_.check_live(session).ok() &&
-         !NoWaitScope::active())
-    runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+         (shared || runtime_.free_bytes() < wanted)) {
+    if (runtime_.actions_.run_part(outbox)) continue;
+    if (NoWaitScope::active()) break;
+    runtime_.reaper_.wait(session.state_changed_,
+                          base::Deadline::after(shared ? GPUSHARE_NO_TIMEOUT : kBoundaryLookNs), outbox);
+  }
   return true;
 }
 
@@ -167,6 +186,7 @@ bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, con
       runtime_.authority_->stop_making_room(session.id_);
       break;
     }
+    if (runtime_.actions_.run_part(outbox)) continue;
     runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(kBoundaryLookNs), outbox);
   }
   return true;

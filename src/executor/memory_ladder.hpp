@@ -56,7 +56,7 @@ class MemoryLadder {
 
  private:
   struct Waiting {
-    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --ladder.room_waiters_; }
+    ~Waiting();
     MemoryLadder& ladder;
   };
   base::Result<memory::Address> climb_steps(SessionImpl& session, const Attempt& wanted, base::Status why,

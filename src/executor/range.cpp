@@ -478,10 +478,10 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
     if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) {
       // Nobody is left in this process.
-      if (wait.range == nullptr) return false;
       std::string silent;
       wait.asks_daemon = true;
-      const bool coming = runtime_.authority_->ask_ranges(wait.session->id_, missing, &silent);
+      const bool coming =
+          runtime_.authority_->ask_ranges(wait.session->id_, missing, wait.range == nullptr, &silent);
       if (!silent.empty()) {
         base::log(base::kWarning, "no answer from " + silent);
         wait.silent += (wait.silent.empty() ? "" : ", ") + silent;
@@ -507,7 +507,7 @@ void RangeTable::leave(RangeWait& wait) {
   elastic_.withdraw(wait.want);
   if (wait.range == nullptr) elastic_.close(wait.asker);
   if (wait.asks_daemon && runtime_.check_open().ok())
-    (void)runtime_.authority_->ask_ranges(wait.session->id_, 0, nullptr);
+    (void)runtime_.authority_->ask_ranges(wait.session->id_, 0, false, nullptr);
   told();  // it is the next one's turn
 }
 

@@ -94,8 +94,8 @@ class PersistentHeap {
   // change. See SpillStore::move. UNSUPPORTED without a host tier.
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
-  // For a page-out: all spilled blocks that came home go out again.
-  virtual base::Status send_spilled_out(const device::Stream& stream) = 0;
+  // For a page-out: spilled blocks that came home go out again, in whole granules of most_bytes together at most.
+  virtual base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) = 0;
   // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when
   // there is none.
   virtual uint64_t release_home() = 0;
@@ -116,12 +116,20 @@ class PersistentHeap {
   virtual void set_stream(const device::Stream* stream) = 0;
   // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses stay
   // reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the contiguous
-  // layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. While the heap is
-  // paged out, blocks may be freed but not allocated, and its promise is not held. After a failure the heap is
-  // where it was, with all its bytes. Errors: HOST_OUT_OF_MEMORY, DEVICE_OUT_OF_MEMORY (page_in),
-  // INVALID_STATE, the stream's own.
-  virtual base::Status page_out(const device::Stream& stream) = 0;
-  virtual base::Status page_in(const device::Stream& stream) = 0;
+  // layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. From the first part of a
+  // page-out to the last part of a page-in blocks may be freed but not allocated.
+  //
+  // A call copies most_bytes at most. Until paged_out() tells the end, the same call is to follow. page_out adds to
+  // *out_given_bytes (may be null) what it has given back of the promise, and the rest of the promise is not held either
+  // once the heap is out. After a failure no byte is lost: the heap is resident if it was before the call; it is paged
+  // out if page_in failed; and if a later part of page_out failed, the call may be repeated. Errors:
+  // HOST_OUT_OF_MEMORY (the first part of page_out), DEVICE_OUT_OF_MEMORY (the first part of page_in), INVALID_STATE,
+  // the stream's own.
+  virtual base::Status page_out(const device::Stream& stream, uint64_t most_bytes = UINT64_MAX,
+                                uint64_t* out_given_bytes = nullptr) = 0;
+  virtual base::Status page_in(const device::Stream& stream, uint64_t most_bytes = UINT64_MAX) = 0;
+  // A page-in that has begun and not ended did not begin. Copies nothing.
+  virtual void stop_page_in() = 0;
   virtual bool paged_out() const = 0;
   virtual HeapStats stats() const = 0;
   // stats().peak_bytes counts from now on.

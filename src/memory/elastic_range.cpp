@@ -178,7 +178,7 @@ base::Status ElasticRange::copy(const std::vector<Saved>& parts, const device::S
   return {};
 }
 
-base::Status ElasticRange::save(const device::Stream& stream) {
+base::Status ElasticRange::save() {
   base::MutexLock control(control_);
   if (state_ != State::kResident) return closed();
   saved_.clear();
@@ -188,70 +188,102 @@ base::Status ElasticRange::save(const device::Stream& stream) {
     for (size_t i = 0; i < committed_.size(); ++i)
       if (committed_[i]) saved_.push_back({i, saved_.size() * granule_bytes()});
   }
-  order_all(fences(), stream);
-  base::Status status = shared_.spill->chunks().take(saved_.size() * granule_bytes(), &chunks_);
-  if (status.ok()) {
-    status = copy(saved_, stream, true);
-    // Even after a failure: copies enqueued before it still write to the chunks.
-    const base::Status finished = stream.synchronize();
-    if (status.ok()) status = finished;
-  }
-  if (!status.ok()) {
-    shared_.spill->chunks().give(chunks_);
+  if (auto status = shared_.spill->chunks().take(saved_.size() * granule_bytes(), &chunks_); !status.ok()) {
     saved_.clear();
     return status.with_context("paging out elastic range '" + name() + "'");
   }
-  state_ = State::kSaved;
+  state_ = State::kGoing;
   return {};
 }
 
-void ElasticRange::drop() {
+base::Status ElasticRange::drop(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) {
   base::MutexLock control(control_);
-  if (state_ != State::kSaved) return;
-  // The copy came after everything that used the bytes.
-  shared_.layout->decommit(range_, 0, reserved_bytes_ / granule_bytes(), {});
-  shared_.paged_out_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
+  if (state_ != State::kGoing) return {};
+  std::vector<Saved> part;
+  const uint64_t granule = granule_bytes();
+  for (size_t i = saved_.size(); i-- > 0 && (part.size() + 1) * granule <= std::max(most_bytes, granule);)
+    if (saved_[i].here) part.push_back(saved_[i]);
+  order_all(fences(), stream);
+  base::Status status = copy(part, stream, true);
+  // Even after a failure: copies enqueued before it still write to the chunks.
+  const base::Status finished = stream.synchronize();
+  if (status.ok()) status = finished;
+  if (!status.ok()) return status.with_context("paging out elastic range '" + name() + "'");
+  // The copy came after everything that used the bytes. `part` has the last granules, the last one first.
+  for (size_t i = 0; i < part.size();) {
+    size_t end = i + 1;
+    while (end < part.size() && part[end].granule + 1 == part[end - 1].granule) ++end;
+    shared_.layout->decommit(range_, part[end - 1].granule, end - i, {});
+    i = end;
+  }
+  for (Saved& each : saved_)
+    if (!part.empty() && each.granule >= part.back().granule) each.here = false;
+  *out_bytes += part.size() * granule;
+  if (std::any_of(saved_.begin(), saved_.end(), [](const Saved& each) { return each.here; })) return {};
+  shared_.paged_out_bytes.fetch_add(saved_.size() * granule, std::memory_order_relaxed);
   state_ = State::kOut;
+  return {};
 }
 
-base::Status ElasticRange::restore(const device::Stream& stream) {
+bool ElasticRange::is_going() const {
+  base::MutexLock control(control_);
+  return state_ == State::kGoing;
+}
+
+base::Status ElasticRange::restore(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) {
   base::MutexLock control(control_);
   if (state_ == State::kResident) return {};  // opened meanwhile
-  if (state_ != State::kOut) return closed();
-  std::vector<Saved> lost;
+  if (state_ != State::kOut && state_ != State::kComing) return closed();
   base::Status status;
   FenceList before;
-  for (size_t i = 0; i < saved_.size() && status.ok();) {
+  for (size_t i = 0; state_ == State::kOut && i < saved_.size() && status.ok();) {
     size_t end = i + 1;  // of a run
     while (end < saved_.size() && saved_[end].granule == saved_[end - 1].granule + 1) ++end;
     std::vector<bool> intact;
     status = shared_.layout->commit(range_, saved_[i].granule, end - i, &before, &intact);
-    for (size_t k = i; k < end && status.ok(); ++k)
-      if (spoilt_ || !intact[k - i]) lost.push_back(saved_[k]);
+    for (size_t k = i; k < end && status.ok(); ++k) saved_[k].here = !spoilt_ && intact[k - i];
     i = end;
   }
+  std::vector<Saved> part;
   if (status.ok()) {
+    state_ = State::kComing;
+    for (const Saved& each : saved_)
+      if (!each.here && (part.size() + 1) * granule_bytes() <= std::max(most_bytes, granule_bytes()))
+        part.push_back(each);
     order_all(before, stream);
-    status = copy(lost, stream, false);
+    status = copy(part, stream, false);
     const base::Status finished = stream.synchronize();
     if (status.ok()) status = finished;
   }
   if (!status.ok()) {
-    spoilt_ = true;
-    shared_.layout->decommit(range_, 0, reserved_bytes_ / granule_bytes(), {});
+    back_out();
     return status.with_context("paging in elastic range '" + name() + "'");
   }
-  shared_.paged_in_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
-  spoilt_ = false;
-  state_ = State::kSaved;
+  for (Saved& each : saved_)
+    if (!part.empty() && each.granule <= part.back().granule) each.here = true;
+  *out_bytes += part.size() * granule_bytes();
   return {};
+}
+
+void ElasticRange::back_out() {
+  spoilt_ = true;
+  shared_.layout->decommit(range_, 0, reserved_bytes_ / granule_bytes(), {});
+  state_ = State::kOut;
+}
+
+void ElasticRange::leave_out() {
+  base::MutexLock control(control_);
+  if (state_ == State::kComing) back_out();
 }
 
 void ElasticRange::forget() {
   base::MutexLock control(control_);
-  if (state_ != State::kSaved) return;
+  if (state_ == State::kComing)
+    shared_.paged_in_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
+  if (state_ != State::kComing && state_ != State::kGoing) return;
   shared_.spill->chunks().give(chunks_);
   saved_.clear();
+  spoilt_ = false;
   state_ = State::kResident;
 }
 

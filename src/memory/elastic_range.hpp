@@ -6,9 +6,9 @@
 // work. Decommit is ordered by fences: the bytes go to somebody else after the work that the session's stream has now,
 // and after the uses on other streams that record_use has recorded for addresses in the range.
 //
-// Paging goes in halves, because a session has several ranges and a heap, which go out and come in together or not at
-// all: save, drop, restore, forget. Until drop, and from restore on, the bytes are on the device; from save until
-// forget they are in host memory.
+// A session has several ranges and a heap, which go out and come in together. save() takes all host memory that a
+// page-out needs, so that nothing is refused once the first bytes have gone; drop() copies in parts and gives the
+// device memory back. restore() has all device memory back before it copies in parts, and forget() ends the page-in.
 //
 // Locks: control_ serialises all that changes the range and is held across driver calls; lock_ is for finding out about
 // an address.
@@ -51,15 +51,19 @@ class ElasticRange final : public BlockOwner {
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
 
-  // Copies the committed bytes to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's:
-  // nothing has changed.
-  base::Status save(const device::Stream& stream);
-  // Gives the saved bytes' device memory back.
-  void drop();
-  // Puts memory behind the dropped granules, copies the lost bytes back, and waits. Errors: DEVICE_OUT_OF_MEMORY, the
-  // stream's: nothing has changed.
-  base::Status restore(const device::Stream& stream);
-  // Gives the host memory of save() back; the bytes are on the device.
+  // Takes host memory for the committed bytes. Errors: HOST_OUT_OF_MEMORY: nothing has changed.
+  base::Status save();
+  // After save(), or after a call that did not get to the end: copies committed bytes to host memory over `stream`,
+  // `most_bytes` at most and a granule at least, waits, gives their device memory back and adds them to *out_bytes. Errors: the
+  // stream's: what has not gone is on the device. Without save(), nothing.
+  base::Status drop(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes);
+  bool is_going() const;  // drop() has not got to the end
+  // Puts memory behind the dropped granules, copies most_bytes of the lost bytes back, and waits. The same call follows until
+  // it adds nothing to *out_bytes. Errors: DEVICE_OUT_OF_MEMORY, the stream's: the range is out.
+  base::Status restore(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes);
+  // A restore did not happen: the bytes are in host memory still, and the device memory goes.
+  void leave_out();
+  // Ends save() or restore(): all bytes are on the device, and the host memory goes.
   void forget();
 
   // BlockOwner: an address within a committed granule stands for the granule; it cannot be freed.
@@ -76,14 +80,17 @@ class ElasticRange final : public BlockOwner {
  private:
   struct Saved {
     size_t granule;
-    uint64_t at;  // in the chunks
+    uint64_t at;         // in the chunks
+    bool here = true;    // on the device
   };
-  enum class State : uint8_t { kClosed, kResident, kSaved, kOut };
+  // kGoing: from save() until all have gone. kComing: has memory again, and not yet all bytes.
+  enum class State : uint8_t { kClosed, kResident, kGoing, kOut, kComing };
 
   base::Status check_part(uint64_t offset, uint64_t bytes) const;
   // [first, first + count) have memory from now on, or none. Returns for how many bytes that is new.
   uint64_t mark(size_t first, size_t count, bool committed);
   FenceList fences() const;
+  void back_out() GPUSHARE_REQUIRES(control_);
   base::Status copy(const std::vector<Saved>& parts, const device::Stream& stream, bool out)
       GPUSHARE_REQUIRES(control_);
 

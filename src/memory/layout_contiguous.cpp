@@ -104,7 +104,7 @@ class ContiguousLayout final : public RangeLayout {
   }
 
   bool can_page() const override { return false; }
-  base::Status unback(Range&, uint64_t) override { return cannot_page(); }
+  base::Status unback(Range&, uint64_t, uint64_t) override { return cannot_page(); }
   base::Status back(Range&, uint64_t*) override { return cannot_page(); }
 
   uint64_t trim() override { return 0; }

@@ -104,12 +104,15 @@ base::Status VirtualLayout::take_ahead(const Range& range, uint64_t bytes, Range
 }
 
 // The granules stay where they are until somebody needs them, the last ones first.
-base::Status VirtualLayout::unback(Range& range, uint64_t valid_bytes) {
+base::Status VirtualLayout::unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) {
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
-  if (!region.backed) return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
-  decommit_cells(region, 0, region.bytes / granule_, nullptr, false);
+  const size_t first = from_bytes / granule_, end = region.backed ? region.bytes / granule_ : region.left;
+  if (!region.backed && first >= end)
+    return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
+  decommit_cells(region, first, end - first, nullptr, false);
   region.backed = false;
+  region.left = first;
   region.intact = valid_bytes / granule_;
   return {};
 }
@@ -133,7 +136,7 @@ void VirtualLayout::hollow(const Range& range, const std::vector<size_t>& granul
   const auto shared = std::make_shared<FenceList>(fences);
   for (size_t i = granules.size(); i-- > 0;) decommit_cells(region, granules[i], 1, shared, true);
   region.backed = false;
-  region.intact = 0;
+  region.left = region.intact = 0;
 }
 
 base::Status VirtualLayout::open_sparse(uint64_t bytes, Range* out_range) {

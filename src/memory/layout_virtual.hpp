@@ -48,7 +48,7 @@ class VirtualLayout final : public RangeLayout {
   bool move_up(Range&, const FenceList&, FenceList*) override { return false; }
 
   bool can_page() const override { return true; }
-  base::Status unback(Range& range, uint64_t valid_bytes) override;
+  base::Status unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) override;
   base::Status back(Range& range, uint64_t* out_valid_bytes) override;
   void hollow(const Range& range, const std::vector<size_t>& granules, const FenceList& fences) override;
 
@@ -102,6 +102,7 @@ class VirtualLayout final : public RangeLayout {
     uint64_t bytes = 0;  // that whoever has taken it has; not of a sparse one
     bool taken = false;
     bool backed = true;       // not paged out, and not hollow
+    size_t left = 0;          // while not backed: so many cells from the first still have memory
     size_t intact = 0;        // while not backed: more than these cells hold nothing of use
     size_t mapped = 0;        // cells with memory
     std::vector<Cell> cells;  // as many as were ever used

@@ -100,6 +100,8 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
   shared_.spill->close(spill_owner_, fences);
   shared_.spill->chunks().give(saved_chunks_);
   saved_runs_.clear();
+  valid_.clear();
+  coming_in_ = false;
   spill_owner_.set_stream(nullptr);
   *out_fences = std::move(fences);
   return {};
@@ -370,11 +372,11 @@ base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, ui
       .with_context("session '" + name() + "': moving its blocks");
 }
 
-base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream) {
+base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
+                                                  uint64_t* out_bytes) {
   base::MutexLock control(control_);
-  uint64_t moved = 0;
   return shared_.spill
-      ->move(spill_owner_, nullptr, false, UINT64_MAX, UINT64_MAX, own_fences(), stream, &moved)
+      ->move(spill_owner_, nullptr, false, most_bytes, UINT64_MAX, own_fences(), stream, out_bytes)
       .with_context("session '" + name() + "': moving its spilled blocks");
 }
 

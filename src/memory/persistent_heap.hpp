@@ -52,7 +52,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
                             uint64_t* out_bytes) override;
-  base::Status send_spilled_out(const device::Stream& stream) override;
+  base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) override;
   uint64_t release_home() override;
   uint64_t kept_away_bytes() const override;
   uint64_t away_bytes() const override {
@@ -61,8 +61,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   }
   base::Status resize(uint64_t promised_bytes) override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
-  base::Status page_out(const device::Stream& stream) override;
-  base::Status page_in(const device::Stream& stream) override;
+  base::Status page_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_given_bytes) override;
+  base::Status page_in(const device::Stream& stream, uint64_t most_bytes) override;
+  void stop_page_in() override;
   bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
   HeapStats stats() const override;
   void reset_peak() override;
@@ -162,8 +163,18 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   uint64_t device_live() const GPUSHARE_REQUIRES(lock_) {
     return live_ - away_live_bytes_.load(std::memory_order_relaxed);
   }
-  base::Status copy_runs(const std::vector<Run>& runs, const std::vector<uint64_t>& skip_bytes,
-                         const device::Stream& stream, bool out) GPUSHARE_REQUIRES(control_);
+  // Copies the saved runs to (`out`) or from the chunks, in order, from byte `from` of them on, and waits. It stops at
+  // byte `end` and after most_bytes, whichever comes first, and returns where. Of each extent the first
+  // skip_bytes need no copy.
+  base::Result<uint64_t> copy_runs(uint64_t from, uint64_t end, uint64_t most_bytes,
+                                   const std::vector<uint64_t>& skip_bytes, const device::Stream& stream,
+                                   bool out) GPUSHARE_REQUIRES(control_);
+  // Of the saved runs.
+  uint64_t saved_bytes() const GPUSHARE_REQUIRES(control_);
+  FenceList begin_page_out() GPUSHARE_REQUIRES(control_);
+  // Gives the device memory back that only saved bytes from `at` on need; returns how much of the promise that was.
+  base::Result<uint64_t> give_saved(uint64_t at) GPUSHARE_REQUIRES(control_);
+  void unback_all() GPUSHARE_REQUIRES(control_);
 
   Shared& shared_;
   SpillOwner spill_owner_;  // session, stream, spilled bytes
@@ -175,6 +186,13 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::vector<std::unique_ptr<Heap>> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
   std::vector<Run> saved_runs_ GPUSHARE_GUARDED_BY(control_);
   std::vector<uint8_t*> saved_chunks_ GPUSHARE_GUARDED_BY(control_);
+  // During a page-out: saved bytes from here on are in host memory, and each extent has memory behind so many bytes.
+  uint64_t out_from_ GPUSHARE_GUARDED_BY(control_) = 0;
+  std::vector<uint64_t> still_backed_ GPUSHARE_GUARDED_BY(control_);
+  // During a page-in: saved bytes before this are back, and the extents' first bytes never were away. Empty otherwise.
+  uint64_t in_until_ GPUSHARE_GUARDED_BY(control_) = 0;
+  std::vector<uint64_t> valid_ GPUSHARE_GUARDED_BY(control_);
+  bool coming_in_ GPUSHARE_GUARDED_BY(control_) = false;
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);

@@ -72,9 +72,11 @@ class RangeLayout {
 
   // Takes the memory from behind a range whose device work is done, and puts some behind it again; the
   // addresses stay. The first `valid_bytes` hold what the owner wants back: back() tells how many of them
-  // nobody has needed meanwhile, so that they need no copy. UNSUPPORTED unless can_page().
+  // nobody has needed meanwhile, so that they need no copy. `from_bytes`, a multiple of the granularity: the memory
+  // behind the bytes before it stays until the next unback(), which must come before back(). UNSUPPORTED unless
+  // can_page().
   virtual bool can_page() const = 0;
-  virtual base::Status unback(Range& range, uint64_t valid_bytes) = 0;
+  virtual base::Status unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) = 0;
   virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
 
   // For the range of a closed lane: takes the memory from granules that hold nothing, until the next back(); after `fences` the

@@ -185,7 +185,8 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   lane.members.erase(std::find(lane.members.begin(), lane.members.end(), &session));
   set_overdue(session, false);
   session.lane = kNoLane;
-  persistent_bytes -= session.persistent_bytes;
+  persistent_bytes -= session.held_bytes();
+  session.gone_bytes = 0;
   gave_back();
   --residents;
   if (session.evicting) {

@@ -157,6 +157,8 @@ class Authority {
   // The driver could not place an admitted session's bytes (contiguous layout, fragmented): the session goes
   // back to the queue until something is freed. Caches that nobody uses are dropped for it.
   virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
+  // A kPageOut action is under way: so many bytes of P more are out, and others may have them. page_done() follows.
+  virtual void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
   // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
@@ -173,15 +175,15 @@ class Authority {
   }
   // The session no longer waits for boundaries that have not come: the sessions that were to be paged out there go on.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is
-  // still under way.
+  // Room that make_room() or make_room_at_boundaries() began to make for the session is still under way. For a guaranteed
+  // session, room for others counts too.
   virtual bool making_room(SessionId session) const = 0;
   // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still
   // on its way, is for everybody. A driver also calls it for kNoSession when memory outside of the books may have come
   // free: what found no place is tried again.
   virtual void room_used(SessionId session, uint64_t now_ns) = 0;
-  // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
-  // not chosen again until another leaves.
+  // A kPageOut action could not be carried out (no host memory), and no part of it was: the session is resident as
+  // before, and is not chosen again until another leaves.
   virtual void page_out_failed(SessionId session, uint64_t now_ns) = 0;
   // A kOpenLane, kResizeLane or kCloseLane action has been carried out: the lane has `bytes` of device memory, 0 once closed.
   virtual void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) = 0;
@@ -249,9 +251,11 @@ class Authority {
   // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // A range of the session misses `bytes`: ranges of other processes are asked. True while bytes are on the way;
+  // A range of the session, or an allocation of it (`lower`: then opportunistic sessions alone are asked), misses `bytes`:
+  // ranges of other processes are asked. True while bytes are on the way;
   // *out_silent names ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
-  virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, std::string* /*out_silent*/) {
+  virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, bool /*lower*/,
+                          std::string* /*out_silent*/) {
     return false;
   }
   // The bytes that others ask of a session's ranges. Call take_ranges_asked() after take_actions().

@@ -118,7 +118,9 @@ std::string Scheduler::check() const {
   size_t waiting = 0, slots = 0, spares = 0;
   uint32_t evicting = 0;
   for (const auto& [id, session] : state.sessions) {
-    if (session->holds_promise()) persistent += session->persistent_bytes;
+    if (session->holds_promise()) persistent += session->held_bytes();
+    if (session->gone_bytes > 0 && session->move != SessionRecord::Move::kOut)
+      return "a session that is not being paged out has bytes that are gone";
     if (session->evicting) ++evicting;
     if (session->worth_ns) ++spares;
     if (!session->holds_promise()) {

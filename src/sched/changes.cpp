@@ -39,7 +39,10 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
     LaneRecord& lane = impl_->lanes[session->lane];
     const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
     const uint64_t grown = grown_lane + (p > session->persistent_bytes ? p - session->persistent_bytes : 0);
-    uint64_t shrunk = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
+    // What it needs no more may be what is out already.
+    const uint64_t forgone = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
+    const uint64_t gone = session->gone_bytes - std::min(session->gone_bytes, forgone);
+    uint64_t shrunk = forgone - (session->gone_bytes - gone);
     uint64_t lane_need = e;
     for (const SessionRecord* member : lane.members)
       if (member != session) lane_need = std::max(lane_need, member->ephemeral_bytes);
@@ -53,7 +56,9 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
                            base::format_bytes(impl_->free_bytes()).c_str(), base::format_bytes(most).c_str(),
                            base::format_bytes(impl_->persistent_bytes).c_str(), impl_->residents,
                            base::format_bytes(impl_->lane_bytes).c_str(), impl_->lanes_open)};
-    impl_->persistent_bytes = impl_->persistent_bytes - session->persistent_bytes + p;
+    impl_->persistent_bytes -= session->held_bytes();
+    session->gone_bytes = gone;
+    impl_->persistent_bytes += p - gone;
     impl_->lane_bytes += grown_lane;
     lane.held += grown_lane;
   }

@@ -30,7 +30,7 @@ void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
 }
 
 std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
-                                             SessionId only) {
+                                             SessionId only, bool lower) {
   const auto asking = ranges_.find(asker);
   if (asking == ranges_.end()) return {};
   const uint64_t coming = on_the_way_bytes(want);
@@ -43,7 +43,7 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
     if (id == asker || range.asked || range.silent || range.bytes == 0 || range.spec.answer_ns == 0) continue;
     if (range.asked_for == want || (only != kNoSession && range.spec.session != only)) continue;
     const bool opportunistic = range.spec.cls == SessionClass::kOpportunistic;
-    if (!opportunistic && asking->second.spec.cls == SessionClass::kOpportunistic) continue;
+    if (!opportunistic && (lower || asking->second.spec.cls == SessionClass::kOpportunistic)) continue;
     candidates.push_back(&range);
     ids.push_back(id);
     claims.push_back({range.bytes, opportunistic ? 0U : 1U,

@@ -49,9 +49,9 @@ class ElasticRanges {
 
   // `asker` lacks `bytes` for its commit. Returns the requests to be delivered now; empty when enough is on its way or nobody
   // is left to ask. `want` numbers the wait: nobody is asked twice for it, but see taken().
-  // `only`: ranges of that session.
+  // `only`: ranges of that session. `lower`: ranges of opportunistic sessions, whatever the asker's class.
   std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
-                                SessionId only = kNoSession);
+                                SessionId only = kNoSession, bool lower = false);
   // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already
   // included, or kNoAnswer. Ignored if the request is over.
   void answer(RangeId id, uint64_t bytes);

@@ -261,10 +261,28 @@ bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
   return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, id, now_ns);
 }
 
-uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) {
+uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
   uint64_t bytes = 0;
-  for (const SessionRecord* each : candidates.sessions) bytes += each->victim ? each->persistent_bytes : 0;
   for (const CacheRecord* each : candidates.caches) bytes += each->victim ? each->bytes : 0;
+  if (candidates.sessions.empty()) return bytes;
+  for (const LaneRecord& lane : lanes) {
+    uint64_t before = 0, after = 0;  // the largest E
+    bool stays_busy = false, stays = false, goes = false;
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting) continue;
+      before = std::max(before, member->ephemeral_bytes);
+      if (member->victim) {
+        goes = true;
+        bytes += member->persistent_bytes;
+        continue;
+      }
+      stays = true;
+      stays_busy = stays_busy || member->view.in_flight > 0;
+      after = std::max(after, member->ephemeral_bytes);
+    }
+    // A lane in use gets smaller at a boundary; one that several processes map, when all have said so.
+    if (goes && !stays_busy && !(options.shared_lanes && stays)) bytes += before - after;
+  }
   return bytes;
 }
 
@@ -282,18 +300,20 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
       if (outranked || spare(*member)) lower.sessions.push_back(member);
     }
   }
-  const auto bytes_of = [](const SessionRecord& each) { return each.persistent_bytes; };
-  const auto enough = [&] { return victim_bytes(lower) >= bytes; };
+  uint64_t all_bytes = 0;
+  const auto enough = [&] {
+    const uint64_t given = victim_bytes(lower);
+    all_bytes = std::max(all_bytes, given);
+    return given >= bytes;
+  };
   // If all victims together are not enough, all of them go: the caller has other ways to get the rest.
-  const auto chosen = choose_victims(lower, bytes, now_ns, bytes_of, enough);
+  const auto chosen = choose_victims(lower, bytes, now_ns, gives_back(), enough);
+  if (all_bytes == 0) return false;
   const Victims& victims = chosen ? *chosen : lower;
-  bool any = !victims.caches.empty();
-  for (SessionRecord* victim : victims.sessions) {
-    any = any || victim->persistent_bytes > 0;
+  for (SessionRecord* victim : victims.sessions)
     if (yields_to) victim->yields_to = yields_to;
-  }
   evict(victims, now_ns);
-  return any;
+  return !victims.empty();
 }
 
 bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t now_ns) {
@@ -315,9 +335,8 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
     }
   }
   const uint64_t missing = bytes - std::min(bytes, free_bytes());
-  const auto chosen = choose_victims(
-      candidates, missing, now_ns, [](const SessionRecord& each) { return each.persistent_bytes; },
-      [&] { return victim_bytes(candidates) >= missing; });
+  const auto chosen = choose_victims(candidates, missing, now_ns, gives_back(),
+                                     [&] { return victim_bytes(candidates) >= missing; });
   if (!chosen || chosen->empty()) return false;
   for (SessionRecord* victim : chosen->sessions) victim->yields_to = session.view.id;
   evict(*chosen, now_ns);
@@ -423,10 +442,13 @@ void Scheduler::Impl::join_lanes(uint64_t now_ns) {
 
 bool Scheduler::making_room(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->view.cls != SessionClass::kGuaranteed) return false;
+  if (session == nullptr) return false;
+  const bool guaranteed = session->view.cls == SessionClass::kGuaranteed;
   for (const LaneRecord& lane : impl_->lanes)
     for (const SessionRecord* member : lane.members)
-      if (member->yields_to && member->evicting) return true;
+      if (member->yields_to && member->evicting &&
+          (guaranteed || (member->yields_to == id && member->move == SessionRecord::Move::kOut)))
+        return true;
   return false;
 }
 

@@ -357,6 +357,17 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   impl_->admit_waiting(now_ns);
 }
 
+void Scheduler::page_part(SessionId id, uint64_t bytes, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
+  if (session->changes_lane) return;  // its bytes are for itself
+  bytes = std::min(bytes / impl_->options.granularity_bytes * impl_->options.granularity_bytes, session->held_bytes());
+  session->gone_bytes += bytes;
+  impl_->persistent_bytes -= bytes;
+  impl_->gave_back();
+  if (!session->yields_to) impl_->freed(now_ns);
+}
+
 void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
@@ -411,6 +422,7 @@ void Scheduler::room_used(SessionId id, uint64_t now_ns) {
 void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
+  if (session->gone_bytes > 0) return page_done(id, now_ns);  // others may have those bytes
   session->move = SessionRecord::Move::kNone;
   session->state = SessionState::kResident;
   session->evicting = session->changes_lane = false;

@@ -89,6 +89,7 @@ class Scheduler final : public Authority {
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
   void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) override;
   void unplaced(SessionId session, uint64_t now_ns) override;
+  void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void page_done(SessionId session, uint64_t now_ns) override;
   bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) override;
   bool make_room_at_boundaries(SessionId session, uint64_t bytes, uint64_t now_ns) override;

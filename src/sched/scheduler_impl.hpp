@@ -41,6 +41,7 @@ struct SessionRecord {
   Move move = Move::kNone;
   LaneId lane = kNoLane;
   uint64_t persistent_bytes = 0;  // rounded to the granularity
+  uint64_t gone_bytes = 0;        // of these, during a page-out: promised no more
   uint64_t ephemeral_bytes = 0;
   uint32_t compute_units = 0;       // rounded likewise
   size_t slot = kNoSlot;            // in its lane's ready views
@@ -79,6 +80,7 @@ struct SessionRecord {
   uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // what its last moves count as; 0: none yet
 
   bool holds_promise() const { return lane != kNoLane; }
+  uint64_t held_bytes() const { return persistent_bytes - gone_bytes; }  // of P, while it holds a promise
   bool wanted() const { return ready || view.in_flight > 0; }
   bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
   // A busy session can be paged out only later.
@@ -281,8 +283,8 @@ struct Scheduler::Impl {
   // let go before that.
   bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
                  uint64_t now_ns);
-  static uint64_t victim_bytes(
-      const Victims& candidates);    // of those that choose_victims() marks: P, and caches
+  // What those that choose_victims() marks give back: P, caches, and what their lanes need no more.
+  uint64_t victim_bytes(const Victims& candidates) const;
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not

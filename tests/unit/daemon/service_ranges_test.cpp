@@ -66,6 +66,10 @@ struct RangeOwner : RawProcess {
     REQUIRE(say(client::make_session_message(MessageType::kRangeAsk, 1, bytes, 1)));
     return reply().value == 1;
   }
+  int32_t asks_for_room(uint64_t bytes) const {
+    REQUIRE(say(client::make_session_message(MessageType::kRoom, 1, bytes, 1)));
+    return reply().code;
+  }
   void ends_wait() const {
     tell(MessageType::kRangeAsk, 1);
     CHECK(need(2 * kMiB) == GPUSHARE_OK);  // the daemon has heard it
@@ -158,6 +162,52 @@ TEST_CASE("a range is asked by a range of another process, and gives back what i
   REQUIRE_OK(ours->close());
   REQUIRE_OK(b->close());
   REQUIRE_OK(theirs->commit(0, 48 * kMiB, kLong));
+}
+
+// The owner knows what it needs least, so nothing is copied.
+TEST_CASE("an allocation of a guaranteed session asks ranges of opportunistic sessions of other processes") {
+  SharedService shared;
+  const auto first = SharedService::open(), second = SharedService::open();
+  const bool lower = GENERATE(true, false), answers = GENERATE(true, false);
+  auto options = need("a", 0, 2 * kMiB);
+  if (lower) options.cls = sched::SessionClass::kOpportunistic;
+  const auto a = open_session(*first, options);
+  const auto b = open_session(*second, "b", 0, 2 * kMiB);
+  std::shared_ptr<executor::Range> theirs;
+  std::atomic<uint64_t> asked{0};
+  theirs = open_range(*a, answers ? kLong : 50'000'000, [&](uint64_t bytes, uint64_t within_ns) -> uint64_t {
+    asked += bytes;
+    if (!answers) std::this_thread::sleep_for(std::chrono::nanoseconds(2 * within_ns));
+    return answers && theirs->decommit(0, 48 * kMiB).ok() ? 48 * kMiB : 0;
+  });
+  REQUIRE_OK(theirs->commit(0, 48 * kMiB, 0));
+  const auto block = b->alloc(memory::Kind::kModel, 40 * kMiB, 0);
+  INFO(block.status().to_string());
+  CHECK(block.ok() == lower);
+  CHECK((asked > 0) == lower);
+  // Who does not give has his session paged out.
+  CHECK((a->info().state == executor::SessionState::kPagedOut) == (lower && !answers));
+  if (lower && !answers) eventually([&] { return first->info()->paged_out_bytes_total == 48 * kMiB; });
+  CHECK(first->info()->paged_out_bytes_total == (lower && !answers ? 48 * kMiB : 0));
+}
+
+TEST_CASE("a session that waits for room hears as soon as a page-out in parts has made enough") {
+  SharedService shared;
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+  a.tell(MessageType::kPagePart, 1, 10 * kMiB);  // it is not being paged out
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kPageOut});
+  a.tell(MessageType::kPagePart, 1, 10 * kMiB);
+  CHECK(b.need(30 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  a.tell(MessageType::kPagePart, 1, 12 * kMiB);
+  (void)b.next({MessageType::kRoomMade});
+  CHECK(b.need(34 * kMiB) == GPUSHARE_OK);
+  a.tell(MessageType::kPagePart, 1, UINT64_MAX);
+  b.tell(MessageType::kRoomUsed, 1);
+  CHECK(b.need(60 * kMiB) == GPUSHARE_OK);
+  a.tell(MessageType::kPageOutFailed, 1);  // too late
+  CHECK(b.need(62 * kMiB) == GPUSHARE_OK);
+  CHECK(b.need(2 * kMiB) == GPUSHARE_OK);
 }
 
 TEST_CASE("a process that does not answer for its range loses its class, and the other one learns its name") {

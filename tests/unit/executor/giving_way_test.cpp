@@ -236,6 +236,94 @@ TEST_CASE("an idle opportunistic session that may spill gives what is asked for 
   CHECK(runtime->close().ok());
 }
 
+// ---- how long it takes
+
+// A byte takes 1 ns to copy, and nothing else takes time.
+constexpr Setup kSlowLink = {"sim?total_bytes=134217728&copy_gbps=1", memory::Layout::kVirtual};
+
+// Copies that were not needed are one part of a page-out, and granules that blocks fill in part.
+uint64_t longest_ns(uint64_t missing_bytes, uint64_t part_bytes) {
+  return missing_bytes + part_bytes + 8 * kMiB;
+}
+
+TEST_CASE("no guaranteed session waits longer than the bound for an opportunistic one's copy") {
+  const uint64_t from = seed();
+  CAPTURE(from);
+  Random random(from);
+  for (int round = 0; round < 40; ++round) {
+    CAPTURE(round);
+    const uint64_t part = uniform(random, 1, 4) * 2 * kMiB;
+    auto options = options_of(kSlowLink, uniform(random, 0, 1) == 0 ? "fair" : "priority");
+    options.spill_move_bytes = part;
+    options.spill_move_ns = 1'000'000'000;
+    auto runtime = open_runtime(std::move(options));
+    const auto now_ns = [&] { return runtime->info()->now_ns; };
+    auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
+    std::vector<std::shared_ptr<executor::Session>> holders;
+    std::vector<std::shared_ptr<executor::Range>> ranges;
+    uint64_t left = 116 * kMiB;
+    for (uint64_t i = uniform(random, 1, 3); i > 0; --i) {
+      const uint64_t bytes = i == 1 ? left : uniform(random, 1, left / 2 / (2 * kMiB)) * 2 * kMiB;
+      holders.push_back(open_session(*runtime, lower(0, 2 * kMiB, uniform(random, 0, 3) == 0)));
+      if (uniform(random, 0, 3) == 0)
+        ranges.push_back(range_of(*holders.back(), bytes, nullptr));
+      else
+        REQUIRE(holders.back()->alloc(memory::Kind::kModel, bytes, 0).ok());
+      left -= bytes;
+    }
+    const auto info = runtime->info();
+    const uint64_t free = info->capacity_bytes - info->promised_bytes;
+    const uint64_t begin_ns = now_ns();
+    if (uniform(random, 0, 1) == 0) {
+      const uint64_t bytes = uniform(random, 1, 50) * 2 * kMiB;
+      CAPTURE(bytes, free, part);
+      const auto block = guaranteed->alloc(memory::Kind::kModel, bytes, 0);
+      INFO(block.status().to_string());
+      REQUIRE(block.ok());
+      CHECK(now_ns() - begin_ns <= longest_ns(bytes - std::min(bytes, free), part));
+    } else {
+      // It is admitted. Policies that share by turns let it wait for its turn instead.
+      const uint64_t bytes = uniform(random, 1, 50) * 2 * kMiB;
+      CAPTURE(bytes, free, part);
+      auto newcomer = open_session(*runtime, need("newcomer", bytes, 2 * kMiB, 1));
+      if (newcomer->wait_admitted(runtime->info()->policy == "priority" ? GPUSHARE_NO_TIMEOUT : 0).ok()) {
+        const uint64_t needs = bytes + 2 * kMiB;
+        CHECK(now_ns() - begin_ns <= longest_ns(needs - std::min(needs, free), part));
+      }
+      REQUIRE_OK(newcomer->close());
+    }
+    CHECK(runtime->check() == "");
+    ranges.clear();
+    REQUIRE_OK(runtime->close());
+  }
+}
+
+TEST_CASE("an allocation of a guaranteed session does not wait for the page-in of an opportunistic one") {
+  auto options = options_of(kDevice, "priority");
+  options.spill_move_bytes = 2 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto holder = open_session(*runtime, lower(2 * kMiB, 2 * kMiB, false));
+  constexpr uint64_t kBytes = 100 * kMiB;
+  const memory::Address theirs = filled(holder->alloc(memory::Kind::kModel, kBytes, 0), kBytes, 0x81);
+  for (int round = 0; round < 10; ++round) {
+    auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
+    const memory::Address ours =
+        filled(guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0), 60 * kMiB, 0x82);
+    CHECK(runtime->check() == "");
+    REQUIRE_OK(guaranteed->free(ours));
+    REQUIRE_OK(guaranteed->close());
+    guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
+    // The holder is on its way in.
+    std::this_thread::sleep_for(std::chrono::milliseconds(round));
+    (void)filled(guaranteed->alloc(memory::Kind::kModel, 110 * kMiB, 0), 110 * kMiB, 0x83);
+    CHECK(runtime->check() == "");
+    REQUIRE_OK(guaranteed->close());
+    REQUIRE_OK(holder->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(all_are(reinterpret_cast<void*>(theirs), kBytes, 0x81));
+  }
+  CHECK(runtime->close().ok());
+}
+
 // ---- whatever opportunistic sessions hold
 
 // An opportunistic session with bytes of random kinds: blocks, kept blocks, spilled blocks, a range whose owner gives

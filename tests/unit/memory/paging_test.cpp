@@ -105,3 +105,81 @@ TEST_CASE("paging that fails leaves the session where it was") {
   const auto* bytes = reinterpret_cast<const uint8_t*>(a);
   CHECK(test::all_are(bytes, 20 * kMiB, 9));
 }
+
+TEST_CASE("a page-out in parts gives back what each part has copied, and a page-in in parts brings all of it back") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 20 * kMiB);
+  heap->set_stream(&stream);
+  std::vector<Address> blocks;
+  for (uint8_t i = 1; i <= 10; ++i) {
+    blocks.push_back(must(heap->alloc(Kind::kModel, 2 * kMiB, 0)));
+    CHECK_OK(stream.fill(blocks.back(), i, 2 * kMiB));
+  }
+  CHECK_OK(f.memory->free(blocks[4]));
+  const auto intact = [&] {
+    for (uint8_t i = 1; i <= 10; ++i)
+      if (i != 5 && !test::all_are(reinterpret_cast<const uint8_t*>(blocks[i - 1]), 2 * kMiB, i)) return false;
+    return true;
+  };
+  const auto fail = [&](uint32_t kind) {
+    gpushare_backend_fault fault{sizeof(fault), kind, 1, 0};
+    CHECK_OK(f.device->set_fault(fault));
+  };
+  const uint64_t free_bytes = f.memory->stats().free_bytes;
+  // The first part fails: the session is as it was.
+  uint64_t given = 0;
+  fail(GPUSHARE_FAULT_LAUNCH_FAILS);
+  CHECK_FALSE(heap->page_out(stream, 4 * kMiB, &given).ok());
+  CHECK(given == 0);
+  CHECK(heap->alloc(Kind::kModel, 2 * kMiB, 0).ok());  // where block 5 was
+  CHECK(test::all_are(reinterpret_cast<const uint8_t*>(blocks[0]), 2 * kMiB, 1));
+  int parts = 0;
+  for (; !heap->paged_out(); ++parts) {
+    const uint64_t before = given;
+    if (parts == 2) {  // a later one fails: it is tried again
+      fail(GPUSHARE_FAULT_LAUNCH_FAILS);
+      CHECK_FALSE(heap->page_out(stream, 4 * kMiB, &given).ok());
+      CHECK(given == before);
+      CHECK_FALSE(heap->paged_out());
+    }
+    CHECK_OK(heap->page_out(stream, 4 * kMiB, &given));
+    CHECK(given == before + 4 * kMiB);
+    CHECK(f.memory->stats().free_bytes == free_bytes + given);
+    CHECK(f.memory->check() == "");
+    CHECK(heap->alloc(Kind::kModel, 1, 0).status().code() == GPUSHARE_INVALID_STATE);
+    if (!heap->paged_out()) CHECK(heap->page_in(stream).code() == GPUSHARE_INVALID_STATE);
+  }
+  CHECK(parts == 5);
+  CHECK(given == 20 * kMiB);
+  CHECK_OK(heap->page_in(stream));
+  CHECK(intact());
+  // Others overwrite what is out. A page-in that is stopped, or whose copy fails, has changed nothing.
+  CHECK_OK(heap->page_out(stream));
+  PersistentHeap* other = f.heap(2, 64 * kMiB);
+  CHECK_OK(stream.fill(must(other->alloc(Kind::kModel, 64 * kMiB, 0)), 0xEE, 64 * kMiB));
+  CHECK_OK(stream.synchronize());
+  CHECK_OK(f.memory->close_heap(other));
+  const bool fails = GENERATE(false, true);
+  CHECK_OK(heap->page_in(stream, 6 * kMiB));
+  CHECK(heap->paged_out());
+  CHECK(f.memory->stats().free_bytes == free_bytes);
+  if (fails) {
+    fail(GPUSHARE_FAULT_LAUNCH_FAILS);
+    CHECK_FALSE(heap->page_in(stream, 6 * kMiB).ok());
+  } else {
+    heap->stop_page_in();
+  }
+  CHECK(heap->paged_out());
+  CHECK(f.memory->stats().free_bytes == free_bytes + 20 * kMiB);
+  CHECK(f.memory->check() == "");
+  for (parts = 0; heap->paged_out(); ++parts) CHECK_OK(heap->page_in(stream, 6 * kMiB));
+  CHECK(parts == 4);
+  CHECK(intact());
+  CHECK(f.memory->check() == "");
+  // One that is out in part closes.
+  CHECK_OK(heap->page_out(stream, 4 * kMiB));
+  CHECK_OK(f.memory->close_heap(heap));
+  CHECK(f.memory->stats().free_bytes == free_bytes + 20 * kMiB);
+  CHECK(f.memory->check() == "");
+}

@@ -227,6 +227,84 @@ TEST_CASE("a session that may not be paged yet stays until it may") {
   CHECK(actions(scheduler) == Strings{"out 3"});
 }
 
+TEST_CASE("a session that is being paged out gives its bytes as they go") {
+  Scheduler scheduler = make("priority", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 80, 10), 0).ok());
+  SessionSpec high = spec(2, 40, 10);
+  high.priority = 1;
+  REQUIRE(scheduler.arrive(high, 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:10", "admit 1@0", "out 1"});
+  scheduler.page_part(2, 10, 1);  // not being paged out
+  scheduler.page_part(1, 20, 1);
+  CHECK(scheduler.promised_bytes() == 70);
+  CHECK(scheduler.check() == "");
+  CHECK(actions(scheduler) == Strings{});
+  // What it no longer needs may have gone already.
+  REQUIRE(scheduler.set_need(1, 70, 10, 2).ok());
+  CHECK(scheduler.promised_bytes() == 70);
+  CHECK(scheduler.check() == "");
+  scheduler.page_part(1, 20, 3);
+  CHECK(scheduler.promised_bytes() == 50 + 50);  // session 2 has what has gone
+  CHECK(actions(scheduler) == Strings{"open 1:10", "admit 2@1"});
+  CHECK(scheduler.state(1) == SessionState::kPagedOut);
+  scheduler.page_part(1, 1000, 4);
+  CHECK(scheduler.promised_bytes() == 10 + 50);
+  CHECK(scheduler.check() == "");
+  // It cannot be as before any more.
+  scheduler.page_out_failed(1, 5);
+  CHECK(scheduler.state(1) == SessionState::kPagedOut);
+  CHECK(scheduler.lane_of(1) == kNoLane);
+  CHECK(scheduler.promised_bytes() == 50);
+  CHECK(scheduler.check() == "");
+  // It needs all of its bytes to come back.
+  scheduler.ready(1, 6);
+  scheduler.leave(2, 7);
+  CHECK(scheduler.promised_bytes() == 80);
+  scheduler.page_done(1, 8);
+  CHECK(scheduler.check() == "");
+  // One that is out in part leaves.
+  REQUIRE(scheduler.arrive(high, 9).ok());
+  scheduler.not_ready(1, 9);
+  scheduler.page_part(1, 30, 10);
+  scheduler.leave(1, 11);
+  CHECK(scheduler.promised_bytes() == 50);
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("a session of lower rank that has only ephemeral bytes gives them") {
+  SchedulerOptions options = capacity(100);
+  options.max_lanes = 2;
+  Scheduler scheduler = make("pack", options);
+  SessionSpec lower = spec(2, 0, 60);
+  lower.cls = SessionClass::kOpportunistic;
+  REQUIRE(scheduler.arrive(spec(1, 20, 10), 0).ok());
+  SECTION("of a lane of its own") {
+    REQUIRE(scheduler.arrive(lower, 0).ok());
+    REQUIRE(scheduler.lane_of(2) != scheduler.lane_of(1));
+    actions(scheduler);
+    CHECK(scheduler.make_room(1, 30, 1));
+    CHECK(actions(scheduler) == Strings{"out 2"});
+    scheduler.page_done(2, 2);
+    CHECK(scheduler.promised_bytes() == 30);
+  }
+  SECTION("which it does not take along where another one needs them") {
+    SessionSpec equal = lower;
+    equal.id = 3;
+    equal.cls = SessionClass::kGuaranteed;
+    equal.compute_units = lower.compute_units;
+    options.max_lanes = 1;
+    Scheduler one_lane = make("pack", options);
+    REQUIRE(one_lane.arrive(spec(1, 20, 10), 0).ok());
+    REQUIRE(one_lane.arrive(equal, 0).ok());
+    REQUIRE(one_lane.arrive(lower, 0).ok());
+    actions(one_lane);
+    CHECK_FALSE(one_lane.make_room(1, 30, 1));
+    CHECK(actions(one_lane) == Strings{});
+    CHECK(one_lane.check() == "");
+  }
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged out at their boundaries") {
   Scheduler scheduler = make("fair", capacity(100));
   const auto runs = [&](SessionId id, SessionClass cls, uint64_t persistent_bytes) {
