@@ -326,10 +326,12 @@ typedef struct gpushare_backend_ops {
 
   /* ---- since ABI 1.7: devices whose native API takes memory of its own (cuda) ------------------------------ */
 
-  /* The bytes of the device that the calling process has in use beyond what the ops gave it, on all devices of the kind that it
-   * has open: contexts, code, memory of other libraries. Errors: UNSUPPORTED (the system does not say, or it cannot tell them from
-   * memory of phys_import, of which there is some). May block. */
-  int32_t (*context_bytes)(gpushare_backend_device* device, uint64_t* out_bytes);
+  /* The bytes of the device that device_open() opens for `index` and `options`, which the calling process has in use beyond what
+   * the ops gave it on all opened devices: contexts, code, memory of other libraries. The device itself need not be open: 0 once
+   * the context has gone with the last device_close(), and more where another library keeps it. Errors: those of device_open() for its
+   * arguments; UNSUPPORTED (the system does not say, or it cannot tell them from memory of phys_import, of which there is some).
+   * May block. */
+  int32_t (*context_bytes)(uint32_t index, const char* options, uint64_t* out_bytes);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -23,6 +23,8 @@
 namespace gpushare::cli {
 namespace {
 
+constexpr double kMostTrainingNoise = 0.99;
+
 class ClusterRunCommand final : public Command {
  public:
   ClusterRunCommand() {
@@ -56,10 +58,9 @@ class ClusterRunCommand final : public Command {
     app.add_option("--jobs", jobs_, "Job file in place of a document")->type_name("FILE.csv");
     app.add_option("--devices", devices_, "With --jobs: how many equal devices, or a JSON list of them [1]")
         ->type_name("N|FILE");
-    app.add_option("--memory", memory_, "With --devices N: memory of each [16GiB]")->type_name("SIZE");
-    app.add_option("--device", device_,
-                   "What they are: sim, on virtual time; host, real work of training jobs [sim]")
-        ->type_name("SPEC");
+    add(app, "--memory", &memory_bytes_, parse_size, "SIZE", "With --devices N: memory of each [16GiB]");
+    add(app, "--device", &device_, one_of({"sim", "host"}), "SPEC",
+        "What they are: sim, on virtual time; host, real work of training jobs [sim]");
     app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [the kind's default]")
         ->type_name("NAMES");
     app.add_option("--objective", objective_, "For kind shares: what is maximised: sw, ew or njc [njc]")
@@ -69,26 +70,22 @@ class ClusterRunCommand final : public Command {
         ->type_name("FILE");
     app.add_option("--known", known_, "Training: measured pairs that schedulers are told beforehand")
         ->type_name("FILE");
-    app.add_option("--limit", limit_, "With --jobs: only the first jobs of the file [0: all]")
-        ->type_name("N");
-    app.add_option("--load", load_,
-                   "With --jobs of Gavel's layout: work offered over what the devices do [0.95]")
-        ->type_name("X");
-    app.add_option("--guaranteed", guaranteed_,
-                   "With --jobs of a layout without classes: part of the jobs that is guaranteed, drawn by "
-                   "the seed [0]")
-        ->type_name("X");
-    app.add_option("--noise", noise_,
-                   "Relative standard deviation of what schedulers are told or see; docs/cli.md has of what "
-                   "[the document's]")
-        ->type_name("X");
-    app.add_option("--rounds", rounds_, "For kind shares: how many [the document's]")->type_name("N");
-    app.add_option("--restart-s", restart_, "For training: work that a paused job repeats, seconds [0]")
-        ->type_name("S");
-    app.add_option("--tell", tell_,
-                   "On host: demands, or nothing: schedulers are not told the jobs' demands [demands]")
-        ->type_name("WHAT");
-    app.add_option("--seed", seed_, "Of the noise [1]")->type_name("N");
+    add(app, "--limit", &limit_, count(cluster::kMaxElements), "N",
+        "With --jobs: only the first jobs of the file [0: all]");
+    add(app, "--load", &load_, number(0, false, 10), "X",
+        "With --jobs of Gavel's layout: work offered over what the devices do [0.95]");
+    add(app, "--guaranteed", &guaranteed_, number(0, true, 1), "X",
+        "With --jobs of a layout without classes: part of the jobs that is guaranteed, drawn by "
+        "the seed [0]");
+    add(app, "--noise", &noise_, number(0, true, 10), "X",
+        "Relative standard deviation of what schedulers are told or see; docs/cli.md has of what "
+        "[the document's]");
+    add(app, "--rounds", &rounds_, count(1'000'000, 1), "N", "For kind shares: how many [the document's]");
+    add(app, "--restart-s", &restart_s_, number(0, true, 1e9), "S",
+        "For training: work that a paused job repeats, seconds [0]");
+    add(app, "--tell", &tell_, one_of({"demands", "nothing"}), "WHAT",
+        "On host: demands, or nothing: schedulers are not told the jobs' demands [demands]");
+    add(app, "--seed", &seed_, count(UINT64_MAX), "N", "Of the noise [1]");
     json_.declare(app);
     app.add_option("--report", report_, "Write a page with tables and pictures")->type_name("FILE.html");
     app.add_option("--timeline", timeline_,
@@ -99,18 +96,13 @@ class ClusterRunCommand final : public Command {
   base::Result<ExitCode> run() override {
     if (file_.empty() == jobs_.empty())
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "give a document, or a job file by --jobs");
-    if (device_ != "sim" && device_ != "host")
-      return bad_option("--device", device_, "there are sim and host");
     const bool host = device_ == "host";
-    if (tell_ != "demands" && tell_ != "nothing")
-      return bad_option("--tell", tell_, "there are demands and nothing");
     if (!host && tell_ != "demands") return bad_option("--tell", tell_, "it goes with --device host");
-    if (host && !(noise_.empty() && restart_.empty() && interference_.empty()))
+    if (host && (noise_ || restart_s_ || !interference_.empty()))
       return base::Status(
           GPUSHARE_INVALID_ARGUMENT,
           "--noise, --restart-s and --interference are for --device sim: on host they are real");
-    if (jobs_.empty() &&
-        !(devices_.empty() && memory_.empty() && limit_.empty() && load_.empty() && guaranteed_.empty()))
+    if (jobs_.empty() && (!devices_.empty() || memory_bytes_ || limit_ || load_ || guaranteed_))
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--devices, --memory, --limit, --load and --guaranteed go with --jobs; a document "
                           "has its own devices and classes");
@@ -124,7 +116,7 @@ class ClusterRunCommand final : public Command {
         return play(text);
       }
     }
-    if (!objective_.empty() || !rounds_.empty())
+    if (!objective_.empty() || rounds_)
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--objective and --rounds are for documents of kind shares");
     std::vector<std::string> schedulers = {"gpushare"};
@@ -133,7 +125,7 @@ class ClusterRunCommand final : public Command {
                                 parse_names("--scheduler", schedulers_, cluster::kTrainingSchedulers));
     }
     sim::ClusterOptions options;
-    GPUSHARE_ASSIGN_OR_RETURN(options.seed, parse_count("--seed", seed_, ~uint64_t{0}));
+    options.seed = seed_;
     sim::InterferenceTable table;
     if (!interference_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_));
@@ -149,14 +141,11 @@ class ClusterRunCommand final : public Command {
                       {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
     sim::TrainingDocument input;
     GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
-    options.noise = input.noise;
-    options.restart_s = input.restart_s;
-    if (!noise_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.noise, parse_number("--noise", noise_, 0, true, 0.99));
-    }
-    if (!restart_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.restart_s, parse_number("--restart-s", restart_, 0, true, 1e9));
-    }
+    options.noise = noise_.value_or(input.noise);
+    if (options.noise > kMostTrainingNoise)
+      return bad_option("--noise", base::format("%g", options.noise),
+                        base::format("training takes at most %g", kMostTrainingNoise));
+    options.restart_s = restart_s_.value_or(input.restart_s);
     const std::vector<cluster::JobInfo>& jobs = input.jobs.jobs;
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
     const bool wants_spans = !(timeline_.empty() && report_.empty());
@@ -227,10 +216,6 @@ class ClusterRunCommand final : public Command {
       input = std::move(*parsed);
       return {};
     }
-    uint64_t memory = cluster::kDefaultMemoryBytes;
-    if (!memory_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(memory, parse_size("--memory", memory_));
-    }
     const std::string devices = devices_.empty() ? "1" : devices_;
     if (devices.find_first_not_of("0123456789") == std::string::npos) {
       GPUSHARE_ASSIGN_OR_RETURN(const uint64_t count,
@@ -238,7 +223,7 @@ class ClusterRunCommand final : public Command {
       input.devices.resize(count);
       for (size_t d = 0; d < count; ++d) {
         input.devices[d].id = std::to_string(d);
-        input.devices[d].memory_bytes = memory;
+        input.devices[d].memory_bytes = memory_bytes_.value_or(cluster::kDefaultMemoryBytes);
       }
     } else {
       GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(devices));
@@ -251,16 +236,10 @@ class ClusterRunCommand final : public Command {
     }
     sim::TrainingFileOptions options;
     options.table = table;
-    if (!limit_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.limit, parse_count("--limit", limit_, cluster::kMaxElements));
-    }
-    GPUSHARE_ASSIGN_OR_RETURN(options.seed, parse_count("--seed", seed_, ~uint64_t{0}));
-    if (!guaranteed_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.guaranteed, parse_number("--guaranteed", guaranteed_, 0, true, 1));
-    }
-    if (!load_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.load, parse_number("--load", load_, 0, false, 10));
-    }
+    options.limit = limit_.value_or(options.limit);
+    options.seed = seed_;
+    options.guaranteed = guaranteed_.value_or(options.guaranteed);
+    options.load = load_.value_or(options.load);
     GPUSHARE_ASSIGN_OR_RETURN(input.jobs, sim::read_training_jobs(jobs_, input.devices.size(), options));
     return {};
   }
@@ -284,7 +263,7 @@ class ClusterRunCommand final : public Command {
 
   // Documents of the kinds other than training.
   base::Result<ExitCode> play(const std::string& text) {
-    if (!interference_.empty() || !known_.empty() || !restart_.empty())
+    if (!interference_.empty() || !known_.empty() || restart_s_)
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--interference, --known and --restart-s are for training jobs");
     cluster::PlanOptions options;
@@ -296,13 +275,9 @@ class ClusterRunCommand final : public Command {
     };
     cluster::PlayOptions play;
     play.objective = objective_;
-    GPUSHARE_ASSIGN_OR_RETURN(play.seed, parse_count("--seed", seed_, ~uint64_t{0}));
-    if (!noise_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(play.noise, parse_number("--noise", noise_, 0, true, 10));
-    }
-    if (!rounds_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(play.rounds, parse_count("--rounds", rounds_, 1'000'000, 1));
-    }
+    play.seed = seed_;
+    play.noise = noise_;
+    play.rounds = rounds_;
     std::vector<cluster::PlaySpan> spans;
     base::Result<cluster::OrderedJson> result =
         cluster::run(text, options, play, sim::all_cluster_kinds(),
@@ -350,10 +325,11 @@ class ClusterRunCommand final : public Command {
     return writer.close();
   }
 
-  std::string tell_ = "demands", help_, objective_, rounds_, guaranteed_, report_;
-  std::string file_, jobs_, devices_, memory_, device_ = "sim", schedulers_, interference_, known_, limit_,
-                                               load_, noise_, restart_, seed_ = "1";
-  std::string timeline_;
+  std::string tell_ = "demands", help_, objective_, report_, timeline_;
+  std::string file_, jobs_, devices_, device_ = "sim", schedulers_, interference_, known_;
+  std::optional<uint64_t> memory_bytes_, limit_, rounds_;
+  std::optional<double> load_, guaranteed_, noise_, restart_s_;
+  uint64_t seed_ = 1;
   JsonOption json_;
 };
 

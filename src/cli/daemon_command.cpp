@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -13,6 +14,7 @@
 #include "cli/command.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
+#include "cli/policy_choice.hpp"
 #include "cli/stop_signals.hpp"
 #include "client/remote_authority.hpp"
 #include "client/status.hpp"
@@ -155,128 +157,95 @@ cannot share; 3 no such device.
   }
   void declare(CLI::App& app) override {
     app.add_option(
-           "--socket", socket_,
+           "--socket", options_.socket,
            "Path of the Unix socket, at most 107 bytes [GPUSHARE_SOCKET, else gpushare/daemon.sock in "
            "XDG_RUNTIME_DIR, for root in /run]")
         ->type_name("PATH");
     app.add_option("--device", devices_,
                    "Device to share, as 'gpushare devices' names it; may be given again [auto]")
         ->type_name("NAME");
-    app.add_option("--capacity", capacity_, "Memory to promise of each device: 8GiB, ... [what is free]")
-        ->type_name("SIZE");
-    app.add_option("--set-capacity", set_capacity_,
-                   "Have the daemon that serves the socket promise so much from now on, and exit; 0: all it "
-                   "began with")
-        ->type_name("SIZE");
-    app.add_option("--images", images_, "Host memory for the images of models that sessions have open [4GiB]")
-        ->type_name("SIZE");
-    app.add_option("--policy", policy_, "fifo, srtf, pack, fair or priority [fair]")->type_name("NAME");
-    app.add_option(
-           "--lanes", lanes_,
-           "Turns at a time: more than 1 where kernels of several processes run side by side (MPS, host) [1]")
-        ->type_name("N");
-    app.add_option("--lease", lease_, "Seconds that a session may keep its turn while another waits [10]")
-        ->type_name("S");
+    add(app, "--capacity", &options_.capacity_bytes, parse_size, "SIZE",
+        "Memory to promise of each device: 8GiB, ... [what is free]");
+    add(app, "--set-capacity", &set_capacity_, size_or_0, "SIZE",
+        "Have the daemon that serves the socket promise so much from now on, and exit; 0: all it "
+        "began with");
+    add(app, "--images", &options_.images_bytes, parse_size, "SIZE",
+        "Host memory for the images of models that sessions have open [4GiB]");
+    add(app, "--policy", &policies_, parse_policies, "NAME|FILE.so",
+        "fifo, srtf, pack, fair, priority, or a library of your own by its absolute path [fair]");
+    add(app, "--lanes", &options_.max_lanes, count(64, 1), "N",
+        "Turns at a time: more than 1 where kernels of several processes run side by side (MPS, host) [1]");
+    add(app, "--lease", &options_.lease_ns, seconds, "S",
+        "Seconds that a session may keep its turn while another waits [10]");
     app.add_flag(
         "--private-lanes", private_lanes_,
         "Each session has ephemeral memory of its own; else the sessions of one user have it together "
         "where --lanes is 1");
     app.add_flag("--coordinate", coordinate_,
                  "Have a coordinator decide which sessions run, in which class and with how many bytes");
-    app.add_option("--max-guaranteed", max_guaranteed_,
-                   "Most guaranteed sessions that it lets run at once [1]")
-        ->type_name("N");
-    app.add_option("--max-opportunistic", max_opportunistic_, "Most opportunistic ones [4]")->type_name("N");
-    app.add_option("--long-wait", long_wait_,
-                   "Seconds after which a guaranteed session that waits may start as opportunistic [600]")
-        ->type_name("S");
-    app.add_option("--stay", stay_,
-                   "Least seconds on the device for programs that take turns in its memory (gpushare exec "
-                   "--pageable) [1]")
-        ->type_name("S");
-    app.add_flag("--kill-overdue", kill_, "Kill a process that kept its turn longer than the lease");
-    app.add_flag("--all-users", all_users_, "Let other users connect");
-    app.add_option("--max-processes", max_processes_, "Most connections of one user, for each device [64]")
-        ->type_name("N");
-    app.add_option("--max-sessions", max_sessions_, "Most sessions of one user [1024]")->type_name("N");
-    app.add_option("--for", for_, "Stop by itself after so many seconds")->type_name("S");
+    add(app, "--max-guaranteed", &coordinator_.max_guaranteed, count(1'000'000, 1), "N",
+        "Most guaranteed sessions that it lets run at once [1]");
+    add(app, "--max-opportunistic", &coordinator_.max_opportunistic, count(1'000'000), "N",
+        "Most opportunistic ones [4]");
+    add(app, "--long-wait", &coordinator_.long_wait_ns, seconds, "S",
+        "Seconds after which a guaranteed session that waits may start as opportunistic [600]");
+    add(app, "--stay", &options_.least_stay_ns, seconds, "S",
+        "Least seconds on the device for programs that take turns in its memory (gpushare exec "
+        "--pageable) [1]");
+    app.add_flag("--kill-overdue", options_.kill_overdue,
+                 "Kill a process that kept its turn longer than the lease");
+    app.add_flag("--all-users", options_.all_users, "Let other users connect");
+    add(app, "--max-processes", &options_.max_processes_per_user, count(100'000, 1), "N",
+        "Most connections of one user, for each device [64]");
+    add(app, "--max-sessions", &options_.max_sessions_per_user, count(100'000, 1), "N",
+        "Most sessions of one user [1024]");
+    add(app, "--for", &for_s_, number(0, false, 1e9), "S", "Stop by itself after so many seconds");
   }
   base::Result<ExitCode> run() override {
-    if (!set_capacity_.empty()) return set_capacity();
-    daemon::ServiceOptions options;
-    GPUSHARE_ASSIGN_OR_RETURN(options.socket, socket_to_serve());
-    if (!devices_.empty()) options.devices = devices_;
-    if (!capacity_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.capacity_bytes, parse_size("--capacity", capacity_));
-    }
-    if (!images_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
-    }
-    options.policy = policy_;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64, 1));
-    options.max_lanes = static_cast<uint32_t>(lanes);
-    GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, false, 1e6));
-    options.lease_ns = static_cast<uint64_t>(lease_s * 1e9) + 1;
-    options.share_lanes = !private_lanes_ && lanes == 1;
-    GPUSHARE_ASSIGN_OR_RETURN(options.coordination, coordination());
-    GPUSHARE_ASSIGN_OR_RETURN(const double stay_s, parse_number("--stay", stay_, 0, false, 1e6));
-    options.least_stay_ns = static_cast<uint64_t>(stay_s * 1e9) + 1;
-    options.kill_overdue = kill_;
-    options.all_users = all_users_;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t processes,
-                              parse_count("--max-processes", max_processes_, 100'000, 1));
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t sessions,
-                              parse_count("--max-sessions", max_sessions_, 100'000, 1));
-    options.max_processes_per_user = static_cast<uint32_t>(processes);
-    options.max_sessions_per_user = static_cast<uint32_t>(sessions);
-    double seconds = 0;
-    if (!for_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(seconds, parse_number("--for", for_, 0, false, 1e9));
-    }
-    const std::string socket = options.socket;
+    if (set_capacity_) return set_capacity();
+    GPUSHARE_ASSIGN_OR_RETURN(options_.socket, socket_to_serve());
+    if (!devices_.empty()) options_.devices = devices_;
+    options_.share_lanes = !private_lanes_ && options_.max_lanes == 1;
+    if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
+    if (!policies_.empty()) options_.make_policy = [policy = policies_[0]] { return policy.make(); };
+    if (coordinate_) options_.coordination = coordinator_;
+    const std::string socket = options_.socket;
     const StopSignals signals;
-    auto started = daemon::Service::start(std::move(options));
+    auto started = daemon::Service::start(options_);
     if (started.status().code() == GPUSHARE_EXCEEDS_CAPACITY)
-      return bad_option("--capacity", capacity_, started.status().message());
+      return bad_option("--capacity", base::format_bytes(options_.capacity_bytes),
+                        started.status().message());
     if (!started.ok()) return started.status();
     for (const auto& device : (*started)->devices())
       std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s, policy %s\n", socket.c_str(),
                    device->name().c_str(), base::format_bytes(device->capacity_bytes()).c_str(),
                    device->policy_name().c_str());
-    (void)signals.wait(seconds);
+    (void)signals.wait(for_s_);
     return kExitOk;
   }
 
  private:
-  base::Result<std::optional<sched::CoordinatorOptions>> coordination() const {
-    sched::CoordinatorOptions options;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t guaranteed,
-                              parse_count("--max-guaranteed", max_guaranteed_, 1'000'000, 1));
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t opportunistic,
-                              parse_count("--max-opportunistic", max_opportunistic_, 1'000'000, 0));
-    GPUSHARE_ASSIGN_OR_RETURN(const double long_wait_s,
-                              parse_number("--long-wait", long_wait_, 0, false, 1e9));
-    options.max_guaranteed = static_cast<uint32_t>(guaranteed);
-    options.max_opportunistic = static_cast<uint32_t>(opportunistic);
-    options.long_wait_ns = static_cast<uint64_t>(long_wait_s * 1e9);
-    return coordinate_ ? std::optional(options) : std::nullopt;
+  static base::Result<uint64_t> seconds(const char* option, const std::string& text) {
+    GPUSHARE_ASSIGN_OR_RETURN(const double value, parse_number(option, text, 0, false, 1e9));
+    return static_cast<uint64_t>(value * 1e9) + 1;
+  }
+  static base::Result<uint64_t> size_or_0(const char* option, const std::string& text) {
+    return text == "0" ? base::Result<uint64_t>(uint64_t{0}) : parse_size(option, text);
   }
   // Promises above the new capacity fall at boundaries: gpushare top shows the target and the effective value.
   base::Result<ExitCode> set_capacity() const {
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, set_capacity_ == "0"
-                                                        ? base::Result<uint64_t>(uint64_t{0})
-                                                        : parse_size("--set-capacity", set_capacity_));
     if (devices_.size() > 1) return bad_option("--device", devices_[1], "one capacity is set at a time");
-    const base::Status set = client::set_service_capacity(
-        socket_.empty() ? client::default_socket() : socket_, devices_.empty() ? "" : devices_[0], bytes);
+    const base::Status set =
+        client::set_service_capacity(options_.socket.empty() ? client::default_socket() : options_.socket,
+                                     devices_.empty() ? "" : devices_[0], *set_capacity_);
     if (set.code() == GPUSHARE_EXCEEDS_CAPACITY)
-      return bad_option("--set-capacity", set_capacity_, set.message());
+      return bad_option("--set-capacity", base::format_bytes(*set_capacity_), set.message());
     if (!set.ok()) return set;
     return kExitOk;
   }
   // Where clients look, in a folder that only this user can write.
   base::Result<std::string> socket_to_serve() const {
-    if (!socket_.empty()) return socket_;
+    if (!options_.socket.empty()) return options_.socket;
     if (const char* named = std::getenv("GPUSHARE_SOCKET"); named != nullptr && *named != '\0')
       return std::string(named);
     const char* run = std::getenv("XDG_RUNTIME_DIR");
@@ -284,18 +253,24 @@ cannot share; 3 no such device.
       return bad_option("--socket", "", "XDG_RUNTIME_DIR is not set, so name a socket");
     const std::filesystem::path folder = std::filesystem::path(geteuid() == 0 ? "/run" : run) / "gpushare";
     std::error_code error;
-    if (std::filesystem::create_directory(folder, error) && !all_users_)
-      std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
+    const bool is_new = std::filesystem::create_directory(folder, error);
+    // A daemon for this user alone may have made the folder.
+    constexpr auto kOthers = static_cast<std::filesystem::perms>(0755);
+    if (!error && (is_new || options_.all_users))
+      std::filesystem::permissions(folder, options_.all_users ? kOthers : std::filesystem::perms::owner_all,
+                                   error);
     if (error)
       return base::Status(GPUSHARE_IO_ERROR, "cannot make " + folder.string() + ": " + error.message());
     return (folder / "daemon.sock").string();
   }
 
-  std::string socket_, capacity_, set_capacity_, images_,
-      policy_ = "fair", lanes_ = "1", lease_ = "10", stay_ = "1", max_processes_ = "64",
-      max_sessions_ = "1024", for_, max_guaranteed_ = "1", max_opportunistic_ = "4", long_wait_ = "600";
+  daemon::ServiceOptions options_;
+  sched::CoordinatorOptions coordinator_;
+  std::optional<uint64_t> set_capacity_;
+  std::vector<PolicyChoice> policies_;
+  double for_s_ = 0;
   std::vector<std::string> devices_;
-  bool private_lanes_ = false, kill_ = false, all_users_ = false, coordinate_ = false;
+  bool private_lanes_ = false, coordinate_ = false;
 };
 
 class TopCommand final : public Command {

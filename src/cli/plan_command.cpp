@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
@@ -202,24 +203,23 @@ Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.
     app.add_option("--model", model_, "Model: .csv, .safetensors or .safetensors.index.json")
         ->type_name("FILE")
         ->required();
-    app.add_option("--bandwidth-gbs", bandwidth_, "Of the link, 10^9 bytes a second")
-        ->type_name("B")
+    add(app, "--bandwidth-gbs", &gbs_, number(0, false, 1e6), "B", "Of the link, 10^9 bytes a second")
         ->required();
-    app.add_option("--call-overhead-us", call_overhead_, "Of each transmission")->type_name("A")->required();
-    app.add_option("--group-overhead-us", group_overhead_, "Of executing each group")
-        ->type_name("C")
+    add(app, "--call-overhead-us", &call_us_, number(0, true, kMaxOverheadUs), "A", "Of each transmission")
+        ->required();
+    add(app, "--group-overhead-us", &group_us_, number(0, true, kMaxOverheadUs), "C",
+        "Of executing each group")
         ->required();
     app.add_option("--exec-ms", exec_file_, "CSV of execution times: layer,exec_ms")->type_name("FILE");
     app.add_option("--order", order_file_, "Execution order: a layer's name a line [order of the model file]")
         ->type_name("FILE");
-    app.add_option("--order-by", order_by_,
-                   "Without --order: bytes, as they lie in the file, or names, as these tell (for "
-                   "safetensors) [bytes]")
-        ->type_name("WHAT");
+    add(app, "--order-by", &order_by_, one_of({"bytes", "names"}), "WHAT",
+        "Without --order: bytes, as they lie in the file, or names, as these tell (for "
+        "safetensors) [bytes]");
     app.add_option("--resident", resident_, "The first N layers are on the device already [0]")
         ->type_name("N");
-    app.add_option("--group-cap", group_cap_, "Most bytes of a group; a larger layer is alone [no cap]")
-        ->type_name("SIZE");
+    add(app, "--group-cap", &group_cap_bytes_, parse_size, "SIZE",
+        "Most bytes of a group; a larger layer is alone [no cap]");
     json_.declare(app);
     app.add_option("--checksums", checksums_,
                    "Also writes the CRC-32C of each tensor of a .safetensors model, for loaders that verify")
@@ -230,18 +230,9 @@ Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.
 
   base::Result<ExitCode> run() override {
     Plan plan;
-    GPUSHARE_ASSIGN_OR_RETURN(const double gbs, parse_number("--bandwidth-gbs", bandwidth_, 0, false, 1e6));
-    GPUSHARE_ASSIGN_OR_RETURN(const double call_us,
-                              parse_number("--call-overhead-us", call_overhead_, 0, true, kMaxOverheadUs));
-    GPUSHARE_ASSIGN_OR_RETURN(const double group_us,
-                              parse_number("--group-overhead-us", group_overhead_, 0, true, kMaxOverheadUs));
-    plan.costs.call_overhead_ms = call_us / 1e3;
-    plan.costs.group_overhead_ms = group_us / 1e3;
-    if (!group_cap_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(plan.costs.group_cap_bytes, parse_size("--group-cap", group_cap_));
-    }
-    if (order_by_ != "bytes" && order_by_ != "names")
-      return bad_option("--order-by", order_by_, "there are bytes and names");
+    plan.costs.call_overhead_ms = call_us_ / 1e3;
+    plan.costs.group_overhead_ms = group_us_ / 1e3;
+    if (group_cap_bytes_) plan.costs.group_cap_bytes = *group_cap_bytes_;
     GPUSHARE_RETURN_IF_ERROR(
         check_files({{"--model", model_}, {"--exec-ms", exec_file_}, {"--order", order_file_}},
                     {json_.file(), {"--timeline", timeline_}, {"--checksums", checksums_}}));
@@ -272,10 +263,10 @@ Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.
       plan.execution_rule = base::format(
           "assumed, not measured: each layer executes as long as its bytes take on the link (%g * 10^9 bytes "
           "a second). Give measured ones with --exec-ms.",
-          gbs);
+          gbs_);
     }
     for (size_t i = 0; i < plan.layers.size(); ++i) {
-      const double transmit_ms = static_cast<double>(plan.layers[i].bytes) / (gbs * 1e6);
+      const double transmit_ms = static_cast<double>(plan.layers[i].bytes) / (gbs_ * 1e6);
       plan.layer_costs.push_back(
           {plan.layers[i].bytes, transmit_ms, execution_ms.empty() ? transmit_ms : execution_ms[i]});
     }
@@ -296,15 +287,13 @@ Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.
 
  private:
   std::string model_;
-  std::string bandwidth_;
-  std::string call_overhead_;
-  std::string group_overhead_;
+  double gbs_ = 0, call_us_ = 0, group_us_ = 0;
   std::string exec_file_;
   std::string order_file_;
   std::string order_by_ = "bytes";
   std::string checksums_;
   std::string resident_ = "0";
-  std::string group_cap_;
+  std::optional<uint64_t> group_cap_bytes_;
   std::string timeline_;
   JsonOption json_;
 };

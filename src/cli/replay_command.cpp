@@ -96,8 +96,8 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
     app.add_option("--allocator", allocators_, "Which to replay on [heap,lane,planned]")->type_name("A,B,..");
     app.add_option("--granule", granule_, "Blocks start at multiples of it: a power of two from 16 [256]")
         ->type_name("SIZE");
-    app.add_option("--time-ms", time_ms_, "About how long to time each; 0 = memory only [300]")
-        ->type_name("N");
+    add(app, "--time-ms", &time_ms_, count(600'000), "N",
+        "About how long to time each; 0 = memory only [300]");
     json_.declare(app);
   }
 
@@ -117,8 +117,7 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
     if (!granule.ok() || *granule < 16 || (*granule & (*granule - 1)) != 0 || *granule > (uint64_t{2} << 20))
       return bad_option("--granule", granule_, "give a power of two from 16 to 2MiB");
     options.granule_bytes = *granule;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t time_ms, parse_count("--time-ms", time_ms_, 600'000));
-    options.time_ns = time_ms * 1'000'000;
+    options.time_ns = time_ms_ * 1'000'000;
     std::vector<NamedFile> traces;
     for (const std::string& file : files_) traces.push_back({"--alloc", file});
     GPUSHARE_RETURN_IF_ERROR(check_files(traces, {json_.file()}));
@@ -183,7 +182,7 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
   std::vector<std::string> files_;
   std::string allocators_;
   std::string granule_ = "256";
-  std::string time_ms_ = "300";
+  uint64_t time_ms_ = 300;
   JsonOption json_;
 };
 

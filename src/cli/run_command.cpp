@@ -82,36 +82,31 @@ written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
            "--policy", policy_,
            "Policies, each run in turn: names, or libraries by absolute path [fifo,srtf,pack,fair,priority]")
         ->type_name("A,B,..");
-    app.add_option("--lanes", lanes_, "Most lanes at once, below the policy's own limit; 0 = that limit [0]")
-        ->type_name("N");
-    app.add_option("--lane-finder", options_.lane_finder,
-                   "Which lane a job joins: salus, balanced or compact [as the policy says, else salus]")
-        ->type_name("NAME");
-    app.add_option("--capacity", capacity_,
-                   "Device memory: 16GiB, 16GB, ... [sim 16GiB, host 1GiB, GPU all that is free]")
-        ->type_name("SIZE");
+    add(app, "--lanes", &options_.lanes, count(64), "N",
+        "Most lanes at once, below the policy's own limit; 0 = that limit [0]");
+    add(app, "--lane-finder", &options_.lane_finder, lane_finder, "NAME",
+        "Which lane a job joins: salus, balanced or compact [as the policy says, else salus]");
+    add(app, "--capacity", &options_.capacity_bytes, parse_size, "SIZE",
+        "Device memory: 16GiB, 16GB, ... [sim 16GiB, host 1GiB, GPU all that is free]");
     app.add_option(
            "--interference", interference_,
            "sim: measured pairs (Gavel's JSON), or none: lanes do not slow each other [contention model]; "
            "devices: what was measured, read at the start and written at the end")
         ->type_name("FILE|none");
-    app.add_option(
-           "--tell", tell_,
-           "sim: what pack knows of interference: right estimates; what it has measured, as on a device; "
-           "or nothing: memory alone decides [estimates]")
-        ->type_name("estimates|measured|nothing");
+    add(app, "--tell", &tell_, one_of({"estimates", "measured", "nothing"}), "estimates|measured|nothing",
+        "sim: what pack knows of interference: right estimates; what it has measured, as on a device; "
+        "or nothing: memory alone decides [estimates]");
     app.add_option("--interference-device", table_device_, "Which device of that file [p100]")
         ->type_name("NAME");
-    app.add_option("--limit", limit_, "Only the first N jobs of the file; 0 = all [0]")->type_name("N");
-    app.add_option("--time-scale", time_scale_,
-                   "Multiplies all times of the job file: arrivals and iterations [1]")
-        ->type_name("X");
-    app.add_option("--load", load_, "Only Gavel's layout: total work over the span of arrivals [0.95]")
-        ->type_name("X");
-    app.add_option("--jitter", jitter_, "sim: relative standard deviation of iteration times, 0 to 1 [0]")
-        ->type_name("X");
-    app.add_option("--seed", seed_, "sim: of the jitter; the same seed gives the same result [1]")
-        ->type_name("N");
+    add(app, "--limit", &limit_, count(1'000'000'000), "N", "Only the first N jobs of the file; 0 = all [0]");
+    add(app, "--time-scale", &options_.time_scale, number(0, false, 1e6), "X",
+        "Multiplies all times of the job file: arrivals and iterations [1]");
+    add(app, "--load", &load_, number(0, false, 10), "X",
+        "Only Gavel's layout: total work over the span of arrivals [0.95]");
+    add(app, "--jitter", &options_.jitter, number(0, true, 1), "X",
+        "sim: relative standard deviation of iteration times, 0 to 1 [0]");
+    add(app, "--seed", &options_.seed, count(UINT64_MAX), "N",
+        "sim: of the jitter; the same seed gives the same result [1]");
     json_.declare(app);
     app.add_option("--timeline", options_.timeline_path, "Write a Chrome trace of lanes, sessions and memory")
         ->type_name("FILE");
@@ -131,11 +126,11 @@ written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
     options_.interference = interference_ != "none";
     options_.tell_policy = tell_ == "estimates";
     sim::JobFileOptions reading;
-    reading.limit = limit_count_;
-    reading.load = load_factor_;
+    reading.limit = limit_;
+    reading.load = load_.value_or(0.95);
     reading.table = table ? &*table : nullptr;
     GPUSHARE_ASSIGN_OR_RETURN(sim::JobFile file, sim::read_jobs(jobs_, reading));
-    if (!load_.empty() && file.layout != "gavel")
+    if (load_ && file.layout != "gavel")
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           base::format("--load: only for files of the gavel layout; '%s' has the %s layout, "
                                        "whose arrivals are kept",
@@ -228,27 +223,9 @@ written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
 
   base::Status check_options() {
     GPUSHARE_ASSIGN_OR_RETURN(options_.policies, parse_policies("--policy", policy_));
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64));
-    options_.lanes = static_cast<uint32_t>(lanes);
-    if (!capacity_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options_.capacity_bytes, parse_size("--capacity", capacity_));
-    }
-    GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 1'000'000'000));
-    GPUSHARE_ASSIGN_OR_RETURN(options_.seed, parse_count("--seed", seed_, UINT64_MAX));
-    GPUSHARE_ASSIGN_OR_RETURN(options_.time_scale, parse_number("--time-scale", time_scale_, 0, false, 1e6));
-    if (!load_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(load_factor_, parse_number("--load", load_, 0, false, 10));
-    }
     if (table_device_ != "p100" && (interference_.empty() || interference_ == "none"))
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference-device: only with --interference FILE");
-    GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
-    if (tell_ != "estimates" && tell_ != "measured" && tell_ != "nothing")
-      return bad_option("--tell", tell_, "there are estimates, measured and nothing");
     options_.measures = tell_ == "measured";
-    if (!options_.lane_finder.empty()) {
-      const auto finder = sched::lane_finder_named(options_.lane_finder);
-      if (!finder.ok()) return bad_option("--lane-finder", options_.lane_finder, finder.status().message());
-    }
     if (options_.device != "sim") {
       if (tell_ != "estimates")
         return base::Status(GPUSHARE_INVALID_ARGUMENT,
@@ -269,6 +246,12 @@ written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
                         {"--snapshot", options_.snapshot_path},
                         {"--report", report_},
                         {"--per-job", per_job_}});
+  }
+
+  static base::Result<std::string> lane_finder(const char* option, const std::string& text) {
+    const auto finder = sched::lane_finder_named(text);
+    return finder.ok() ? base::Result<std::string>(text)
+                       : bad_option(option, text, finder.status().message());
   }
 
   void scale(sim::JobFile& file) const {
@@ -305,21 +288,14 @@ written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.
   RunOptions options_;
   std::string jobs_;
   std::string policy_ = "fifo,srtf,pack,fair,priority";
-  std::string lanes_ = "0";
-  std::string capacity_;
   std::string interference_;
   std::string table_device_ = "p100";
   std::string tell_ = "estimates";
-  std::string limit_ = "0";
-  std::string time_scale_ = "1";
-  std::string load_;
-  std::string jitter_ = "0";
-  std::string seed_ = "1";
   std::string report_;
   std::string per_job_;
   JsonOption json_;
-  uint64_t limit_count_ = 0;
-  double load_factor_ = 0.95;
+  uint64_t limit_ = 0;
+  std::optional<double> load_;
 };
 
 }  // namespace

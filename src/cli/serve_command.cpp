@@ -18,15 +18,6 @@
 namespace gpushare::cli {
 namespace {
 
-base::Result<std::vector<double>> parse_numbers(const char* option, const std::string& text, double high) {
-  std::vector<double> out;
-  for (const std::string& word : split_list(text)) {
-    GPUSHARE_ASSIGN_OR_RETURN(const double value, parse_number(option, word, 0, false, high));
-    out.push_back(value);
-  }
-  return out;
-}
-
 class ServeCommand final : public Command {
  public:
   const char* name() const override { return "serve"; }
@@ -70,45 +61,42 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
                    "Draw requests: modes:N, bimodal:SD1[/SD2], numeric:SD, static:MS")
         ->type_name("SPEC")
         ->excludes(requests);
-    app.add_option("--policy", policy_, "Policies, each run in turn [clipper,nexus,clockwork,orloj,gpushare]")
-        ->type_name("A,B,..");
-    app.add_option("--slo-x-p99", slo_, "Deadlines as multiples of the P99 execution time [1.5,2,3,4,5]")
-        ->type_name("X,..");
-    app.add_option("--load", load_, "Arrival rate x mean execution time [1; a file's own]")
-        ->type_name("X,..");
+    add(app, "--policy", &result_.policies, names(sched::slo::batcher_names()), "A,B,..",
+        "Policies, each run in turn [clipper,nexus,clockwork,orloj,gpushare]");
+    add(app, "--slo-x-p99", &result_.slos_x_p99, numbers(1e6), "X,..",
+        "Deadlines as multiples of the P99 execution time [1.5,2,3,4,5]");
+    add(app, "--load", &result_.loads, numbers(1e6), "X,..",
+        "Arrival rate x mean execution time [1; a file's own]");
     app.add_option("--device", result_.device, "sim or host [sim]")->type_name("NAME");
-    app.add_option("--c0-x-mean", c0_, "c0 over the mean execution time [0.9]")->type_name("X");
-    app.add_option("--c1", c1_, "c1 [0.1]")->type_name("X");
-    app.add_option("--limit", limit_, "Only so many requests; 0 = 4000 if drawn, else all of the file [0]")
-        ->type_name("N");
-    app.add_option("--seed", seed_, "Of what is drawn; the same seed draws the same [1]")->type_name("N");
-    app.add_option("--burstiness", burstiness_, "Drawn arrivals: variation of the rate; 0 = Poisson [0]")
-        ->type_name("X");
-    app.add_option("--prefill-ms", prefill_ms_, "Public layout: ms a context token [0.25]")->type_name("X");
-    app.add_option("--decode-ms", decode_ms_, "Public layout: ms a generated token [20]")->type_name("X");
-    app.add_option(
-           "--opportunity", opportunity_,
-           "gpushare: price of device time as a share of recent goodput, with several applications [0.7]")
-        ->type_name("X");
-    app.add_option("--hold", hold_,
-                   "gpushare: least share of its time's worth that a doubtful batch must win [0.4]")
-        ->type_name("X");
-    app.add_option("--labels", labels_,
-                   "on: policies see each request's application; off: all are of one [on]")
-        ->type_name("on|off");
-    app.add_option("--features", features_, "on: policies see the numbers that come with each request [off]")
-        ->type_name("on|off");
-    app.add_option("--warm-samples", warm_samples_,
-                   "Execution times told beforehand for each application [256]")
-        ->type_name("N");
-    app.add_option("--warm-from", warm_from_, "They come from the first so many requests; 0 = from all [0]")
-        ->type_name("N");
-    app.add_option("--max-pending", max_pending_, "Requests that may wait; further ones are refused [100000]")
-        ->type_name("N");
-    app.add_option("--time-scale", time_scale_, "host: all durations times this [1]")->type_name("X");
-    app.add_option("--work", work_,
-                   "host: 'arithmetic', or 'wait' for as long, as for a device elsewhere [arithmetic]")
-        ->type_name("KIND");
+    add(app, "--c0-x-mean", &c0_x_mean_, number(0, true, 1e6), "X", "c0 over the mean execution time [0.9]");
+    add(app, "--c1", &result_.c1, number(0, false, 1e6), "X", "c1 [0.1]");
+    add(app, "--limit", &limit_, count(100'000'000), "N",
+        "Only so many requests; 0 = 4000 if drawn, else all of the file [0]");
+    add(app, "--seed", &draw_.seed, count(UINT64_MAX), "N",
+        "Of what is drawn; the same seed draws the same [1]");
+    add(app, "--burstiness", &draw_.burstiness, number(0, true, 10), "X",
+        "Drawn arrivals: variation of the rate; 0 = Poisson [0]");
+    add(app, "--prefill-ms", &rule_.prefill_ms_per_token, number(0, true, 1e4), "X",
+        "Public layout: ms a context token [0.25]");
+    add(app, "--decode-ms", &rule_.decode_ms_per_token, number(0, true, 1e4), "X",
+        "Public layout: ms a generated token [20]");
+    add(app, "--opportunity", &options_.batcher.opportunity, number(0, true, 1e3), "X",
+        "gpushare: price of device time as a share of recent goodput, with several applications [0.7]");
+    add(app, "--hold", &options_.batcher.hold, number(0, true, 1e3), "X",
+        "gpushare: least share of its time's worth that a doubtful batch must win [0.4]");
+    add(app, "--labels", &labels_, one_of({"on", "off"}), "on|off",
+        "on: policies see each request's application; off: all are of one [on]");
+    add(app, "--features", &features_, one_of({"on", "off"}), "on|off",
+        "on: policies see the numbers that come with each request [off]");
+    add(app, "--warm-samples", &options_.warm_samples, count(1 << 20), "N",
+        "Execution times told beforehand for each application [256]");
+    add(app, "--warm-from", &options_.warm_from, count(UINT64_MAX), "N",
+        "They come from the first so many requests; 0 = from all [0]");
+    add(app, "--max-pending", &options_.batcher.max_pending, count(100'000'000), "N",
+        "Requests that may wait; further ones are refused [100000]");
+    add(app, "--time-scale", &time_scale_, number(0, false, 1000), "X", "host: all durations times this [1]");
+    add(app, "--work", &work_, one_of({"arithmetic", "wait"}), "KIND",
+        "host: 'arithmetic', or 'wait' for as long, as for a device elsewhere [arithmetic]");
     json_.declare(app);
     app.add_option("--report", report_, "Write a page with charts")->type_name("FILE.html");
   }
@@ -123,24 +111,21 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
       mean_ns = sim::mean_execution_ns(*spec);
     } else {
       GPUSHARE_ASSIGN_OR_RETURN(recorded, sim::read_requests(requests_, rule_));
-      if (limit_count_ != 0 && recorded.size() > limit_count_) recorded.resize(limit_count_);
+      if (limit_ != 0 && recorded.size() > limit_) recorded.resize(limit_);
       if (recorded.empty())
         return base::Status(GPUSHARE_MALFORMED_INPUT, requests_ + ": no requests after the header line");
-      if (!load_.empty() && recorded.front().arrival_ns == recorded.back().arrival_ns)
+      if (result_.loads.front() > 0 && recorded.front().arrival_ns == recorded.back().arrival_ns)
         return base::Status(GPUSHARE_INVALID_ARGUMENT, "--load: all requests of '" + requests_ +
                                                            "' arrive at once: no load can be made of them");
       for (const sim::TimedRequest& request : recorded)
         mean_ns += static_cast<double>(request.execution_ns) / static_cast<double>(recorded.size());
     }
-    sim::ServingOptions options;
+    sim::ServingOptions& options = options_;
     options.c0_ns = c0_x_mean_ * mean_ns;
     options.c1 = result_.c1;
     options.time_decisions = true;
     options.labels = labels_ == "on";
     options.features = features_ == "on";
-    options.warm_samples = warm_sample_count_;
-    options.warm_from = warm_from_count_;
-    options.batcher = batcher_;
     result_.c0_ms = options.c0_ns / 1e6;
     result_.source = synthetic_.empty() ? requests_ : synthetic_;
 
@@ -159,8 +144,8 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
         for (const std::string& policy : result_.policies) {
           progress.show(base::format("load %g, SLO %g, %s", load, slo, policy.c_str()));
           options.slo_x_p99 = slo;
-          const auto served = result_.device == "host" ? serve_on_host(requests, policy, options,
-                                                                       time_factor_, work_ == "arithmetic")
+          const auto served = result_.device == "host" ? serve_on_host(requests, policy, options, time_scale_,
+                                                                       work_ == "arithmetic")
                                                        : sim::serve(requests, policy, options);
           if (!served.ok()) return served.status();
           result_.cases.push_back({slo, load, policy, *served});
@@ -180,41 +165,17 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
     if (result_.device != "sim" && result_.device != "host")
       return {GPUSHARE_UNAVAILABLE,
               "--device: '" + result_.device + "' cannot serve; there are sim and host"};
-    if (work_ != "arithmetic" && work_ != "wait")
-      return bad_option("--work", work_, "there are arithmetic and wait");
-    if (result_.device == "sim" && (work_ != "arithmetic" || time_scale_ != "1"))
+    if (result_.device == "sim" && (work_ != "arithmetic" || time_scale_ != 1))
       return {GPUSHARE_INVALID_ARGUMENT, "--work, --time-scale: only for --device host"};
-    GPUSHARE_ASSIGN_OR_RETURN(c0_x_mean_, parse_number("--c0-x-mean", c0_, 0, true, 1e6));
-    GPUSHARE_ASSIGN_OR_RETURN(result_.c1, parse_number("--c1", c1_, 0, false, 1e6));
-    GPUSHARE_ASSIGN_OR_RETURN(draw_.burstiness, parse_number("--burstiness", burstiness_, 0, true, 10));
-    GPUSHARE_ASSIGN_OR_RETURN(draw_.seed, parse_count("--seed", seed_, UINT64_MAX));
-    GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 100'000'000));
-    if (labels_ != "on" && labels_ != "off") return bad_option("--labels", labels_, "there are on and off");
-    if (features_ != "on" && features_ != "off")
-      return bad_option("--features", features_, "there are on and off");
-    GPUSHARE_ASSIGN_OR_RETURN(batcher_.opportunity,
-                              parse_number("--opportunity", opportunity_, 0, true, 1e3));
-    GPUSHARE_ASSIGN_OR_RETURN(batcher_.hold, parse_number("--hold", hold_, 0, true, 1e3));
-    GPUSHARE_ASSIGN_OR_RETURN(warm_sample_count_, parse_count("--warm-samples", warm_samples_, 1 << 20));
-    GPUSHARE_ASSIGN_OR_RETURN(warm_from_count_, parse_count("--warm-from", warm_from_, UINT64_MAX));
-    GPUSHARE_ASSIGN_OR_RETURN(batcher_.max_pending, parse_count("--max-pending", max_pending_, 100'000'000));
-    draw_.requests = limit_count_ == 0 ? 4000 : limit_count_;
-    GPUSHARE_ASSIGN_OR_RETURN(time_factor_, parse_number("--time-scale", time_scale_, 0, false, 1000));
-    GPUSHARE_ASSIGN_OR_RETURN(rule_.prefill_ms_per_token,
-                              parse_number("--prefill-ms", prefill_ms_, 0, true, 1e4));
-    GPUSHARE_ASSIGN_OR_RETURN(rule_.decode_ms_per_token,
-                              parse_number("--decode-ms", decode_ms_, 0, true, 1e4));
-    GPUSHARE_ASSIGN_OR_RETURN(result_.slos_x_p99, parse_numbers("--slo-x-p99", slo_, 1e6));
-    if (synthetic_.empty() && (burstiness_ != "0" || seed_ != "1"))
+    draw_.requests = limit_ == 0 ? 4000 : limit_;
+    const sim::ArrivalOptions arrivals;
+    const sim::TokenRule rule;
+    if (synthetic_.empty() && (draw_.burstiness != arrivals.burstiness || draw_.seed != arrivals.seed))
       return {GPUSHARE_INVALID_ARGUMENT, "--seed, --burstiness: only for --synthetic"};
-    if (requests_.empty() && (prefill_ms_ != "0.25" || decode_ms_ != "20"))
+    if (requests_.empty() && (rule_.prefill_ms_per_token != rule.prefill_ms_per_token ||
+                              rule_.decode_ms_per_token != rule.decode_ms_per_token))
       return {GPUSHARE_INVALID_ARGUMENT, "--prefill-ms, --decode-ms: only for --requests"};
-    result_.loads = {synthetic_.empty() ? 0.0 : 1.0};
-    if (!load_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(result_.loads, parse_numbers("--load", load_, 1e6));
-    }
-    GPUSHARE_ASSIGN_OR_RETURN(result_.policies,
-                              parse_names("--policy", policy_, sched::slo::batcher_names()));
+    if (result_.loads.empty()) result_.loads = {synthetic_.empty() ? 0.0 : 1.0};
     return check_files({{"--requests", requests_}}, {json_.file(), {"--report", report_}});
   }
 
@@ -227,40 +188,16 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
       request.arrival_ns = base::to_uint64(static_cast<double>(request.arrival_ns - start) * scale);
   }
 
-  // As typed.
-  std::string requests_;
-  std::string synthetic_;
-  std::string policy_ = "clipper,nexus,clockwork,orloj,gpushare";
-  std::string slo_ = "1.5,2,3,4,5";
-  std::string load_;
-  std::string c0_ = "0.9";
-  std::string c1_ = "0.1";
-  std::string limit_ = "0";
-  std::string seed_ = "1";
-  std::string burstiness_ = "0";
-  std::string prefill_ms_ = "0.25";
-  std::string decode_ms_ = "20";
-  std::string time_scale_ = "1";
-  std::string work_ = "arithmetic";
-  std::string opportunity_ = "0.7";
-  std::string hold_ = "0.4";
-  std::string labels_ = "on";
-  std::string features_ = "off";
-  std::string warm_samples_ = "256";
-  std::string warm_from_ = "0";
-  std::string max_pending_ = "100000";
-  std::string report_;
+  std::string requests_, synthetic_, report_;
+  std::string work_ = "arithmetic", labels_ = "on", features_ = "off";
   JsonOption json_;
-  // As understood.
   ServeResult result_;
   sim::ArrivalOptions draw_;
   sim::TokenRule rule_;
-  double c0_x_mean_ = 0;
-  double time_factor_ = 1;
-  uint64_t limit_count_ = 0;
-  uint64_t warm_sample_count_ = 0;
-  uint64_t warm_from_count_ = 0;
-  sched::slo::BatcherOptions batcher_;
+  double c0_x_mean_ = 0.9;
+  double time_scale_ = 1;
+  uint64_t limit_ = 0;
+  sim::ServingOptions options_;
 };
 
 }  // namespace

@@ -22,10 +22,10 @@ struct ServeResult {
   std::string device = "sim";  // or host
   std::string source;          // the request file, or the specification drawn from
   double c0_ms = 0;
-  double c1 = 0;
+  double c1 = 0.1;
   std::vector<double> loads;
-  std::vector<double> slos_x_p99;
-  std::vector<std::string> policies;
+  std::vector<double> slos_x_p99 = {1.5, 2, 3, 4, 5};
+  std::vector<std::string> policies = {"clipper", "nexus", "clockwork", "orloj", "gpushare"};
   std::vector<ServeCase> cases;  // by load, then deadline, then policy
 };
 

@@ -21,39 +21,30 @@ class Recorder final : public sim::EventSink {
   Recorder(PolicyRun& run, const std::vector<sim::Job>& jobs, Timeline* timeline)
       : run_(run), jobs_(jobs), timeline_(timeline) {}
 
-  void session_arrived(uint64_t now_ns, sched::SessionId id, std::string_view name) override {
-    waiting(now_ns, +1);
-    if (timeline_ != nullptr) timeline_->session_arrived(now_ns, id, name);
-  }
-  void session_refused(uint64_t now_ns, sched::SessionId id, std::string_view reason) override {
-    waiting(now_ns, -1);
-    if (timeline_ != nullptr) timeline_->session_refused(now_ns, id, reason);
-  }
-  void session_admitted(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
-    waiting(now_ns, -1);
-    entered(id);
-    if (timeline_ != nullptr) timeline_->session_admitted(now_ns, id, lane);
-  }
-  void session_page_out_began(uint64_t now_ns, sched::SessionId id, uint64_t bytes) override {
-    if (timeline_ != nullptr) timeline_->session_page_out_began(now_ns, id, bytes);
-  }
-  void session_paged_out(uint64_t now_ns, sched::SessionId id) override {
-    waiting(now_ns, +1);
-    left(id);
-    if (timeline_ != nullptr) timeline_->session_paged_out(now_ns, id);
-  }
-  void session_page_in_began(uint64_t now_ns, sched::SessionId id, sched::LaneId lane,
-                             uint64_t bytes) override {
-    waiting(now_ns, -1);
-    entered(id);
-    if (timeline_ != nullptr) timeline_->session_page_in_began(now_ns, id, lane, bytes);
-  }
-  void session_paged_in(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
-    if (timeline_ != nullptr) timeline_->session_paged_in(now_ns, id, lane);
-  }
-  void session_left(uint64_t now_ns, sched::SessionId id) override {
-    left(id);
-    if (timeline_ != nullptr) timeline_->session_left(now_ns, id);
+  void session(const sim::SessionEvent& event) override {
+    switch (event.step) {
+      case sim::SessionStep::kArrived:
+        waiting(event.now_ns, +1);
+        break;
+      case sim::SessionStep::kRefused:
+        waiting(event.now_ns, -1);
+        break;
+      case sim::SessionStep::kAdmitted:
+      case sim::SessionStep::kPagingIn:
+        waiting(event.now_ns, -1);
+        entered(event.session);
+        break;
+      case sim::SessionStep::kPagedOut:
+        waiting(event.now_ns, +1);
+        [[fallthrough]];
+      case sim::SessionStep::kLeft:
+        left(event.session);
+        break;
+      case sim::SessionStep::kPagingOut:
+      case sim::SessionStep::kPagedIn:
+        break;
+    }
+    if (timeline_ != nullptr) timeline_->session(event);
   }
   void lane_opened(uint64_t now_ns, sched::LaneId lane, uint64_t bytes) override {
     lanes_[lane] = bytes;

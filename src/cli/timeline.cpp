@@ -5,49 +5,18 @@
 
 namespace gpushare::cli {
 
-Timeline::Session& Timeline::session(sched::SessionId id) {
-  if (sessions_.size() < id) sessions_.resize(id);
-  return sessions_[id - 1];
-}
-
-void Timeline::phase(uint64_t now_ns, sched::SessionId id, Phase phase, uint64_t bytes) {
-  Session& s = session(id);
-  last_ns_ = std::max(last_ns_, now_ns);
-  if (s.open) s.spans.back().end_ns = now_ns;
+void Timeline::session(const sim::SessionEvent& event) {
+  if (sessions_.size() < event.session) sessions_.resize(event.session);
+  Session& s = sessions_[event.session - 1];
+  last_ns_ = std::max(last_ns_, event.now_ns);
+  if (event.step == sim::SessionStep::kArrived) s.name = event.text;
+  if (event.step == sim::SessionStep::kRefused) s.reason = event.text;
+  if (s.open) s.spans.back().end_ns = event.now_ns;
+  s.open = event.step != sim::SessionStep::kLeft && event.step != sim::SessionStep::kRefused &&
+           event.session <= kMaxSessions;
   // Sessions past the limit keep no spans: nobody scrolls through a thousand tracks.
-  if (id > kMaxSessions) return;
-  s.spans.push_back({now_ns, now_ns, phase, bytes});
-  s.open = true;
-}
-
-void Timeline::session_arrived(uint64_t now_ns, sched::SessionId id, std::string_view name) {
-  session(id).name = name;
-  phase(now_ns, id, Phase::kQueued);
-}
-void Timeline::session_refused(uint64_t now_ns, sched::SessionId id, std::string_view reason) {
-  phase(now_ns, id, Phase::kRefused);
-  session(id).reason = reason;
-  session(id).open = false;
-}
-void Timeline::session_admitted(uint64_t now_ns, sched::SessionId id, sched::LaneId) {
-  phase(now_ns, id, Phase::kResident);
-}
-void Timeline::session_page_out_began(uint64_t now_ns, sched::SessionId id, uint64_t bytes) {
-  phase(now_ns, id, Phase::kPagingOut, bytes);
-}
-void Timeline::session_paged_out(uint64_t now_ns, sched::SessionId id) {
-  phase(now_ns, id, Phase::kPagedOut);
-}
-void Timeline::session_page_in_began(uint64_t now_ns, sched::SessionId id, sched::LaneId, uint64_t bytes) {
-  phase(now_ns, id, Phase::kPagingIn, bytes);
-}
-void Timeline::session_paged_in(uint64_t now_ns, sched::SessionId id, sched::LaneId) {
-  phase(now_ns, id, Phase::kResident);
-}
-void Timeline::session_left(uint64_t now_ns, sched::SessionId id) {
-  Session& s = session(id);
-  if (s.open) s.spans.back().end_ns = now_ns;
-  s.open = false;
+  if (event.step == sim::SessionStep::kLeft || event.session > kMaxSessions) return;
+  s.spans.push_back({event.now_ns, event.now_ns, event.step, event.bytes});
 }
 
 bool Timeline::join(Slice& last, const Slice& next) const {
@@ -125,7 +94,7 @@ void Timeline::write(base::TraceWriter& writer, const std::string& policy) {
     for (const Slice& slice : lanes_[lane]) {
       const std::string name = slice.session == sched::kNoSession
                                    ? base::format("%u turns of several sessions", slice.turns)
-                                   : session(slice.session).name;
+                                   : sessions_[slice.session - 1].name;
       writer.slice(track, name, slice.start_ns, slice.end_ns - slice.start_ns,
                    {{"session", slice.session}, {"iterations", slice.iterations}, {"turns", slice.turns}});
     }
@@ -136,16 +105,16 @@ void Timeline::write(base::TraceWriter& writer, const std::string& policy) {
     writer.counter(lanes, policy + ": ephemeral bytes in use", m.now_ns, {{"ephemeral", m.ephemeral_bytes}});
   }
   const auto group = writer.add_group(policy + ": sessions");
-  static constexpr const char* kNames[] = {"queued",    "resident",  "paging out",
-                                           "paged out", "paging in", "refused"};
+  static constexpr const char* kNames[] = {"queued",    "refused",   "resident", "paging out",
+                                           "paged out", "paging in", "resident"};  // by step
   for (size_t i = 0; i < std::min(sessions_.size(), kMaxSessions); ++i) {
     const Session& s = sessions_[i];
     if (s.spans.empty()) continue;
     const auto track = writer.add_track(group, base::format("%zu %s", i + 1, s.name.c_str()));
     for (const Span& span : s.spans) {
-      const char* name = kNames[static_cast<size_t>(span.phase)];
+      const char* name = kNames[static_cast<size_t>(span.since)];
       const uint64_t end_ns = s.open && &span == &s.spans.back() ? last_ns_ : span.end_ns;
-      if (span.phase == Phase::kRefused)
+      if (span.since == sim::SessionStep::kRefused)
         writer.instant(track, name, span.start_ns, {{"reason", std::string_view(s.reason)}});
       else if (end_ns > span.start_ns)
         writer.slice(track, name, span.start_ns, end_ns - span.start_ns, {{"bytes", span.bytes}});

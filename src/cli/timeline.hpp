@@ -24,14 +24,7 @@ class Timeline final : public sim::EventSink {
       1'000;  // tracks with queueing and residency; lanes show all sessions
   explicit Timeline(size_t max_slices = kMaxSlices) : max_slices_(max_slices) {}
 
-  void session_arrived(uint64_t now_ns, sched::SessionId, std::string_view name) override;
-  void session_refused(uint64_t now_ns, sched::SessionId, std::string_view reason) override;
-  void session_admitted(uint64_t now_ns, sched::SessionId, sched::LaneId) override;
-  void session_page_out_began(uint64_t now_ns, sched::SessionId, uint64_t bytes) override;
-  void session_paged_out(uint64_t now_ns, sched::SessionId) override;
-  void session_page_in_began(uint64_t now_ns, sched::SessionId, sched::LaneId, uint64_t bytes) override;
-  void session_paged_in(uint64_t now_ns, sched::SessionId, sched::LaneId) override;
-  void session_left(uint64_t now_ns, sched::SessionId) override;
+  void session(const sim::SessionEvent& event) override;
   void iterations(sched::LaneId, sched::SessionId, uint64_t start_ns, uint64_t end_ns,
                   uint64_t count) override;
   void memory(uint64_t now_ns, uint64_t persistent_bytes, uint64_t lane_bytes,
@@ -55,11 +48,10 @@ class Timeline final : public sim::EventSink {
     uint32_t turns;            // how many slices it stands for
     sched::LaneId lane;
   };
-  enum class Phase : uint8_t { kQueued, kResident, kPagingOut, kPagedOut, kPagingIn, kRefused };
   struct Span {
     uint64_t start_ns;
     uint64_t end_ns;
-    Phase phase;
+    sim::SessionStep since;
     uint64_t bytes;
   };
   struct Session {
@@ -75,8 +67,6 @@ class Timeline final : public sim::EventSink {
     uint64_t ephemeral_bytes;
   };
 
-  Session& session(sched::SessionId id);
-  void phase(uint64_t now_ns, sched::SessionId id, Phase phase, uint64_t bytes = 0);
   bool join(Slice& last, const Slice& next) const;
   bool join(Memory& last, const Memory& next) const;
   void coarsen();

@@ -118,7 +118,9 @@ base::Status Service::open() {
       base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
                                     " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
                                     ": a session that finds no memory waits");
-    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(options_.policy));
+    GPUSHARE_ASSIGN_OR_RETURN(
+        std::unique_ptr<sched::Policy> policy,
+        options_.make_policy ? options_.make_policy() : sched::make_policy(options_.policy));
     devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
                                                       std::move(policy), [this] { wake(); }));
     devices_.back()->set_pci_address(info.pci_address);
@@ -348,7 +350,9 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
   };
   if (type == MessageType::kContext) {
     const uint64_t bytes = client::fields_of<client::SessionMessage>(message).value;
-    answer(device.set_context(process, bytes, sequence != 0), 0);
+    const base::Status counted = device.set_context(process, bytes, sequence != 0);
+    if (counted.ok()) forget_closed(process);
+    answer(counted, 0);
     return {};
   }
   if (type == MessageType::kArrive) {
@@ -411,14 +415,11 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
 
 base::Status Service::hello(Process& process, const client::Hello& message) {
   GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
-  // The same runtime under a new connection declares everything anew. Of a runtime that was closed the process's context
-  // is left, which may be this one's.
+  // The same runtime under a new connection declares everything anew.
   for (const auto& [id, other] : processes_) {
-    if (other.get() == &process || other->socket || other->dead || other->peer.pid != process.peer.pid)
+    if (other.get() == &process || other->socket || other->dead || other->peer.pid != process.peer.pid ||
+        (other->instance != message.instance && !is_closed(*other, *device)))
       continue;
-    const bool only_context =
-        other->device == device && other->sessions.empty() && !device->images().in_use(*other);
-    if (other->instance != message.instance && !only_context) continue;
     if (other->device == device)
       (void)device->set_context(
           process, std::max(device->context_bytes(process), device->context_bytes(*other)), false);
@@ -443,6 +444,16 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
   if (!send_to(process, client::bytes_of(welcome), std::span<const int>(&file, 1)))
     return {GPUSHARE_QUEUE_FULL, "the process does not read"};
   return {};
+}
+
+bool Service::is_closed(const Process& process, SharedDevice& device) {
+  return !process.socket && !process.dead && process.device == &device && process.sessions.empty() &&
+         !device.images().in_use(process);
+}
+
+void Service::forget_closed(const Process& process) {
+  for (const auto& [id, other] : processes_)
+    if (other->peer.pid == process.peer.pid && is_closed(*other, *process.device)) died(*other);
 }
 
 base::Result<SharedDevice*> Service::find_device(const client::Hello& message) const {

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,6 +60,8 @@ struct ServiceOptions {
   bool all_users = false;     // else only the service's own user may connect
   uint32_t max_processes_per_user = 64;  // for each device
   uint32_t max_sessions_per_user = 1024;
+  // Makes a policy of the operator's own for each device; empty: the built-in one that `policy` names.
+  std::function<base::Result<std::unique_ptr<sched::Policy>>()> make_policy;
 };
 
 class SharedDevice;
@@ -413,6 +416,10 @@ class Service {
   base::Status handle(Process& process, std::span<const std::byte> message,
                       std::vector<client::Descriptor> descriptors);
   base::Status hello(Process& process, const client::Hello& message);
+  // The connection was a runtime's that is closed: nothing is left of it but the process's context on the device.
+  static bool is_closed(const Process& process, SharedDevice& device);
+  // A process has one context on a device, whose bytes it has just told anew: its closed runtimes count no more.
+  void forget_closed(const Process& process);
   // The device that the message means. Errors: NOT_FOUND.
   base::Result<SharedDevice*> find_device(const client::Hello& message) const;
   void send_status(Process& process, uint32_t sequence);

@@ -160,6 +160,8 @@ base::Result<std::unique_ptr<Device>> Device::open(const std::string& text) {
   gpushare_backend_device* handle = nullptr;
   const int32_t code = ops->device_open(spec.index, spec.options.c_str(), &handle);
   std::unique_ptr<Device> device(new Device(ops, handle, spec.device));
+  device->index_ = spec.index;
+  device->options_ = spec.options;
   GPUSHARE_RETURN_IF_ERROR(device->status(code, "device_open"));
   GPUSHARE_ASSIGN_OR_RETURN(device->info_, device->refresh_info());
   return device;
@@ -278,7 +280,9 @@ base::Status Device::va_unmap_run(Address address, uint64_t bytes, uint64_t coun
 }
 
 base::Result<uint64_t> Device::context_bytes() {
-  return made<uint64_t>(*this, ops_->context_bytes, "context_bytes");
+  uint64_t bytes = 0;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->context_bytes(index_, options_.c_str(), &bytes), "context_bytes"));
+  return bytes;
 }
 
 base::Result<gpushare_backend_memory*> Device::phys_create_shared(uint64_t bytes) {

@@ -95,7 +95,7 @@ class Device {
   bool can(uint32_t capability) const { return (info_.capabilities & capability) != 0; }
   base::Result<gpushare_backend_device_info> refresh_info();
   uint64_t now_ns() const;
-  // What the process's contexts and other libraries have of the device. Errors: UNSUPPORTED.
+  // What the process's contexts and other libraries have of the device, also after close(). Errors: UNSUPPORTED.
   base::Result<uint64_t> context_bytes();
 
   base::Result<Address> alloc(uint64_t bytes);
@@ -147,6 +147,8 @@ class Device {
   gpushare_backend_device* device_;
   std::string spec_;
   gpushare_backend_device_info info_{};
+  uint32_t index_ = 0;  // with options_, as given to device_open
+  std::string options_;
 };
 
 }  // namespace gpushare::device

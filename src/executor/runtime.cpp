@@ -315,11 +315,14 @@ base::Status RuntimeImpl::close() {
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
   side_streams_.wait_until_none();  // those that others release now
-  authority.reset();                // and with it the policy
   memory_.reset();
   slots.clear();
   actions_.release_device();
   const base::Status status = device_->close();
+  // The daemon counts the context for as long as the process lives, unless it hears that the context has gone.
+  if (shared_)
+    if (const auto left = device_->context_bytes(); left.ok()) authority->set_context_bytes(*left, 0);
+  authority.reset();  // and with it the policy
   if (interference.empty()) return status;
   const base::Status written = write_interference(interference_file_, interference);
   return status.ok() ? written : status;

@@ -107,7 +107,7 @@ class Authority {
   virtual void not_ready(SessionId session, uint64_t now_ns) = 0;
   // The iteration picked last for `session` was handed to its lane (call ready() again if the session has
   // another one). With an enqueue depth above one, several may be dispatched before the first has finished.
-  // `iterations` above 1: a run of so many equal ones, which finished() may report in parts.
+  // `iterations` above 1: a run of so many equal ones.
   virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) = 0;
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
   // `iterations` above 1: a run of equal iterations dispatched as one. 0: the turn was given back unused.

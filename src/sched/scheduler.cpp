@@ -266,6 +266,11 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
 }
 
 void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) {
+  progressed(id, device_ns, now_ns, iterations, 0);
+}
+
+void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations,
+                           uint64_t left) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0) return;
   LaneRecord& lane = impl_->lanes[session->lane];
@@ -293,6 +298,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   impl_->note_lag(*session, now_ns);
   if (impl_->measured != nullptr) impl_->measured->finished(id, session->lane, device_ns, iterations, now_ns);
   impl_->policy->finished(view, session->lane, device_ns, now_ns);
+  if (left > 0) dispatched(id, session->lane, now_ns, left);
   bool settled = impl_->boundary(session->lane);
   if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
     impl_->start_page_out(*session, now_ns);

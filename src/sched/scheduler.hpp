@@ -73,6 +73,8 @@ class Scheduler final : public Authority {
   void not_ready(SessionId session, uint64_t now_ns) override;
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) override;
   void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) override;
+  // Part of a run that was dispatched as one is done, `iterations` of it; `left` go on in the lane without a boundary.
+  void progressed(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations, uint64_t left);
   void leave(SessionId session, uint64_t now_ns) override;
   base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;

@@ -14,26 +14,35 @@
 
 namespace gpushare::sim {
 
+// What becomes of a session. Its life: kArrived, [queued until] kAdmitted, iterations..., { kPagingOut, kPagedOut,
+// kPagingIn, kPagedIn, iterations... }, kLeft; or kArrived, kRefused: it is larger than the device.
+enum class SessionStep : uint8_t {
+  kArrived,
+  kRefused,
+  kAdmitted,
+  kPagingOut,
+  kPagedOut,
+  kPagingIn,
+  kPagedIn,
+  kLeft
+};
+struct SessionEvent {
+  uint64_t now_ns = 0;
+  sched::SessionId session = sched::kNoSession;
+  SessionStep step = SessionStep::kArrived;
+  sched::LaneId lane = sched::kNoLane;  // kAdmitted, kPagingIn, kPagedIn
+  uint64_t bytes = 0;                   // that are copied from now on: kPagingOut, kPagingIn
+  std::string_view text = {};           // kArrived: the name; kRefused: why. Valid during the call
+};
+
 // All methods do nothing by default; override what you draw. Times are virtual nanoseconds, and calls come in
-// ascending order of `now_ns`, except that `iterations` comes at the end of its interval. A session's life:
-//   session_arrived, [queued until] session_admitted, iterations..., { session_page_out_began,
-//   session_paged_out, session_page_in_began, session_paged_in, iterations... }, session_left
-// or session_arrived, session_refused. Called from the thread that runs the simulation; must not call it
-// back.
+// ascending order of `now_ns`, except that `iterations` comes at the end of its interval. Called from the thread that
+// runs the simulation; must not call it back.
 class EventSink {
  public:
   virtual ~EventSink() = default;
 
-  virtual void session_arrived(uint64_t /*now_ns*/, sched::SessionId, std::string_view /*name*/) {}
-  // Could never run: larger than the device. `reason` is valid during the call.
-  virtual void session_refused(uint64_t /*now_ns*/, sched::SessionId, std::string_view /*reason*/) {}
-  virtual void session_admitted(uint64_t /*now_ns*/, sched::SessionId, sched::LaneId) {}
-  virtual void session_page_out_began(uint64_t /*now_ns*/, sched::SessionId, uint64_t /*bytes*/) {}
-  virtual void session_paged_out(uint64_t /*now_ns*/, sched::SessionId) {}
-  virtual void session_page_in_began(uint64_t /*now_ns*/, sched::SessionId, sched::LaneId,
-                                     uint64_t /*bytes*/) {}
-  virtual void session_paged_in(uint64_t /*now_ns*/, sched::SessionId, sched::LaneId) {}
-  virtual void session_left(uint64_t /*now_ns*/, sched::SessionId) {}
+  virtual void session(const SessionEvent& /*event*/) {}
 
   virtual void lane_opened(uint64_t /*now_ns*/, sched::LaneId, uint64_t /*bytes*/) {}
   virtual void lane_resized(uint64_t /*now_ns*/, sched::LaneId, uint64_t /*bytes*/) {}

@@ -197,7 +197,7 @@ void Simulation::Impl::arrive(SessionId id) {
   spec.ephemeral_bytes = each.ephemeral_bytes;
   spec.remaining_ns = static_cast<uint64_t>(std::llround(each.work_ns()));
   spec.iterations_total = each.iterations;
-  sink->session_arrived(now, id, each.name);
+  sink->session({now, id, SessionStep::kArrived, sched::kNoLane, 0, each.name});
   decisions_stale = true;
   const base::Status status = scheduler->arrive(spec, now);
   if (status.ok()) {
@@ -208,7 +208,7 @@ void Simulation::Impl::arrive(SessionId id) {
   outcome(id).reason = status.message();
   ++result.refused;
   ++gone;
-  sink->session_refused(now, id, status.message());
+  sink->session({now, id, SessionStep::kRefused, sched::kNoLane, 0, status.message()});
 }
 
 void Simulation::Impl::finish_run(LaneId id) {
@@ -237,7 +237,7 @@ void Simulation::Impl::finish_run(LaneId id) {
   ++result.completed;
   ++gone;
   decisions_stale = true;
-  sink->session_left(now, session);
+  sink->session({now, session, SessionStep::kLeft});
   if (options.progress && !options.progress(now, gone, jobs.size())) cancelled = true;
 }
 
@@ -260,8 +260,8 @@ void Simulation::Impl::report_runs() {
     if (count <= lane.told_count) continue;
     const auto elapsed = static_cast<double>(now - lane.start_ns) - lane.lead_ns;
     const auto until = static_cast<uint64_t>(std::max(0.0, elapsed * static_cast<double>(count) / progress));
-    scheduler->finished(lane.session, until - std::min(until, lane.told_ns), now, count - lane.told_count);
-    scheduler->dispatched(lane.session, id, now, lane.count - count);
+    scheduler->progressed(lane.session, until - std::min(until, lane.told_ns), now, count - lane.told_count,
+                          lane.count - count);
     lane.told_count = count;
     lane.told_ns = std::max(lane.told_ns, until);
   }
@@ -292,7 +292,7 @@ void Simulation::Impl::carry_out() {
           break;  // its next iteration names the lane
         case ActionKind::kAdmit:
           resident_bytes += job(id).persistent_bytes;
-          sink->session_admitted(now, id, action.lane);
+          sink->session({now, id, SessionStep::kAdmitted, action.lane});
           break;
         case ActionKind::kPageOut:
         case ActionKind::kPageIn: {
@@ -302,12 +302,12 @@ void Simulation::Impl::carry_out() {
           if (out) {
             ++outcome(id).page_outs;
             ++result.page_outs;
-            sink->session_page_out_began(now, id, bytes);
           } else {
             ++result.page_ins;
             resident_bytes += job(id).persistent_bytes;
-            sink->session_page_in_began(now, id, action.lane, bytes);
           }
+          sink->session(
+              {now, id, out ? SessionStep::kPagingOut : SessionStep::kPagingIn, action.lane, bytes});
           result.paged_bytes += bytes;
           const uint64_t start = copies.empty() ? now : copies.back().end_ns;
           const double length_ns = static_cast<double>(bytes) / options.host_link_bytes_per_s * 1e9;
@@ -325,12 +325,8 @@ void Simulation::Impl::finish_copies() {
     const Copy copy = copies.front();
     copies.pop_front();
     decisions_stale = memory_changed = true;
-    if (copy.out) {
-      resident_bytes -= job(copy.session).persistent_bytes;
-      sink->session_paged_out(now, copy.session);
-    } else {
-      sink->session_paged_in(now, copy.session, copy.lane);
-    }
+    if (copy.out) resident_bytes -= job(copy.session).persistent_bytes;
+    sink->session({now, copy.session, copy.out ? SessionStep::kPagedOut : SessionStep::kPagedIn, copy.lane});
     scheduler->page_done(copy.session, now);
   }
 }

@@ -32,6 +32,18 @@ class Daemon(ToolTest):
             self.assertFalse((self.folder / "socket").exists())
             self.refused(["top", "--socket", "socket"], "no daemon answers", "gpushare daemon --socket", code=3)
 
+    def test_a_policy_of_the_operators_own(self):
+        lottery = self.lottery()
+        self.start("--policy", lottery)
+        status = json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
+        self.assertEqual(status["devices"][0]["policy"], "lottery")
+        env = {**os.environ, "GPUSHARE_SOCKET": "socket"}
+        run = ["run", "--jobs", "examples/jobs/small.csv", "--time-scale", "0.01", "--device", "shared", "--policy"]
+        self.tool(*run, "fifo", code=0, env=env)
+        self.assertIn("operator", self.tool(*run, lottery, code=2, env=env).err)  # nobody else names a policy
+        for options, word in ((["mine.so"], "absolute path"), (["fifo,srtf"], "one policy"), (["/nowhere/mine.so"], "/nowhere/mine.so")):
+            self.refused(["daemon", "--socket", "other", "--device", "host", "--policy", *options], word)
+
     def test_the_operator_sets_the_capacity(self):
         self.start()
 

@@ -195,15 +195,7 @@ class RunSimulated(ToolTest):
                              len(pickle.load(file)["segments"]))
 
     def test_policies_of_ones_own(self):
-        compiler = shutil.which("cc") or self.skipTest("no C compiler")
-        include = [f"-I{OPTIONS.source}/include", f"-I{pathlib.Path(OPTIONS.tool).resolve().parent.parent}/include"]
-
-        def library(name, source):
-            path = self.folder / f"{name}.so"
-            subprocess.run([compiler, "-shared", "-fPIC", *include, "-x", "c", "-", "-o", str(path)], input=source.encode(), check=True)
-            return path
-
-        lottery = library("mine", (OPTIONS.source / "examples" / "lottery_policy.c").read_text())
+        lottery, library = self.lottery(), self.library
         result = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", f"fifo,{lottery}")
         fifo, mine = result["policies"]
         self.assertEqual((mine["policy"], mine["completed"]), ("lottery", 16))

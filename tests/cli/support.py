@@ -9,6 +9,7 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,18 @@ class ToolTest(unittest.TestCase):
         path = self.folder / name
         path.write_text(text)
         return path
+
+    def library(self, name, source):
+        """The path of a shared library of that C source, built with gpushare's headers."""
+        compiler = shutil.which("cc") or self.skipTest("no C compiler")
+        include = [f"-I{OPTIONS.source}/include", f"-I{pathlib.Path(OPTIONS.tool).resolve().parent.parent}/include"]
+        path = self.folder / f"{name}.so"
+        subprocess.run([compiler, "-shared", "-fPIC", *include, "-x", "c", "-", "-o", str(path)], input=source.encode(), check=True)
+        return path
+
+    def lottery(self):
+        """The path of examples/lottery_policy.c as a library."""
+        return self.library("mine", (OPTIONS.source / "examples" / "lottery_policy.c").read_text())
 
     def jobs(self, *rows, name="jobs.csv"):
         return self.file(name, "\n".join([JOB_HEADER, *rows]) + "\n")

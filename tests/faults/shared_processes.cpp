@@ -1,5 +1,4 @@
-// Processes on one shared device, with real work on the host device: each policy, weights, kills of processes and of the
-// daemon. GPUSHARE_TEST_KILLS sets how many are killed (12).
+// Processes on one shared device, with real work on the host device: weights, kills of processes and of the daemon. GPUSHARE_TEST_KILLS sets how many are killed (12).
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <atomic>
@@ -42,35 +41,6 @@ bool all_back(const SharedService& shared) {
 }
 
 }  // namespace
-
-TEST_CASE("processes train to their end under every policy") {
-  const char* policy = GENERATE("fifo", "srtf", "pack", "fair", "priority");
-  const bool share_lanes = GENERATE(false, true);
-  CAPTURE(policy, share_lanes);
-  SharedService shared([&](auto& options) {
-    options.policy = policy;
-    options.share_lanes = share_lanes;
-    options.capacity_bytes = 16 << 20;
-  });
-  // More than fit at once: some wait for memory, under srtf and priority some are paged out.
-  std::vector<std::unique_ptr<Worker>> workers;
-  for (int i = 0; i < 4; ++i)
-    workers.push_back(std::make_unique<Worker>(std::vector<std::string>{"w" + std::to_string(i), "1",
-                                                                        std::to_string(i), "4", "1", "200",
-                                                                        std::to_string(10 + 10 * (3 - i))}));
-  for (auto& worker : workers) CHECK(worker->wait() == 0);
-  eventually([&] { return all_back(shared); });
-}
-
-TEST_CASE("twenty processes share a device that holds a third of them") {
-  SharedService shared([](auto& options) { options.capacity_bytes = 16 << 20; });
-  std::vector<std::unique_ptr<Worker>> workers;
-  for (int i = 0; i < 20; ++i)
-    workers.push_back(std::make_unique<Worker>(
-        std::vector<std::string>{"w" + std::to_string(i), "1", "0", "2", "1", "100", "10"}));
-  for (auto& worker : workers) CHECK(worker->wait() == 0);
-  eventually([&] { return all_back(shared); });
-}
 
 TEST_CASE("a process that is stopped while it waits goes on when its turn came and went meanwhile") {
   const bool share_lanes = GENERATE(false, true);

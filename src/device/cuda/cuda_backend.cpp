@@ -40,8 +40,11 @@ int32_t stream_adopt(gpushare_backend_device* device, void* native, gpushare_bac
   });
 }
 
-int32_t context_bytes(gpushare_backend_device* device, uint64_t* out_bytes) {
-  return Table::output(device, "context_bytes", out_bytes, [](cuda::Device& d) { return d.context_bytes(); });
+int32_t context_bytes(uint32_t index, const char* options, uint64_t* out_bytes) {
+  return Table::guard("context_bytes", [&]() -> base::Status {
+    if (options == nullptr || out_bytes == nullptr) return null_output();
+    return Table::store(cuda::Device::context_bytes(index, options), out_bytes);
+  });
 }
 
 cuda::Partition* to(gpushare_backend_partition* handle) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -64,11 +65,10 @@ base::Result<DeviceOptions> read_options(const char* text) {
 }
 
 // As gpushare_backend_device_info has it; 0 if the driver does not tell. A GPU is function 0 of its place on the bus.
-uint32_t pci_address(const Context& context) {
-  const auto ask = [&context](int attribute, uint32_t* out) {
+uint32_t pci_address(const Driver& driver, api::CUdevice gpu) {
+  const auto ask = [&](int attribute, uint32_t* out) {
     int value = 0;
-    const bool known =
-        context.driver().cuDeviceGetAttribute(&value, attribute, context.device()) == api::CUDA_SUCCESS;
+    const bool known = driver.cuDeviceGetAttribute(&value, attribute, gpu) == api::CUDA_SUCCESS;
     *out = static_cast<uint32_t>(value);
     return known && value >= 0;
   };
@@ -114,7 +114,7 @@ base::Status Device::read_facts() {
   GPUSHARE_RETURN_IF_ERROR(context_->status(
       driver.cuDeviceGetAttribute(&units, api::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context_->device()),
       "cuDeviceGetAttribute"));
-  facts_.pci_address = pci_address(*context_);
+  facts_.pci_address = pci_address(driver, context_->device());
   facts_.priority_lowest = least;
   facts_.priority_highest = greatest;
   facts_.compute_units = static_cast<uint32_t>(std::max(units, 0));
@@ -138,10 +138,19 @@ base::Status Device::info(gpushare_backend_device_info* out_info) {
   return {};
 }
 
-base::Result<uint64_t> Device::context_bytes() const {
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t all, process_bytes(context_->driver().path(), facts_.pci_address));
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t own, Memory::bytes_of_all(*context_));
-  return all - std::min(all, own);
+base::Result<uint64_t> Device::context_bytes(uint32_t index, const char* text) {
+  GPUSHARE_ASSIGN_OR_RETURN(const DeviceOptions options, read_options(text));
+  GPUSHARE_ASSIGN_OR_RETURN(const Driver* driver, Driver::get(options.driver));
+  api::CUdevice gpu = 0;
+  GPUSHARE_RETURN_IF_ERROR(to_status(driver->cuDeviceGet(&gpu, static_cast<int>(index)), "cuDeviceGet"));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::optional<uint64_t> own, Memory::bytes_of_all(*driver, gpu));
+  unsigned flags = 0;
+  int active = 1;
+  if (!own.has_value() && options.context == 0 &&
+      driver->cuDevicePrimaryCtxGetState(gpu, &flags, &active) == api::CUDA_SUCCESS && active == 0)
+    return uint64_t{0};
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t all, process_bytes(driver->path(), pci_address(*driver, gpu)));
+  return all - std::min(all, own.value_or(0));
 }
 
 uint64_t Device::now_ns() const {

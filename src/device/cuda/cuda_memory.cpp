@@ -126,17 +126,17 @@ Memory::~Memory() {
   for (const auto& chunk : chunks_) (void)cu.cuMemFreeHost(chunk->base);
 }
 
-base::Result<uint64_t> Memory::bytes_of_all(const Context& context) {
-  uint64_t bytes = 0;
+base::Result<std::optional<uint64_t>> Memory::bytes_of_all(const Driver& driver, api::CUdevice gpu) {
+  std::optional<uint64_t> bytes;
   base::MutexLock lock(all().mutex);
   for (const Memory* memory : all().memories) {
-    if (&memory->driver() != &context.driver() || memory->context_.device() != context.device()) continue;
+    if (&memory->driver() != &driver || memory->context_.device() != gpu) continue;
     base::MutexLock own(memory->mutex_);
     for (const auto& [raw, physical] : memory->memories_)
       if (physical->imported)
         return base::Status(GPUSHARE_UNSUPPORTED,
                             "memory of other processes is mapped, which may count or not");
-    bytes += memory->used_bytes_ + memory->pool_.size() * memory->granularity_bytes_;
+    bytes = bytes.value_or(0) + memory->used_bytes_ + memory->pool_.size() * memory->granularity_bytes_;
   }
   return bytes;
 }

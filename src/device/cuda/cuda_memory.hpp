@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,9 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   uint64_t total_bytes() const { return limit_bytes_; }
-  // Device memory that is in use or pooled here and in the process's other devices on the same GPU. Errors: UNSUPPORTED
-  // (there is memory of other processes, which the system may count or not).
-  static base::Result<uint64_t> bytes_of_all(const Context& context);
+  // The memory of the GPU that all devices opened on it in this process have in use or pooled; nothing if none is open. Errors:
+  // UNSUPPORTED (there is memory of other processes, which the system may count or not).
+  static base::Result<std::optional<uint64_t>> bytes_of_all(const Driver& driver, api::CUdevice gpu);
   // The bytes within the limit that nobody uses. Asks the driver.
   base::Result<uint64_t> free_bytes();
   uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory

@@ -147,6 +147,8 @@ struct alignas(8) CUdevResource {
   X(required, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000,                                     \
     (CUcontext * context, CUdevice device))                                                                 \
   X(required, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, (CUdevice device))            \
+  X(required, cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000,                                 \
+    (CUdevice device, unsigned* flags, int* active))                                                        \
   X(required, cuCtxGetCurrent, cuCtxGetCurrent, 4000, (CUcontext * context))                                \
   X(required, cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, (CUcontext context))                             \
   X(required, cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, (CUcontext * context))                             \

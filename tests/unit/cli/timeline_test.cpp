@@ -49,7 +49,10 @@ TEST_CASE("timeline: slices stay within the limit and keep every lane's time", "
   std::map<uint32_t, uint64_t> busy;
   std::map<uint32_t, uint64_t> at;
   uint64_t iterations = 0;
-  for (sched::SessionId id = 1; id <= 5; ++id) timeline.session_arrived(0, id, "job" + std::to_string(id));
+  for (sched::SessionId id = 1; id <= 5; ++id) {
+    const std::string name = "job" + std::to_string(id);
+    timeline.session({0, id, sim::SessionStep::kArrived, sched::kNoLane, 0, name});
+  }
   for (int i = 0; i < 50'000; ++i) {
     const auto lane = static_cast<uint32_t>(test::uniform(random, 0, 2));
     const uint64_t length = 1'000 + test::uniform(random, 0, 4'999'999);
@@ -89,15 +92,16 @@ TEST_CASE("timeline: slices stay within the limit and keep every lane's time", "
 
 TEST_CASE("timeline: a session's life", "[cli]") {
   Timeline timeline;
-  timeline.session_arrived(0, 1, "a");
-  timeline.session_admitted(10'000, 1, 0);
-  timeline.session_page_out_began(20'000, 1, 5);
-  timeline.session_paged_out(30'000, 1);
-  timeline.session_page_in_began(40'000, 1, 0, 5);
-  timeline.session_paged_in(50'000, 1, 0);
-  timeline.session_left(60'000, 1);
-  timeline.session_arrived(0, 2, "b");
-  timeline.session_refused(0, 2, "too large");
+  using sim::SessionStep;
+  timeline.session({0, 1, SessionStep::kArrived, sched::kNoLane, 0, "a"});
+  timeline.session({10'000, 1, SessionStep::kAdmitted, 0});
+  timeline.session({20'000, 1, SessionStep::kPagingOut, 0, 5});
+  timeline.session({30'000, 1, SessionStep::kPagedOut});
+  timeline.session({40'000, 1, SessionStep::kPagingIn, 0, 5});
+  timeline.session({50'000, 1, SessionStep::kPagedIn, 0});
+  timeline.session({60'000, 1, SessionStep::kLeft});
+  timeline.session({0, 2, SessionStep::kArrived, sched::kNoLane, 0, "b"});
+  timeline.session({0, 2, SessionStep::kRefused, sched::kNoLane, 0, "too large"});
   timeline.iterations(0, 1, 10'000, 20'000, 1);
   timeline.iterations(0, 1, 20'000, 25'000, 1);
   CHECK(timeline.resolution_ns() == 0);

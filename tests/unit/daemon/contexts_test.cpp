@@ -63,7 +63,9 @@ struct Other {
 
 }  // namespace
 
-TEST_CASE("a process's context is promised until the process is dead, by whatever connections") {
+TEST_CASE(
+    "a process's context is promised until the process is dead, by whatever connections, or says that it is "
+    "gone") {
   const SharedService shared;
   RawProcess first(shared), second(shared);
   REQUIRE(first.hello() == GPUSHARE_OK);
@@ -92,7 +94,15 @@ TEST_CASE("a process's context is promised until the process is dead, by whateve
   CHECK(device_of(shared).promised_bytes == 8 * kMiB);
   third.tell(MessageType::kContext, 0, 3 * kMiB);
   CHECK(device_of(shared).promised_bytes == 3 * kMiB);
-  third.tell(MessageType::kContext, 0, 0);
+  // A process that tells its context anew has told that of its closed connections.
+  RawProcess fourth(shared);
+  REQUIRE(fourth.hello() == GPUSHARE_OK);
+  third.socket = {};
+  eventually([&] { return is_owing(shared); });
+  fourth.tell(MessageType::kContext, 0, 2 * kMiB);
+  CHECK(device_of(shared).promised_bytes == 2 * kMiB);
+  CHECK(shared.status().processes.size() == 1);
+  fourth.tell(MessageType::kContext, 0, 0);
   CHECK(device_of(shared).promised_bytes == 0);
 }
 

@@ -75,39 +75,13 @@ class EveryIteration final : public sched::Policy {
 class Auditor final : public EventSink {
  public:
   explicit Auditor(uint64_t capacity) : capacity_(capacity) {}
-  void session_arrived(uint64_t now, sched::SessionId id, std::string_view) override {
-    tick(now);
-    CHECK(state_.emplace(id, 'q').second);
-  }
-  void session_refused(uint64_t now, sched::SessionId id, std::string_view reason) override {
-    tick(now);
-    CHECK_FALSE(reason.empty());
-    move(id, 'q', 'x');
-  }
-  void session_admitted(uint64_t now, sched::SessionId id, sched::LaneId lane) override {
-    tick(now);
-    move(id, 'q', 'r');
-    CHECK(lanes_.contains(lane));
-  }
-  void session_page_out_began(uint64_t now, sched::SessionId id, uint64_t) override {
-    tick(now);
-    move(id, 'r', 'o');
-  }
-  void session_paged_out(uint64_t now, sched::SessionId id) override {
-    tick(now);
-    move(id, 'o', 'h');
-  }
-  void session_page_in_began(uint64_t now, sched::SessionId id, sched::LaneId, uint64_t) override {
-    tick(now);
-    move(id, 'h', 'i');
-  }
-  void session_paged_in(uint64_t now, sched::SessionId id, sched::LaneId) override {
-    tick(now);
-    move(id, 'i', 'r');
-  }
-  void session_left(uint64_t now, sched::SessionId id) override {
-    tick(now);
-    move(id, 'r', 'x');
+  void session(const SessionEvent& event) override {
+    tick(event.now_ns);
+    const auto step = static_cast<size_t>(event.step);
+    CHECK(state_[event.session] == "\0qqrohir"[step]);
+    state_[event.session] = "qxrohirx"[step];
+    if (event.step == SessionStep::kRefused) CHECK_FALSE(event.text.empty());
+    if (event.step == SessionStep::kAdmitted) CHECK(lanes_.contains(event.lane));
   }
   void lane_opened(uint64_t now, sched::LaneId lane, uint64_t bytes) override {
     tick(now);
@@ -151,13 +125,10 @@ class Auditor final : public EventSink {
     CHECK(now >= now_);
     now_ = now;
   }
-  void move(sched::SessionId id, char from, char to) {
-    CHECK(state_[id] == from);
-    state_[id] = to;
-  }
   uint64_t capacity_;
   uint64_t now_ = 0;
   int out_of_place_ = 0;
+  // By session: q queued, r resident, o on its way out, h in host memory, i on its way in, x gone.
   std::map<sched::SessionId, char> state_;
   std::map<sched::LaneId, uint64_t> lanes_, lane_end_;
   std::map<sched::SessionId, uint64_t> done_, session_end_;
@@ -477,6 +448,18 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   CHECK(seen == 2);
 }
 
+TEST_CASE("a session keeps its lane while its run goes on: what is reported of the run is no boundary") {
+  std::vector<Job> jobs{job(1554, 9, 1180, 1, 500), job(2331, 480, 35, 1, 500), job(4662, 526, 12, 1, 300),
+                        job(6216, 1722, 11, 1, 600)};
+  for (Job& each : jobs) each.demand = 0.1;
+  SimulationOptions options;
+  options.capacity_bytes = 1004;
+  Auditor auditor(options.capacity_bytes);
+  const SimulationResult result = run(options, jobs, "priority", &auditor);
+  auditor.finish(jobs, result);
+  CHECK(result.oom == 0);
+}
+
 TEST_CASE("42 inference sessions whose E does not fit side by side all run from the start") {
   std::vector<Job> jobs(42);
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -492,9 +475,10 @@ TEST_CASE("42 inference sessions whose E does not fit side by side all run from 
     options.capacity_bytes = uint64_t{16} << 30;
     class Admitted final : public EventSink {
      public:
-      void session_admitted(uint64_t now_ns, sched::SessionId, sched::LaneId) override {
+      void session(const SessionEvent& event) override {
+        if (event.step != SessionStep::kAdmitted) return;
         ++count;
-        last_ns = std::max(last_ns, now_ns);
+        last_ns = std::max(last_ns, event.now_ns);
       }
       uint64_t count = 0, last_ns = 0;
     } admitted;

@@ -36,7 +36,8 @@ TEST_CASE("no driver is UNAVAILABLE with the reason, and probe agrees", "[cuda]"
 TEST_CASE("a library that is no driver is UNAVAILABLE and what it lacks is named", "[cuda]") {
   const auto device = Device::open("cuda?driver=/lib/x86_64-linux-gnu/libm.so.6");
   CHECK(device.status().code() == GPUSHARE_UNAVAILABLE);
-  CHECK((mentions(device.status(), "cuMemAlloc_v2 (CUDA 3.2)") || mentions(device.status(), "cannot open")));
+  CHECK((mentions(device.status(), "cuCtxPushCurrent_v2 (CUDA 4.0)") ||
+         mentions(device.status(), "cannot open")));
 }
 
 TEST_CASE("a driver that cannot start or shows no device is UNAVAILABLE", "[cuda]") {
@@ -85,6 +86,16 @@ TEST_CASE("what the process's context takes is told apart from the memory of its
     close(*exported);
     CHECK_OK(device->phys_release(*shared));
     CHECK_OK(device->free(*block));
+    {
+      const auto second = open();
+      CHECK_OK(device->close());
+      CHECK(context_bytes() == 5 << 20);
+    }
+    CHECK(context_bytes() == 0);
+    CUcontext of_library = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&of_library, 0) == CUDA_SUCCESS);
+    CHECK(context_bytes() == 5 << 20);
+    REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
   }
   REQUIRE(standin_configure("context_bytes", 0) == 0);
   const auto host = Device::open("host");
