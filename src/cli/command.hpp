@@ -27,10 +27,14 @@ enum ExitCode : int {
   kExitUnavailable = 3,  // no such device on this machine, or it cannot be used
 };
 
+// The whole tool but for how its process ends: main() calls it once. Returns the exit code. Throws std::bad_alloc, and what
+// CLI11 throws for options that are declared wrongly.
+int run_command_line(int argc, char** argv);
+
 // The exit code for a failing status: by whom it has to be mended.
 ExitCode exit_code(const base::Status& status);
 
-// A subcommand. main.cpp makes all of them, parses, and runs the one that was named.
+// A subcommand. run_command_line() makes all of them, parses, and runs the one that was named.
 class Command {
  public:
   virtual ~Command() = default;

@@ -10,10 +10,10 @@ namespace gpushare::cluster {
 namespace {
 
 // A performance this close below the objective meets it: units / load is rounded.
-constexpr double kTolerance = 1e-12;
+constexpr double kSloTolerance = 1e-12;
 
 bool meets(const UtilityJob& job, int64_t units) {
-  return job.curve.at(double(units) / job.load) >= job.slo * (1 - kTolerance);
+  return job.curve.at(double(units) / job.load) >= job.slo * (1 - kSloTolerance);
 }
 
 struct Limits {
@@ -67,7 +67,7 @@ int64_t demand_units(const UtilityJob& job, int64_t capacity) {
       best = performance;
       per_load = x;
     }
-    const double units = std::ceil(per_load * job.load * (1 - kTolerance));
+    const double units = std::ceil(per_load * job.load * (1 - kSloTolerance));
     return units > double(capacity) ? capacity + 1 : int64_t(units);
   }
   const double estimate = std::floor(per_load * job.load);

@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "cluster/learn/profiler_error.hpp"
+#include "cluster/never.hpp"
 #include "cluster/solve/shares.hpp"
 
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
 constexpr double kTolerance = 1e-9;
 // The worth of a point of accuracy at a window's end when the next window is not known: the part of a window at that accuracy.

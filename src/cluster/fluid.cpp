@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/never.hpp"
+
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1e-9;  // of a device, or of a duration: below it nothing is left
 
 }  // namespace

@@ -13,12 +13,12 @@
 #include <cmath>
 
 #include "cluster/fluid_policies.hpp"
+#include "cluster/never.hpp"
 
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kTolerance = 1e-9;
+constexpr double kTimeTolerance = 1e-9;
 constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
 constexpr size_t kMostToWrap = 400;
 // With more trials left, few newcomers are taken into the plan that there is: a plan of all would take longer than a
@@ -112,11 +112,11 @@ class Wrap {
       const TrialRun::State& state = run_.trials()[left_[i]];
       const double time = T - (state.started ? cost : 0);
       const auto takes = [&](Width width) { return this->takes(i, width); };
-      if (takes(1) <= time * (1 + kTolerance)) {
+      if (takes(1) <= time * (1 + kTimeTolerance)) {
         int best = 1;
         for (int p = 2; p <= packed; ++p) {
           if (takes(-p) > time) continue;
-          if (takes(-p) / p < takes(best == 1 ? 1 : -best) / best * (1 - kTolerance)) best = p;
+          if (takes(-p) / p < takes(best == 1 ? 1 : -best) / best * (1 - kTimeTolerance)) best = p;
         }
         if (best == 1)
           singles.push_back({takes(1) + T - time, {{i, 1, 0, takes(1) + T - time}}});
@@ -125,7 +125,7 @@ class Wrap {
         continue;
       }
       int w = 1;
-      while (w < widest_ && takes(w + 1) > time * (1 + kTolerance)) ++w;
+      while (w < widest_ && takes(w + 1) > time * (1 + kTimeTolerance)) ++w;
       if (w == widest_) return false;
       const double mixed = time - 2 * cost;  // to the wider width and back
       const double slow = 1 / takes(w);
@@ -146,7 +146,7 @@ class Wrap {
 
   // The layout that fits() has made.
   std::vector<Change> changes(double T) const {
-    const double tolerance = T * kTolerance;
+    const double tolerance = T * kTimeTolerance;
     std::vector<std::vector<const Piece*>> of(left_.size());
     for (const Piece& piece : pieces_)
       if (piece.part.to - piece.part.from >= tolerance) of[piece.part.index].push_back(&piece);
@@ -232,7 +232,7 @@ class Wrap {
       const Width width = slots == 1 ? 1 : -slots;
       for (size_t i = next; i < end; ++i) {
         double time = takes(trials[i], slots);
-        if (cursor + time <= length * (1 + kTolerance)) {
+        if (cursor + time <= length * (1 + kTimeTolerance)) {
           unit.parts.push_back({trials[i], width, cursor, std::min(length, cursor + time)});
           cursor += time;
         } else if (cost > 0 ||
@@ -260,13 +260,13 @@ class Wrap {
     const double cost = run_.limits().change_cost_s;
     double cursor = 0;
     for (const Unit& unit : units_) {
-      if (unit.length > T * (1 + kTolerance)) return false;
-      if (cursor > T * (1 - kTolerance)) {
+      if (unit.length > T * (1 + kTimeTolerance)) return false;
+      if (cursor > T * (1 - kTimeTolerance)) {
         ++device;
         cursor = 0;
       }
       if (device >= devices_) return false;
-      if (cursor + unit.length <= T * (1 + kTolerance)) {
+      if (cursor + unit.length <= T * (1 + kTimeTolerance)) {
         for (const Part& part : unit.parts)
           pieces_.push_back({{part.index, part.width, cursor + part.from, cursor + part.to}, device});
         cursor += unit.length;
@@ -313,10 +313,10 @@ class Wrap {
   std::vector<Piece> pieces_;
 };
 
-class Planner final : public TrialPolicy {
+class TrialPlanner final : public TrialPolicy {
  public:
-  Planner() = default;
-  Planner(const Planner& other)
+  TrialPlanner() = default;
+  TrialPlanner(const TrialPlanner& other)
       : TrialPolicy(other),
         current_(other.current_ ? other.current_->clone() : nullptr),
         end_s_(other.end_s_),
@@ -343,7 +343,7 @@ class Planner final : public TrialPolicy {
     if (run.next_completion_s() == kNever && current_->wake_s() == kNever && run.unfinished_count() > 0)
       replan(run, true);
   }
-  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<Planner>(*this); }
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<TrialPlanner>(*this); }
 
  private:
   // The end under a policy that goes on from a state; infinity if it leaves something. Where completions bring further
@@ -378,7 +378,7 @@ class Planner final : public TrialPolicy {
       TrialRun copy = state;
       const std::unique_ptr<TrialPolicy> policy = candidate(copy);
       const double end = end_under(std::move(copy), *policy);
-      if (end >= best_end - kTolerance * (1 + end - begin)) return;
+      if (end >= best_end - kTimeTolerance * (1 + end - begin)) return;
       best_end = end;
       best = std::move(candidate);
     };
@@ -500,12 +500,12 @@ class Planner final : public TrialPolicy {
   static Item within(const std::vector<Item>& widths, double T) {
     Item best = widths[0];
     for (const Item& item : widths) {
-      const bool fits = item.time <= T * (1 + kTolerance);
-      const bool best_fits = best.time <= T * (1 + kTolerance);
+      const bool fits = item.time <= T * (1 + kTimeTolerance);
+      const bool best_fits = best.time <= T * (1 + kTimeTolerance);
       const double area = item.time * size_of(item.width);
       const double best_area = best.time * size_of(best.width);
       const bool better = fits != best_fits ? fits
-                          : fits            ? area < best_area * (1 - kTolerance)
+                          : fits            ? area < best_area * (1 - kTimeTolerance)
                                             : item.time < best.time;
       if (better) best = item;
     }
@@ -537,7 +537,7 @@ class Planner final : public TrialPolicy {
 }  // namespace
 
 std::unique_ptr<TrialPolicy> make_trial_planner() {
-  return std::make_unique<Planner>();
+  return std::make_unique<TrialPlanner>();
 }
 
 }  // namespace gpushare::cluster

@@ -9,15 +9,15 @@
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kTolerance = 1e-9;
-constexpr int kMostSteps = 20'000;  // of the search for nodes, so that a request cannot stop the table
+constexpr double kNeedTolerance = 1e-9;
+constexpr int kMostNodeSteps = 20'000;  // of the search for nodes, so that a request cannot stop the table
 
 }  // namespace
 
 bool ReservationTable::satisfies(const Node& node, const Amounts& needs) {
   return std::all_of(needs.begin(), needs.end(), [&](const auto& need) {
     const auto resource = node.resources.find(need.first);
-    return resource != node.resources.end() && resource->second.capacity >= need.second - kTolerance;
+    return resource != node.resources.end() && resource->second.capacity >= need.second - kNeedTolerance;
   });
 }
 
@@ -39,7 +39,7 @@ bool ReservationTable::match(const std::vector<Part>& parts, const Nodes& nodes,
       const auto already = taken.find({n, need.first});
       const double used =
           (empty_nodes ? 0 : resource->second.used) + (already == taken.end() ? 0 : already->second);
-      return used + need.second <= resource->second.capacity + kTolerance;
+      return used + need.second <= resource->second.capacity + kNeedTolerance;
     });
   };
   const std::function<bool(size_t)> place = [&](size_t p) {
@@ -49,7 +49,7 @@ bool ReservationTable::match(const std::vector<Part>& parts, const Nodes& nodes,
     size_t first = 0;
     if (!chosen[p].empty()) first = chosen[p].back() + (part.apart ? 1 : 0);
     for (size_t n = first; n < list.size(); ++n) {
-      if (++steps > kMostSteps) return false;
+      if (++steps > kMostNodeSteps) return false;
       if (!fits(n, part)) continue;
       for (const auto& [name, amount] : part.needs) taken[{n, name}] += amount;
       chosen[p].push_back(n);
@@ -88,7 +88,7 @@ void ReservationTable::take(Nodes& nodes, const ReservationRequest& request, con
         const auto at = node.resources.find(resource);
         if (at == node.resources.end()) continue;  // removed while it was held
         at->second.used += sign * amount;
-        if (std::abs(at->second.used) < kTolerance) at->second.used = 0;
+        if (std::abs(at->second.used) < kNeedTolerance) at->second.used = 0;
         if (at->second.used <= 0 && at->second.capacity == 0 && !at->second.own)
           node.resources.erase(at);  // removed meanwhile
       }

@@ -11,7 +11,7 @@ namespace gpushare::cluster {
 namespace {
 
 // Accuracies are points in the document, parts of 1 in the curve.
-constexpr double kPoints = 100;
+constexpr double kAllPoints = 100;
 
 RetrainingProfile read_profile(Fields& fields) {
   RetrainingProfile profile;
@@ -19,7 +19,7 @@ RetrainingProfile read_profile(Fields& fields) {
   profile.data_share = fields.number_or("data_share", {0, 1, true}, profile.data_share);
   fields.each("observed", 2, [&](Fields& inner, size_t) {
     const double epoch = inner.number("epoch", kPositive);
-    profile.observed.emplace_back(epoch, inner.number("accuracy", {0, kPoints, false}) / kPoints);
+    profile.observed.emplace_back(epoch, inner.number("accuracy", {0, kAllPoints, false}) / kAllPoints);
   });
   return profile;
 }

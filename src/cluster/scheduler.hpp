@@ -4,19 +4,18 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.hpp"
+#include "cluster/never.hpp"
 
 namespace gpushare::cluster {
 
 using JobId = uint32_t;
 using DeviceIndex = uint32_t;
-inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // A training job as it is known when it arrives.
 struct JobInfo {

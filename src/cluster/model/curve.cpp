@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "cluster/never.hpp"
 
 namespace gpushare::cluster {
 
@@ -32,7 +33,6 @@ double PerformanceCurve::at(double units_per_load) const {
 }
 
 double PerformanceCurve::demand(double performance) const {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
   if (performance <= 0) return 0;
   if (logistic) {
     return performance >= 1 ? kNever : std::max(0.0, offset + std::log(performance / (1 - performance)));

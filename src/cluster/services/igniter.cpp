@@ -197,11 +197,11 @@ struct Host {
   std::vector<int> steps;
 };
 
-constexpr double kEps = 1e-9;
+constexpr double kShareEps = 1e-9;
 
 // Raises the shares of violators by one step until all keep their limits. False if the device is too small.
 bool raise_shares(const IgniterProfile& profile, const std::vector<Wanted>& all, Host& host, double speed) {
-  const int most = static_cast<int>(std::floor(1 / profile.share_step + kEps));
+  const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
   for (;;) {
     if (std::accumulate(host.steps.begin(), host.steps.end(), 0) > most) return false;
     std::vector<IgniterTask> tasks;
@@ -226,7 +226,7 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
                            const std::vector<Device>& devices) {
   Placement placement;
   std::vector<Wanted> all;
-  const int most = static_cast<int>(std::floor(1 / profile.share_step + kEps));
+  const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
   for (size_t s = 0; s < services.size(); ++s) {
     placement.bound_rps += services[s].rate_rps;
     const auto at = profile.models.find(services[s].model);
@@ -241,7 +241,7 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
     const double rate = services[s].rate_rps / 1e3;  // requests a ms
     wanted.task.batch = std::ceil(wanted.limit_ms * rate * profile.bytes_per_ms /
                                       (profile.bytes_per_ms + at->second.input_bytes * rate) -
-                                  kEps);
+                                  kShareEps);
     wanted.task.batch = std::max(1.0, wanted.task.batch);
     for (wanted.steps = 1; wanted.steps <= most; ++wanted.steps) {
       wanted.task.share = wanted.steps * profile.share_step;

@@ -13,8 +13,8 @@
 namespace gpushare::cluster::shares {
 namespace {
 
-constexpr double kBeta = 0.75;    // of (3.6): how much of the demand's upper bound, the rest explores
-constexpr int64_t kPoints = 100;  // units at which a demand is looked for at first
+constexpr double kBeta = 0.75;        // of (3.6): how much of the demand's upper bound, the rest explores
+constexpr int64_t kFirstUnits = 100;  // units at which a demand is looked for at first
 
 class Learned final : public Policy {
  public:
@@ -111,7 +111,7 @@ class Learned final : public Policy {
   // The least units at which `met` holds, of those looked at: some from end to end, then all between the last two.
   template <class F>
   double least_units(size_t job, double load, F&& met) {
-    const int64_t step = std::max<int64_t>(1, known_.capacity / kPoints);
+    const int64_t step = std::max<int64_t>(1, known_.capacity / kFirstUnits);
     int64_t at = 0;
     while (at <= known_.capacity && !met(learners_[job]->at(double(at), load), double(at))) at += step;
     if (at > known_.capacity) return double(known_.capacity);

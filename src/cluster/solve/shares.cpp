@@ -9,7 +9,7 @@
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kNever = -std::numeric_limits<double>::infinity();
+constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
 // Units left when every job has its least; negative if that is already too much.
 int64_t above_lows(const std::vector<ValueTable>& tables, int64_t capacity) {
@@ -22,7 +22,7 @@ std::vector<size_t> hull_of(const ValueTable& table) {
   std::vector<size_t> hull;
   const auto& v = table.value;
   for (size_t k = 0; k < v.size(); ++k) {
-    if (v[k] == kNever) continue;
+    if (v[k] == kImpossible) continue;
     if (!hull.empty() && v[k] <= v[hull.back()]) continue;  // more units for no more value
     while (hull.size() >= 2) {
       const size_t a = hull[hull.size() - 2];
@@ -51,13 +51,13 @@ std::optional<std::vector<int64_t>> maximise_sum(const std::vector<ValueTable>& 
     const auto& value = tables[j].value;
     const int64_t before = reach;
     reach = std::min(extra, reach + int64_t(value.size()) - 1);
-    next.assign(size_t(reach) + 1, kNever);
+    next.assign(size_t(reach) + 1, kImpossible);
     choice[j].assign(size_t(reach) + 1, 0);
     double* const to = next.data();
     uint32_t* const chosen = choice[j].data();
     for (int64_t k = 0; k < int64_t(value.size()) && k <= reach; ++k) {
       const double gain = value[size_t(k)];
-      if (gain == kNever) continue;
+      if (gain == kImpossible) continue;
       for (int64_t c = k; c <= reach; ++c) {
         const double sum = best[size_t(std::min(c - k, before))] + gain;
         if (sum > to[c]) {
@@ -68,7 +68,7 @@ std::optional<std::vector<int64_t>> maximise_sum(const std::vector<ValueTable>& 
     }
     best.swap(next);
   }
-  if (best[size_t(reach)] == kNever) return std::nullopt;
+  if (best[size_t(reach)] == kImpossible) return std::nullopt;
   // The fewest units with the greatest sum: the first c that has it.
   int64_t left = std::find(best.begin(), best.end(), best[size_t(reach)]) - best.begin();
   std::vector<int64_t> units(tables.size());
@@ -135,7 +135,7 @@ std::optional<std::vector<int64_t>> maximise_least(const std::vector<ValueTable>
   std::vector<std::vector<double>> reached(tables.size());  // greatest value with at most k units
   double most = std::numeric_limits<double>::infinity();
   for (size_t j = 0; j < tables.size(); ++j) {
-    double greatest = kNever;
+    double greatest = kImpossible;
     for (double value : tables[j].value) reached[j].push_back(greatest = std::max(greatest, value));
     most = std::min(most, greatest);
   }
@@ -158,12 +158,12 @@ std::optional<std::vector<int64_t>> maximise_least(const std::vector<ValueTable>
       value = std::min(value, reached[j][size_t(units[j] - tables[j].low)]);
     return value;
   };
-  if (!(most > kNever)) return std::nullopt;
+  if (!(most > kImpossible)) return std::nullopt;
   if (feasible(most)) return units;
   double low = std::numeric_limits<double>::infinity();  // a level that is reached
   for (const auto& values : reached)
     for (double value : values)
-      if (value > kNever) {
+      if (value > kImpossible) {
         low = std::min(low, value);
         break;
       }
