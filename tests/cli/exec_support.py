@@ -24,7 +24,7 @@ def has_shim():
 
 
 def also_linked(test):
-    """The test runs in builds with sanitizers too, where the shim is linked to shim_load: it starts no other program, and has no group's page."""
+    """The test runs with ThreadSanitizer too, where the shim is linked to shim_load: it starts no other program, and has no group's page."""
     test.also_linked = True
     return test
 

@@ -1,5 +1,5 @@
-// through_shim.hpp: calls of the driver as a program makes them, with the shim preloaded over the recording driver; in
-// builds with sanitizers, where the shim is linked to the test, through the shim's entries.
+// through_shim.hpp: calls of the driver as a program makes them, with the shim preloaded over the recording driver; with
+// ThreadSanitizer, where the shim is linked to the test, through the shim's entries.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
