@@ -12,7 +12,7 @@
  * order asks ranges of its own class and of lower ones to give bytes back (gpushare_give_back_fn): first ranges of this
  * runtime, then, on a shared device, ranges of other processes, through the daemon. If no range is left to ask,
  * sessions of lower rank are paged out. An allocation of a guaranteed session that finds no room asks ranges of
- * opportunistic sessions of its runtime in the same way, before sessions are paged out for it. The daemon keeps the bytes that other processes gave for a commit for it, for a
+ * opportunistic sessions in the same way, before sessions are paged out for it. The daemon keeps the bytes that other processes gave for a commit or an allocation for it, for a
  * while; otherwise there is no order among waiting processes.
  *
  * Needs the virtual layout. Nothing here synchronises the device or waits for its work, with one exception: a commit

@@ -250,8 +250,8 @@ bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, 
   }
   const uint32_t sequence = next_sequence_++;
   const auto reply =
-      call(bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk, session,
-                                         bytes, sequence)),
+      call(bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk,
+                                         session, bytes, sequence)),
            sequence);
   if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
   *out_silent = text_of(reply->text);

@@ -403,8 +403,7 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     device.set_ranges(session, client::fields_of<client::RangeHas>(message));
   else if (type == MessageType::kRangeAsk || type == MessageType::kRangeAskLower) {
     std::string silent;
-    const bool coming =
-        device.ask_ranges(session, about.value, type == MessageType::kRangeAskLower, &silent);
+    const bool coming = device.ask_ranges(session, about.value, type == MessageType::kRangeAskLower, &silent);
     answer({}, coming ? 1 : 0, silent);
   } else if (type == MessageType::kRoom)
     answer(device.make_room(session, about.value), 0);

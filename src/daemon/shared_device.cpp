@@ -279,8 +279,13 @@ base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_
 
 base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
   room_free_bytes_ = base::add_saturated(free_bytes(), bytes);
-  if (!scheduler_.make_room(claim.id, bytes, now_ns))
-    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
+  if (!scheduler_.make_room(claim.id, bytes, now_ns)) {
+    // Those who are on their way out give more than whoever had them paged out has waited for.
+    for (const auto& [id, other] : claims_)
+      if (other->paging && other->pages_out) room_victims_.push_back(id);
+    if (room_victims_.empty())
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
+  }
   room_for_ = claim.id;
   for (const sched::Action& action : scheduler_.take_actions()) {
     if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kDrop ||

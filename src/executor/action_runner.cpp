@@ -163,7 +163,8 @@ bool ActionRunner::turn_back() {
   for (size_t i = 0; i < parts_.size();) {
     const std::shared_ptr<SessionImpl> session = parts_[i].session;
     memory::PersistentHeap* const heap = session->heap_.load();
-    if (parts_[i].kind != Action::Kind::kPageIn || session->guaranteed() || session->ended_ || heap == nullptr) {
+    if (parts_[i].kind != Action::Kind::kPageIn || session->guaranteed() || session->ended_ ||
+        heap == nullptr) {
       ++i;
       continue;
     }
@@ -384,7 +385,8 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
     if (out && session.parted_ && ++session.tries_out_ > kMaxTriesIn)
       return runtime_.end_session(
           session, SessionState::kFailed,
-          status.with_context("session '" + session.name() + "' is out in part, and the rest cannot follow"), outbox);
+          status.with_context("session '" + session.name() + "' is out in part, and the rest cannot follow"),
+          outbox);
     if (!out || !session.parted_) {
       session.moving_ = SessionImpl::Moving::kNot;
       if (!out) return not_placed(session, status, outbox);
@@ -509,7 +511,8 @@ base::Status ActionRunner::move_part(SessionImpl& session, memory::PersistentHea
     // As many as the rest of the time is enough for, judged by what has moved.
     const double fits = static_cast<double>(moved) * static_cast<double>(budget_ns - spent_ns) /
                         static_cast<double>(std::max<uint64_t>(spent_ns, 1));
-    step = fits >= static_cast<double>(most - moved) ? most - moved : static_cast<uint64_t>(fits) / granule * granule;
+    step = fits >= static_cast<double>(most - moved) ? most - moved
+                                                     : static_cast<uint64_t>(fits) / granule * granule;
     if (step == 0) return {};
   }
 }

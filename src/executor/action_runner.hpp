@@ -138,7 +138,8 @@ class ActionRunner {
 
   RuntimeImpl& runtime_;
   std::deque<Action> actions_ GPUSHARE_GUARDED_BY(books);
-  std::deque<Action> parts_ GPUSHARE_GUARDED_BY(books);  // page-outs and page-ins that have begun and not ended
+  std::deque<Action> parts_
+      GPUSHARE_GUARDED_BY(books);  // page-outs and page-ins that have begun and not ended
   bool acting_ GPUSHARE_GUARDED_BY(books) = false;
   uint32_t waiting_ GPUSHARE_GUARDED_BY(books) = 0;  // threads that wait in run() for who acts
   bool paused_ GPUSHARE_GUARDED_BY(books) = false;

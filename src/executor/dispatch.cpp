@@ -98,8 +98,8 @@ void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
   // Actions and sessions that wait for memory act at boundaries, which a lent turn does not have.
   if (reaper_.any_under_way() || reaper_.demand() > 0 || virtual_time_ || shared_ || on_progress_ ||
       record_timeline_ || actions_.paused() || actions_.busy() || closing_ || op_gate_ != nullptr ||
-      collapsed_ || !lost_.ok() || actions_.retries() || session.ended_ ||
-      session.torn_down_ || session.profile_left_ > 0 || sessions_.profiled() != nullptr || lane.closes > 0 ||
+      collapsed_ || !lost_.ok() || actions_.retries() || session.ended_ || session.torn_down_ ||
+      session.profile_left_ > 0 || sessions_.profiled() != nullptr || lane.closes > 0 ||
       lane.memory.load(std::memory_order_relaxed) == nullptr || !authority_->may_lend(session.id_, lane.id))
     return;
   mutex_.turn().lend(session, lane, lane.at(lane.next));

@@ -95,7 +95,8 @@ class PersistentHeap {
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
   // For a page-out: spilled blocks that came home go out again, in whole granules of most_bytes together at most.
-  virtual base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) = 0;
+  virtual base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
+                                        uint64_t* out_bytes) = 0;
   // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when
   // there is none.
   virtual uint64_t release_home() = 0;

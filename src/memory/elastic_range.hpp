@@ -80,8 +80,8 @@ class ElasticRange final : public BlockOwner {
  private:
   struct Saved {
     size_t granule;
-    uint64_t at;         // in the chunks
-    bool here = true;    // on the device
+    uint64_t at;       // in the chunks
+    bool here = true;  // on the device
   };
   // kGoing: from save() until all have gone. kComing: has memory again, and not yet all bytes.
   enum class State : uint8_t { kClosed, kResident, kGoing, kOut, kComing };

@@ -108,8 +108,7 @@ base::Status VirtualLayout::unback(Range& range, uint64_t from_bytes, uint64_t v
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
   const size_t first = from_bytes / granule_, end = region.backed ? region.bytes / granule_ : region.left;
-  if (!region.backed && first >= end)
-    return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
+  if (!region.backed && first >= end) return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
   decommit_cells(region, first, end - first, nullptr, false);
   region.backed = false;
   region.left = first;

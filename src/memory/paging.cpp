@@ -138,8 +138,8 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream, uint64_t
     if (!room.ok()) return stay(room);
   }
   const uint64_t from = out_from_ - std::min(out_from_, most_bytes);
-  const auto copied = copy_runs(from, out_from_, UINT64_MAX, std::vector<uint64_t>(extents().size(), 0),
-                                stream, true);
+  const auto copied =
+      copy_runs(from, out_from_, UINT64_MAX, std::vector<uint64_t>(extents().size(), 0), stream, true);
   if (!copied.ok()) return stay(copied.status());
   const auto given = give_saved(from);
   if (!given.ok()) return stay(given.status());  // INVALID_STATE only: a broken invariant

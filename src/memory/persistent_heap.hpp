@@ -52,7 +52,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
                             uint64_t* out_bytes) override;
-  base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) override;
+  base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
+                                uint64_t* out_bytes) override;
   uint64_t release_home() override;
   uint64_t kept_away_bytes() const override;
   uint64_t away_bytes() const override {
@@ -61,7 +62,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   }
   base::Status resize(uint64_t promised_bytes) override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
-  base::Status page_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_given_bytes) override;
+  base::Status page_out(const device::Stream& stream, uint64_t most_bytes,
+                        uint64_t* out_given_bytes) override;
   base::Status page_in(const device::Stream& stream, uint64_t most_bytes) override;
   void stop_page_in() override;
   bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }

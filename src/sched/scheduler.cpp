@@ -367,7 +367,8 @@ void Scheduler::page_part(SessionId id, uint64_t bytes, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
   if (session->changes_lane) return;  // its bytes are for itself
-  bytes = std::min(bytes / impl_->options.granularity_bytes * impl_->options.granularity_bytes, session->held_bytes());
+  bytes = std::min(bytes / impl_->options.granularity_bytes * impl_->options.granularity_bytes,
+                   session->held_bytes());
   session->gone_bytes += bytes;
   impl_->persistent_bytes -= bytes;
   impl_->gave_back();

@@ -194,6 +194,7 @@ TEST_CASE("an allocation of a guaranteed session asks ranges of opportunistic se
 TEST_CASE("a session that waits for room hears as soon as a page-out in parts has made enough") {
   SharedService shared;
   const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+  a.tell(MessageType::kAllowPaging, 1);
   a.tell(MessageType::kPagePart, 1, 10 * kMiB);  // it is not being paged out
   REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
   (void)a.next({MessageType::kPageOut});

@@ -217,6 +217,7 @@ TEST_CASE("a session that cannot be paged in is tried again, and given up in the
   const auto high = open_ranked(*runtime, 9, need("high", capacity - (alone ? 4 : 10) * kMiB, 2 * kMiB));
   REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   REQUIRE(low->info().state == executor::SessionState::kPagedOut);
+  CHECK(runtime->check() == "");  // waits for the rest of the page-out
   struct Faults {
     executor::Runtime& runtime;
     bool for_ever;

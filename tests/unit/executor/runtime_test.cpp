@@ -129,9 +129,9 @@ TEST_CASE("priority pages out and back, addresses and bytes kept, copies charged
   REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   CHECK(low->info().state == executor::SessionState::kPagedOut);
   CHECK(runtime->info()->sessions_paged_out == 1);
+  CHECK(runtime->check().empty());  // waits for the rest of the page-out
   CHECK(runtime->info()->paged_out_bytes_total == 40 * kMiB);
   CHECK(runtime->info()->paging_ns > 0);
-  CHECK(runtime->check().empty());
   std::atomic<bool> ran{false};
   std::thread waiter([&] {
     auto iteration = low->begin(GPUSHARE_NO_TIMEOUT);

@@ -106,7 +106,9 @@ TEST_CASE("paging that fails leaves the session where it was") {
   CHECK(test::all_are(bytes, 20 * kMiB, 9));
 }
 
-TEST_CASE("a page-out in parts gives back what each part has copied, and a page-in in parts brings all of it back") {
+TEST_CASE(
+    "a page-out in parts gives back what each part has copied, and a page-in in parts brings all of it "
+    "back") {
   Fixture f(host(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();
   PersistentHeap* heap = f.heap(1, 20 * kMiB);
@@ -119,7 +121,8 @@ TEST_CASE("a page-out in parts gives back what each part has copied, and a page-
   CHECK_OK(f.memory->free(blocks[4]));
   const auto intact = [&] {
     for (uint8_t i = 1; i <= 10; ++i)
-      if (i != 5 && !test::all_are(reinterpret_cast<const uint8_t*>(blocks[i - 1]), 2 * kMiB, i)) return false;
+      if (i != 5 && !test::all_are(reinterpret_cast<const uint8_t*>(blocks[i - 1]), 2 * kMiB, i))
+        return false;
     return true;
   };
   const auto fail = [&](uint32_t kind) {
