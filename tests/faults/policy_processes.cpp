@@ -30,7 +30,7 @@ TEST_CASE("two and twenty processes train to their end under every policy") {
     workers.push_back(std::make_unique<ChildProcess>(
         GPUSHARE_SESSION_WORKER,
         std::vector<std::string>{"w" + std::to_string(i), "1", std::to_string(i), "4", "2", "200",
-                                 std::to_string(10 + 10 * (3 - i % 4))}));
+                                 std::to_string(5 + 5 * (3 - i % 4))}));
   for (auto& worker : workers) CHECK(worker->wait() == 0);
   eventually([&] {
     const auto now = shared.status();
