@@ -12,7 +12,7 @@ import sys
 import time
 
 import support
-from exec_support import Device, Process, Recorded, also_linked
+from exec_support import Device, Process, Recorded, also_linked, without_sanitizer
 
 
 class Session(Recorded):
@@ -231,6 +231,7 @@ say('done')
         self.environment["RECORDER_DEVICE_SETTINGS"] = "capacity_bytes=67108864"
         return self.start_daemon("socket", *options)
 
+    @without_sanitizer
     def test_two_programs_take_turns_in_memory_under_every_policy(self):
         for policy in (None, "fifo", "pack", "srtf", "priority"):  # without a name: the default, fair
             with self.subTest(policy=policy):
@@ -269,6 +270,7 @@ say('done')
         for each in pair:
             self.assertIsNone(each.poll(), each.poll() is not None and each.stderr.read())
 
+    @without_sanitizer
     def test_three_programs_take_turns_in_memory_and_one_is_killed_while_it_is_out(self):
         self.small_device("--stay", "0.2")
         running = [self.hold(56, 100) for _ in range(3)]
@@ -540,6 +542,7 @@ sys.stdin.readline()"""), stdin=subprocess.PIPE)
         self.assertIn("('cuGreenCtxCreate', 2)", refused.err)
         self.assertIn("is refused a context", refused.err)
 
+    @without_sanitizer
     def test_a_turn_ends_between_two_iterations(self):
         self.start_daemon("socket", "--policy", "fair")
         # Iterations of 4 ms, of which the next is given to the device before the last has been waited for. A turn of 5 ms would end amid every second one.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 from support import OPTIONS, ToolTest
 
@@ -27,6 +28,10 @@ def also_linked(test):
     """The test runs with ThreadSanitizer too, where the shim is linked to shim_load: it starts no other program, and has no group's page."""
     test.also_linked = True
     return test
+
+
+# For tests that mostly wait: with AddressSanitizer (tests/cli/CMakeLists.txt) others run the same of the shim in less time.
+without_sanitizer = unittest.skipIf("ASAN_OPTIONS" in os.environ, "takes a minute, and runs nothing that others do not")
 
 
 def linked_settings(arguments):
