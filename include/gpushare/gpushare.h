@@ -213,8 +213,8 @@ typedef struct gpushare_runtime_params {
    * blocks move and keep their addresses: to the device while it has room, to host memory when the session is above its quota or
    * a guaranteed session needs the room (virtual layout, devices with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
   uint64_t spill_limit_bytes; /* host memory for such blocks; 0 = a quarter of the host's memory */
-  uint64_t spill_move_bytes; /* most bytes that move before one iteration, or in one part of a page-out; 0 = 256 MiB */
-  uint64_t spill_move_ns;    /* longest time that these moves take; at least one granule moves. 0 = 10 ms */
+  uint64_t spill_move_bytes;  /* most bytes moved at a boundary or by a part of a page-out; 0 = 256 MiB */
+  uint64_t spill_move_ns;     /* longest time that these moves take; at least one granule moves. 0 = 10 ms */
   /* Largest part of a session's time that repeated moves out and home may take: after each such cycle but the first, its blocks
    * stay in host memory until that holds. 0 = 0.004 */
   double spill_move_loss;
