@@ -272,6 +272,7 @@ bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
   if (session.stopped) return false;
   if (traits.head_of_line && at != waiting.begin()) return false;
   if (place_for != kNoSession || waiting.barred(at, traits.max_overtakes)) return false;
+  if (is_for_one_that_goes_out(session)) return false;
   if (!place(session, now_ns)) {
     if (!claim(session, now_ns)) merge_waiting(now_ns);
     return session.holds_promise();
@@ -321,6 +322,18 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
   return false;
 }
 
+// A session that is out in part and wants to be in cannot turn back. A session that it outranks waits until it is out, and then it
+// comes first: else it would have the other one out again.
+bool Scheduler::Impl::is_for_one_that_goes_out(const SessionRecord& waits) const {
+  if (evicting == 0) return false;
+  for (const LaneRecord& lane : lanes)
+    for (const SessionRecord* member : lane.members)
+      if (member->gone_bytes > 0 && !member->yields_to && member->wants_in() &&
+          policy->outranks(member->view, waits.view))
+        return true;
+  return false;
+}
+
 void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   lower(now_ns);
   stays_end_ns = kUnknown;
@@ -336,6 +349,7 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
     const WaitingList::Position last = barrier < fit ? waiting.next(barrier) : fit;
     if (claim_first(at, last, now_ns) || barrier < fit || fit == waiting.end()) break;
     SessionRecord& session = waiting.at(fit);
+    if (is_for_one_that_goes_out(session)) break;
     if (place(session, now_ns)) {
       at = admitted_from(fit);
       continue;

@@ -345,6 +345,7 @@ struct Scheduler::Impl {
   void start_page_out(SessionRecord& session, uint64_t now_ns);
   void cancel_evictions();
   bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
+  bool is_for_one_that_goes_out(const SessionRecord& waits) const;
   void admit_waiting(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   bool may_open_lane(const SessionRecord& session) const;

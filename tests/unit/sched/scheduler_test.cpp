@@ -271,6 +271,29 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE("who waits does not overtake a session of higher rank that is out in part and wants to be in") {
+  Scheduler scheduler = make("priority", capacity(100));
+  SessionSpec first = spec(1, 80, 10), high = spec(2, 40, 10);
+  first.priority = 1;
+  high.priority = 2;
+  REQUIRE(scheduler.arrive(first, 0).ok());
+  scheduler.ready(1, 0);
+  REQUIRE(scheduler.arrive(high, 0).ok());
+  REQUIRE(scheduler.arrive(spec(3, 40, 10), 0).ok());
+  actions(scheduler);
+  scheduler.page_part(1, 40, 1);
+  REQUIRE(scheduler.lane_of(2) != kNoLane);
+  scheduler.leave(2, 2);
+  REQUIRE(scheduler.arrive(spec(4, 10, 10), 3).ok());
+  CHECK(scheduler.lane_of(3) == kNoLane);
+  CHECK(scheduler.lane_of(4) == kNoLane);
+  scheduler.page_done(1, 4);
+  CHECK(scheduler.lane_of(1) != kNoLane);
+  CHECK(scheduler.lane_of(3) == kNoLane);
+  scheduler.not_ready(1, 5);
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("a session of lower rank that has only ephemeral bytes gives them") {
   SchedulerOptions options = capacity(100);
   options.max_lanes = 2;
