@@ -207,7 +207,7 @@ class SharedDevice {
   // The connection of a process is gone, or the process is: after its sessions.
   void disconnected(Process& process) { images_.disconnected(process); }
   void died(Process& process);
-  // contexts.cpp. What the process's contexts have of the device, until it has ended; connections of one process say the
+  // contexts.cpp. The process's contexts have so many bytes of the device until it has ended; connections of one process say the
   // same bytes. Errors, if it `asks`: DEVICE_OUT_OF_MEMORY.
   base::Status set_context(const Process& process, uint64_t bytes, bool asks);
   uint64_t context_bytes(const Process& process) const;

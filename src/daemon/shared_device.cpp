@@ -280,7 +280,7 @@ base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_
 base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
   room_free_bytes_ = base::add_saturated(free_bytes(), bytes);
   if (!scheduler_.make_room(claim.id, bytes, now_ns)) {
-    // Those who are on their way out give more than whoever had them paged out has waited for.
+    // Sessions on their way out give more than whoever had them paged out has waited for.
     for (const auto& [id, other] : claims_)
       if (other->paging && other->pages_out) room_victims_.push_back(id);
     if (room_victims_.empty())

@@ -118,9 +118,16 @@ void SessionTable::profile_begin(SessionImpl& session, LaneSlot& lane) {
   profiled_ = &session;
   lane.profiling = true;
   refresh_unprofiled(&session);  // others may have become ready together with it, for lanes of their own
-  // A quarter stays for persistent blocks that first iterations make (optimizer state).
+  // A quarter stays for persistent blocks that first iterations make (optimizer state). Where lanes that were profiled before
+  // have not given back yet what they took, a sixteenth stays at least, so that a session that grows finds something.
+  uint64_t coming = 0;
+  for (const LaneSlot* each : runtime_.lanes_.opened()) {
+    const uint64_t held = authority.lane_bytes(each->id);
+    coming += held - std::min(held, each->want_bytes.load());
+  }
   const uint64_t granule = runtime_.memory_->granularity_bytes();
-  const uint64_t extra = runtime_.free_bytes() / 4 * 3 / granule * granule;
+  const uint64_t free = runtime_.free_bytes(), stays = base::add_saturated(free, coming) / 16;
+  const uint64_t extra = std::min(free / 4 * 3, free - std::min(free, stays)) / granule * granule;
   const uint64_t quota =
       sched::quota_in_granules(session.quota_bytes_.load(std::memory_order_relaxed), granule);
   const uint64_t within_quota = quota - std::min(quota, base::round_up(session.persistent_promise_, granule));

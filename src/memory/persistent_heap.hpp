@@ -166,8 +166,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     return live_ - away_live_bytes_.load(std::memory_order_relaxed);
   }
   // Copies the saved runs to (`out`) or from the chunks, in order, from byte `from` of them on, and waits. It stops at
-  // byte `end` and after most_bytes, whichever comes first, and returns where. Of each extent the first
-  // skip_bytes need no copy.
+  // byte `end` and after most_bytes, whichever comes first, and returns where. The first
+  // skip_bytes of each extent need no copy.
   base::Result<uint64_t> copy_runs(uint64_t from, uint64_t end, uint64_t most_bytes,
                                    const std::vector<uint64_t>& skip_bytes, const device::Stream& stream,
                                    bool out) GPUSHARE_REQUIRES(control_);

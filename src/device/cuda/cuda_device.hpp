@@ -38,7 +38,7 @@ class Device {
   // Errors: INVALID_STATE naming what is still open.
   base::Status leaks() const;
   base::Status info(gpushare_backend_device_info* out_info);
-  // What this process has of the GPU beyond the memory of its devices, if any is open. Errors: those of open() for its
+  // Bytes that this process has of the GPU beyond the memory of its devices, if any is open. Errors: those of open() for its
   // arguments, UNSUPPORTED.
   static base::Result<uint64_t> context_bytes(uint32_t index, const char* options);
 

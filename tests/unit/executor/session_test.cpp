@@ -427,4 +427,35 @@ TEST_CASE("undeclared need: sessions that become ready together are profiled one
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("undeclared need: profiles one after another leave bytes for a session that grows") {
+  auto options = options_of({"host?total_bytes=1073741824", memory::Layout::kVirtual}, "pack");
+  options.max_lanes = 8;
+  auto runtime = open_runtime(std::move(options));
+  const auto grows = open_session(*runtime, need("grows", 0, 2 * kMiB));
+  auto growing = grows->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(growing.ok());
+  std::atomic<bool> go{false};
+  std::vector<std::shared_ptr<executor::Session>> sessions;
+  for (int i = 0; i < 6; ++i) {
+    sessions.push_back(open_session(*runtime, {}));
+    auto iteration = sessions.back()->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    REQUIRE((*iteration)->alloc(kMiB, 0).ok());
+    auto stream = (*iteration)->stream();
+    REQUIRE(stream.ok());
+    // The lane gives back what was taken for the profile when the device is done with the iteration.
+    REQUIRE((*stream)
+                ->launch_host([](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); }, &go)
+                .ok());
+    REQUIRE((*iteration)->end().ok());
+  }
+  const auto block = (*growing)->alloc(16 * kMiB, 0);
+  INFO(block.status().to_string());
+  CHECK(block.ok());
+  go = true;
+  go.notify_all();
+  CHECK((*growing)->end().ok());
+  CHECK(runtime->close().ok());
+}
+
 }  // namespace
