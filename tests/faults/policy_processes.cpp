@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/child_process.hpp"
+#include "support/sanitizers.hpp"
 #include "support/shared_service.hpp"
 
 using namespace gpushare;
@@ -15,6 +16,8 @@ TEST_CASE("two and twenty processes train to their end under every policy") {
   const char* policy = GENERATE("fifo", "srtf", "pack", "fair", "priority");
   const bool share_lanes = GENERATE(false, true);
   const int count = GENERATE(2, 20);
+  // Twenty processes with a sanitizer take a minute on two cores, and differ from two in who waits: one policy shows that.
+  if (kSanitized && count == 20 && (policy != std::string("fair") || !share_lanes)) return;
   CAPTURE(policy, share_lanes, count);
   SharedService shared([&](auto& options) {
 #ifdef GPUSHARE_CUDA_STANDIN
