@@ -171,7 +171,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Result<uint64_t> copy_runs(uint64_t from, uint64_t end, uint64_t most_bytes,
                                    const std::vector<uint64_t>& skip_bytes, const device::Stream& stream,
                                    bool out) GPUSHARE_REQUIRES(control_);
-  // Of the saved runs.
+  // The saved runs have so many.
   uint64_t saved_bytes() const GPUSHARE_REQUIRES(control_);
   FenceList begin_page_out() GPUSHARE_REQUIRES(control_);
   // Gives the device memory back that only saved bytes from `at` on need; returns how much of the promise that was.
