@@ -279,7 +279,7 @@ Result free_movable(const Range& range) {
 
 bool wants_home(int place) {
   if (!moves() || is_out(place)) return false;
-  // The device had no room for them when the process was asked back: their bytes count as the device's already.
+  // Bytes that the device had no room for when the process was asked back count as the device's already.
   if (range_bytes(place, Lies::away) != 0) return true;
   return range_bytes(place, Lies::spilled) != 0 && least_range(place, Lies::spilled) <= room_of(place);
 }

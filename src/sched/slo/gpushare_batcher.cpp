@@ -558,7 +558,7 @@ class Gpushare final : public BatcherBase {
   std::vector<LengthClass> classes_;
   bool plain_ = false;  // all pending cost the same and have one deadline
   std::vector<uint32_t> allowed_, costly_;
-  // They are those allowed, side by side: most of a decision is looking through them.
+  // The allowed ones' values lie side by side: most of a decision is looking through them.
   std::vector<double> slacks_;
   std::vector<uint32_t> means_;  // bits
   std::vector<const double*> rows_;
