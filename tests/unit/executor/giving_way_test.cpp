@@ -238,13 +238,13 @@ TEST_CASE("an idle opportunistic session that may spill gives what is asked for 
 
 // ---- how long it takes
 
-// A byte takes 1 ns to copy, and nothing else takes time.
+// A byte takes 1 ns to copy. Beside copies only looks of who waits take time, a millisecond each.
 constexpr Setup kSlowLink = {"sim?total_bytes=134217728&copy_gbps=1", memory::Layout::kVirtual};
 
-// Copies that were not needed are the part of a page-out that made enough, a part that the runtime's thread has begun
-// meanwhile, and granules that blocks fill in part.
+// Copies that were not needed are the part of a page-out that made enough, parts that the runtime's thread has begun
+// meanwhile, and granules that blocks fill in part. With two parts and 8 MiB some runs on two cores took 0.2 to 4.4 ms more.
 uint64_t longest_ns(uint64_t missing_bytes, uint64_t part_bytes) {
-  return missing_bytes + 2 * part_bytes + 8 * kMiB;
+  return missing_bytes + 3 * part_bytes + 16 * kMiB;
 }
 
 TEST_CASE("no guaranteed session waits longer than the bound for an opportunistic one's copy") {
