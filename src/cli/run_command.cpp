@@ -42,8 +42,8 @@ class RunCommand final : public Command {
   name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config]
   name,seconds_alone,peak_mb,iterations      (published with Salus: all arrive at once, in file order)
   model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load on one device)
-class is guaranteed or opportunistic; MB are 10^6 bytes; "205?" is a need that the job does not declare. What the
-public layouts leave out is filled in from published figures, and the notes below the table say how.
+class is guaranteed or opportunistic; MB are 10^6 bytes; "205?" is a need that the job does not declare. Published
+figures fill in what the public layouts leave out, and the notes below the table say how.
 
 Policies: fifo (one job at a time), srtf (least remaining time first), pack (fill the memory), fair (equal turns),
 priority (class, then priority). Each runs the whole file. A policy of your own: /absolute/path/FILE.so that exports

@@ -352,7 +352,7 @@ void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
   if (overdue == 0 || !options.paging) return;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open || !lane.held_up()) continue;
-    // What is on its way out for good makes the room.
+    // A member that is on its way out for good makes the room.
     if (std::any_of(lane.members.begin(), lane.members.end(),
                     [](const SessionRecord* member) { return member->evicting && !member->changes_lane; }))
       continue;

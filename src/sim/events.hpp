@@ -14,7 +14,7 @@
 
 namespace gpushare::sim {
 
-// What becomes of a session. Its life: kArrived, [queued until] kAdmitted, iterations..., { kPagingOut, kPagedOut,
+// The steps of a session. Its life: kArrived, [queued until] kAdmitted, iterations..., { kPagingOut, kPagedOut,
 // kPagingIn, kPagedIn, iterations... }, kLeft; or kArrived, kRefused: it is larger than the device.
 enum class SessionStep : uint8_t {
   kArrived,

@@ -408,7 +408,7 @@ time.sleep(100)
         for _ in range(60):
             launched = int(alone.stdout.readline())
             ctypes.CDLL(self.driver).recorder_device_read(self.environment["RECORDER_DEVICE"].encode(), ctypes.byref(device), processes, 32)
-            # Those that have ended by now are not in flight. Eight go to the device before one was measured.
+            # Kernels that have ended by now are not in flight. Eight go to the device before one was measured.
             self.assertLessEqual(launched - processes[0].kernels, 9)
 
     def used_ns(self):

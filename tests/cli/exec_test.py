@@ -241,7 +241,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
     def test_programs_of_other_namespaces_and_users_are_of_the_group(self):
         for other in self.as_others():
-            # They inherit the page's descriptor. What a killed one had is free for the others, and the other way round.
+            # They inherit the page's descriptor. Bytes of a killed one are free for the others, and the other way round.
             text = f"""
                 $PROBE soname 700 hold > first &
                 while ! [ -s first ]; do sleep 0.02; done

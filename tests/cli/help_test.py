@@ -100,7 +100,7 @@ class Help(ToolTest):
 class Page(ToolTest):
     """docs/cli.md shows what the tool prints."""
 
-    # What is measured on a page differs from run to run.
+    # Measured figures of a page differ from run to run.
     MEASURED = {"serve": r" +[\d.]+$", "replay": r"(?<=576) +[\d.]+ +\d+ ", "plan": r"planned in \d+ us"}
 
     def test_the_page_shows_what_the_tool_prints(self):

@@ -25,7 +25,7 @@ class RunMeasured(ToolTest):
             return {entry["name"] for entry in result["interference"] if entry["beside"] is None and entry["iteration_s"] > 0}
 
         arguments = ["--device", "host", "--capacity", "128MiB", "--policy", "pack", "--lane-finder", "balanced", "--interference", "table.txt"]
-        # One job is always alone. Of several, none may ever be: that depends on the machine.
+        # One job is always alone. Several may never be alone: that depends on the machine.
         self.assertEqual(alone(pack(self.JOBS[:1])), {"train"})
         text = (self.folder / "table.txt").read_text()
         self.assertTrue(text.startswith("gpushare interference 1\nalone\t"), text)
