@@ -54,12 +54,18 @@ struct RangeOwner : RawProcess {
     REQUIRE(say(message));
     return reply().code;
   }
+  // Waits until the daemon has heard all that was told: it takes messages of different connections in any order.
+  void heard() const {
+    REQUIRE(say(client::make_session_message(MessageType::kContext, 0, 0, 1)));
+    CHECK(reply().code == GPUSHARE_OK);
+  }
   void has(uint64_t bytes) const {
     auto message = client::make_message<client::RangeHas>(MessageType::kRangeHas);
     message.session = 1;
     message.bytes = bytes;
     message.answer_ns = kLong;
     REQUIRE(say(message));
+    heard();
   }
   // True: bytes are on the way.
   bool ask(uint64_t bytes) const {
@@ -196,17 +202,21 @@ TEST_CASE("a session that waits for room hears as soon as a page-out in parts ha
   const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
   a.tell(MessageType::kAllowPaging, 1);
   a.tell(MessageType::kPagePart, 1, 10 * kMiB);  // it is not being paged out
+  a.heard();
   REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
   (void)a.next({MessageType::kPageOut});
   a.tell(MessageType::kPagePart, 1, 10 * kMiB);
+  a.heard();
   CHECK(b.need(30 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   a.tell(MessageType::kPagePart, 1, 12 * kMiB);
   (void)b.next({MessageType::kRoomMade});
   CHECK(b.need(34 * kMiB) == GPUSHARE_OK);
   a.tell(MessageType::kPagePart, 1, UINT64_MAX);
+  a.heard();
   b.tell(MessageType::kRoomUsed, 1);
   CHECK(b.need(60 * kMiB) == GPUSHARE_OK);
   a.tell(MessageType::kPageOutFailed, 1);  // too late
+  a.heard();
   CHECK(b.need(62 * kMiB) == GPUSHARE_OK);
   CHECK(b.need(2 * kMiB) == GPUSHARE_OK);
 }
