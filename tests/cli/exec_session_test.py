@@ -12,13 +12,12 @@ import sys
 import time
 
 import support
-from exec_support import Device, Process, Recorded, also_linked, without_sanitizer
+from exec_support import Device, Process, Recorded, without_sanitizer
 
 
 class Session(Recorded):
     """Programs as sessions of a daemon."""
 
-    @also_linked
     def test_a_program_is_a_session_with_its_limit_weight_class_and_priority(self):
         self.start_daemon("socket")
         self.start("--memory", "8MiB", "--weight", "2.5", "--priority", "3", "--class", "opportunistic")
@@ -147,7 +146,6 @@ class Session(Recorded):
         self.eventually(lambda top: not any(each["waits_for"].startswith("its cap") for each in top["sessions"]))
         self.refused(["exec", "--change", running.pid, "--cap", "30"], "--cap")
 
-    @also_linked
     def test_a_cap_leaves_the_device_to_others_and_a_debt_does_not_outlive_its_group(self):
         daemon = self.start_daemon("socket")
         capped = self.start("--memory", "8MiB", "--cap", "1%", program=[self.load, "spin_5ms", "0", "1"], RECORDER_LABEL="capped")
@@ -250,7 +248,6 @@ say('done')
                 daemon.kill()
                 daemon.wait()
 
-    @also_linked
     def test_threads_streams_and_graphs_take_turns_side_by_side(self):
         self.start_daemon("socket", "--policy", "fair")
         ways = (["spin_200us", "0", "3", "threads"], ["spin_100us", "0", "7", "streams"], ["spin_1ms", "0", "4", "graph"], ["spin_50us", "0", "0", "ptsz"])
@@ -260,7 +257,6 @@ say('done')
             self.assertIsNone(each.poll())
         self.assertEqual(self.top()["devices"][0]["cut_off"], 0)
 
-    @also_linked
     def test_blocks_move_while_their_programs_take_turns(self):
         self.small_device("--stay", "0.2")
         pair = [self.start("--memory", "60MiB", "--pageable", program=[self.load, "spin_1ms", "0", "0", "moves"], RECORDER_HOST_NODES="1")
@@ -296,7 +292,6 @@ say('done')
         last = self.hold(56, 1)
         self.assertEqual(last.wait(timeout=120), 0, last.stderr.read())
 
-    @also_linked
     def test_a_program_that_cannot_move_keeps_the_device_from_nobody_but_by_its_memory(self):
         # srtf: the one that came later ranks higher after a second; the other is not stopped for a way out that it has not got.
         self.small_device("--policy", "srtf")
@@ -367,7 +362,6 @@ time.sleep(100)
         self.eventually(lambda top: self.memory_of(low) == 56 << 20)
         self.assertIsNone(low.poll())
 
-    @also_linked
     def test_the_daemon_is_killed_and_another_takes_its_place(self):
         daemon = self.start_daemon("socket")
         program = [self.load, "spin_200us", "0", "50"]
@@ -384,7 +378,6 @@ time.sleep(100)
         self.assertIsNone(first.poll())
         self.assertIsNone(second.poll())
 
-    @also_linked
     def test_kills_at_random_points_leave_the_ledger_right_and_others_going(self):
         self.start_daemon("socket")
         chance = random.Random(int(os.environ.get("GPUSHARE_TEST_SEED", "1")))
@@ -609,7 +602,6 @@ say('done')"""), stdin=subprocess.PIPE)
         self.start_daemon("socket", "--lease", "10")
         self.check_let_through()  # nobody else wants the device when it gives its work
 
-    @also_linked
     def test_a_kernel_longer_than_the_lease(self):
         self.start_daemon("socket", "--lease", "0.1")
         long = self.start("--memory", "8MiB", program=[self.load, "spin_400ms", "0", "1"])

@@ -24,21 +24,8 @@ def has_shim():
     return (build() / "lib/libgpushare_preload.so").exists()
 
 
-def also_linked(test):
-    """The test runs with ThreadSanitizer too, where the shim is linked to shim_load: it starts no other program, and has no group's page."""
-    test.also_linked = True
-    return test
-
-
 # For tests that mostly wait: with AddressSanitizer (tests/cli/CMakeLists.txt) others run the same of the shim in less time.
 without_sanitizer = unittest.skipIf("ASAN_OPTIONS" in os.environ, "takes a minute, and runs nothing that others do not")
-
-
-def linked_settings(arguments):
-    """What `gpushare exec` puts into the environment for its options."""
-    flags = {"--pageable": ("GPUSHARE_PAGEABLE", "1"), "--fail-closed": ("GPUSHARE_SHIM_FAIL", "closed")}
-    words = iter([word for argument in arguments for word in argument.split("=")])
-    return dict(flags[word] if word in flags else (f"GPUSHARE_{word[2:].upper()}", next(words)) for word in words)
 
 
 class Exec(ToolTest):
@@ -84,8 +71,7 @@ class Recorded(Exec):
     def setUp(self):
         super().setUp()
         self.load = str(build() / "bin/shim_load")
-        linked = getattr(getattr(self, self._testMethodName), "also_linked", False) and os.path.exists(self.load)
-        if not has_shim() and not linked:
+        if not has_shim():
             self.skipTest("no shim in this build")
         device = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="gpushare-test-")
         self.addCleanup(device.close)
@@ -94,11 +80,10 @@ class Recorded(Exec):
     def start(self, *arguments, program=None, stdin=None, preloaded_all=False, **more):
         """`gpushare exec` in the background, until the test ends."""
         program = program or [self.load, "spin_200us", "0", "0"]
-        command = [OPTIONS.tool, "exec", *arguments, "--", *program] if has_shim() else program
+        command = [OPTIONS.tool, "exec", *arguments, "--", *program]
         command = self.preloading_all(command) if preloaded_all else command
-        settings = {} if has_shim() else linked_settings(arguments)
         running = subprocess.Popen(command, cwd=self.folder, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env={**self.environment, **settings, **more}, start_new_session=True)
+                                   env={**self.environment, **more}, start_new_session=True)
 
         def end():
             with contextlib.suppress(ProcessLookupError):  # children may outlive the program, with its pipes

@@ -10,7 +10,6 @@
  *
  * Opens libcuda.so.1 as programs do, or GPUSHARE_CUDA_DRIVER. Prints "ready" when it begins, and at the end the milliseconds between its first
  * and its last work on the device's clock. Exit code 1: a call failed, or a byte was lost, said on stderr.
- * In builds with sanitizers the shim is linked to the program, and not preloaded.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -91,11 +90,7 @@ int main(int argc, char** argv) {
   if (argc < 4) return 2;
   g_kernels = kernels = strtoull(argv[2], NULL, 10);
   g_sync_every = sync_every = strtoull(argv[3], NULL, 10);
-#ifdef GPUSHARE_SHIM_LINKED
-  g_driver = dlopen(NULL, RTLD_NOW);
-#else
   g_driver = dlopen("libcuda.so.1", RTLD_NOW);
-#endif
   if (g_driver == NULL && getenv("GPUSHARE_CUDA_DRIVER") != NULL)
     g_driver = dlopen(getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW);
   if (g_driver == NULL) {
