@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest
 
 from support import OPTIONS, ToolTest
 
@@ -22,10 +21,6 @@ def build():
 
 def has_shim():
     return (build() / "lib/libgpushare_preload.so").exists()
-
-
-# For tests that mostly wait: with AddressSanitizer (tests/cli/CMakeLists.txt) others run the same of the shim in less time.
-without_sanitizer = unittest.skipIf("ASAN_OPTIONS" in os.environ, "takes a minute, and runs nothing that others do not")
 
 
 class Exec(ToolTest):
@@ -68,6 +63,16 @@ class Process(ctypes.Structure):
 class Recorded(Exec):
     """Programs under `gpushare exec` on a recorded device, with a daemon's socket in the test's folder."""
 
+    # How programs in Python begin: they make a context, have a kernel of 10 us and the streams a and b.
+    KERNEL = ("module, kernel, a, b, graph = (ctypes.c_void_p() for _ in range(5))\n"
+              "def ask(name, *arguments):\n    result = getattr(cuda, name)(*arguments)\n    assert result == 0, (name, result)\n"
+              "ask('cuInit', 0)\nask('cuDevicePrimaryCtxRetain', ctypes.byref(context), 0)\nask('cuCtxSetCurrent', context)\n"
+              "ask('cuModuleLoadData', ctypes.byref(module), b'image')\n"
+              "ask('cuModuleGetFunction', ctypes.byref(kernel), module, b'spin_10us')\n"
+              "for stream in (a, b): ask('cuStreamCreate', ctypes.byref(stream), 1)\n"
+              "def launch(stream): ask('cuLaunchKernel', kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)\n"
+              "def say(what): print(what, flush=True)\n")
+
     def setUp(self):
         super().setUp()
         self.load = str(build() / "bin/shim_load")
@@ -80,7 +85,7 @@ class Recorded(Exec):
     def start(self, *arguments, program=None, stdin=None, preloaded_all=False, **more):
         """`gpushare exec` in the background, until the test ends."""
         program = program or [self.load, "spin_200us", "0", "0"]
-        command = [OPTIONS.tool, "exec", *arguments, "--", *program]
+        command = [OPTIONS.tool, "exec", *map(str, arguments), "--", *program]
         command = self.preloading_all(command) if preloaded_all else command
         running = subprocess.Popen(command, cwd=self.folder, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env={**self.environment, **more}, start_new_session=True)
@@ -102,6 +107,13 @@ class Recorded(Exec):
                 return top
             time.sleep(0.02)
         self.fail(f"it never came to that: {top}")
+
+    def recorded(self, path=None):
+        """The recorded device as it is now, and the processes that it has seen."""
+        device, processes = Device(), (Process * 32)()
+        path = path or self.environment["RECORDER_DEVICE"]
+        count = ctypes.CDLL(self.driver).recorder_device_read(path.encode(), ctypes.byref(device), processes, 32)
+        return device, processes[:max(count, 0)]
 
     def python(self, body):
         """A program that opens the driver by itself."""
