@@ -9,7 +9,7 @@ import sys
 import time
 
 import support
-from exec_support import Recorded
+from exec_support import RUNTIME, Recorded
 
 # The device, a program's block on it, and a program's limit: small, since a stay in memory is nine times as long as the moves of a block.
 DEVICE, BLOCK, LIMIT = (mebibytes << 20 for mebibytes in (8, 6, 7))
@@ -198,7 +198,8 @@ while cuda.cuMemAlloc_v2(ctypes.byref(word), ctypes.c_uint64({BLOCK})) != 0: tim
 print("got", flush=True)
 time.sleep(100)
 """
-        unknown = subprocess.Popen([sys.executable, "-c", program], env=self.environment, stdout=subprocess.PIPE, text=True)
+        alone = {**self.environment, "LD_PRELOAD": RUNTIME or ""}
+        unknown = subprocess.Popen([sys.executable, "-c", program], env=alone, stdout=subprocess.PIPE, text=True)
         self.addCleanup(unknown.stdout.close)
         self.addCleanup(unknown.kill)
         self.assertEqual(unknown.stdout.readline(), "got\n")

@@ -15,6 +15,12 @@ import time
 from support import OPTIONS, ToolTest
 
 
+# ThreadSanitizer's runtime (CMakeLists.txt). This program begins anew with it, and those in Python get it; shells do not run with it.
+RUNTIME = os.environ.pop("GPUSHARE_TEST_RUNTIME", None)
+if RUNTIME and os.environ.pop("LD_PRELOAD", None) is None:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": RUNTIME, "GPUSHARE_TEST_RUNTIME": RUNTIME})
+
+
 def build():
     return pathlib.Path(OPTIONS.tool).resolve().parent.parent
 
@@ -49,6 +55,12 @@ class Exec(ToolTest):
     def script(self, text, *options):
         """The lines that a shell script prints as the program."""
         return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
+
+    def python(self, body):
+        """A program that opens the driver by itself."""
+        before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
+        return [*before, sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
+                "context = ctypes.c_void_p()\n" + body]
 
 
 class Device(ctypes.Structure):  # recorder.h
@@ -114,8 +126,3 @@ class Recorded(Exec):
         path = path or self.environment["RECORDER_DEVICE"]
         count = ctypes.CDLL(self.driver).recorder_device_read(path.encode(), ctypes.byref(device), processes, 32)
         return device, processes[:max(count, 0)]
-
-    def python(self, body):
-        """A program that opens the driver by itself."""
-        return [sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
-                "context = ctypes.c_void_p()\n" + body]

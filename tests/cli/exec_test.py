@@ -74,16 +74,14 @@ class Held(Exec):
 
     def test_a_version_that_the_driver_has_not_is_answered_with_what_it_has(self):
         # The strict stand-in exports cuCtxSynchronize, and no cuCtxSynchronize_v2 of CUDA 13.
-        program = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-function, status, context = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+        program = self.python("""
+function, status = ctypes.c_void_p(), ctypes.c_int()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
 assert cuda.cuGetProcAddress_v2(b"cuCtxSynchronize", ctypes.byref(function), 13000, ctypes.c_uint64(0), ctypes.byref(status)) == 0
 print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
-"""
-        outcome = self.run_exec("--", sys.executable, "-c", program, GPUSHARE_CUDA_DRIVER=str(build() / "lib/libcuda_standin.so"),
+""")
+        outcome = self.run_exec("--", *program, GPUSHARE_CUDA_DRIVER=str(build() / "lib/libcuda_standin.so"),
                                 CUDA_STANDIN="leaks=0")
         self.assertEqual(outcome.out, "0\n")
 
