@@ -80,7 +80,8 @@ bool is_libc(const link_map& library) {
 // the start and stay. (dl_iterate_phdr takes the lock. ThreadSanitizer's runtime replaces it and asks for functions before its own is ready.)
 void* libc_function(void** slot, const char* name) {
   void* function = load(*slot);
-  for (const link_map* library = _r_debug.r_map; function == nullptr && library != nullptr; library = library->l_next)
+  const link_map* library = _r_debug.r_map;
+  for (; function == nullptr && library != nullptr; library = library->l_next)
     if (is_libc(*library)) function = find_in(*library, name);
   store(*slot, function);
   return function;
