@@ -39,6 +39,22 @@ class Session(Recorded):
         top = self.eventually(lambda top: top["sessions"] and top["sessions"][0]["service_s"] > 0)
         self.assertEqual([top["sessions"][0][key] for key in ("persistent_bytes", "weight", "cap")], [8 << 20, 2.5, 0.5])
 
+    def test_a_program_without_a_context_is_no_session(self):
+        self.start_daemon("socket")
+        running = self.start("--memory", "8MiB", program=self.python("""
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceTotalMem_v2(ctypes.byref(ctypes.c_uint64()), 0) == 0
+print('begun', flush=True)
+sys.stdin.readline()
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+print('retained', flush=True)
+sys.stdin.readline()"""), stdin=subprocess.PIPE)
+        self.assertEqual(running.stdout.readline(), "begun\n")
+        self.assertEqual(self.top()["sessions"], [])
+        running.stdin.write("on\n")
+        running.stdin.flush()
+        self.assertEqual(running.stdout.readline(), "retained\n")
+        self.assertEqual(len(self.top()["sessions"]), 1)
+
     def test_a_group_has_one_claim_and_a_child_of_fork_its_own_session(self):
         self.start_daemon("socket")
         program = self.python("cuda.cuInit(0)\nassert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"

@@ -65,6 +65,20 @@ class Program(Exec):
         self.file("config/gpushare/exec.conf", "fail = sometimes\n")
         self.assertIn("'sometimes' is not allowed", self.run_exec(*print_limit, code=2).err)
 
+    def test_the_systems_file_is_weaker_than_the_users(self):
+        if not has_shim():
+            self.skipTest("no shim in this build")
+        command = self.preloading_all([OPTIONS.tool, "exec", "--", "sh", "-c", "echo $GPUSHARE_MEMORY $GPUSHARE_WEIGHT"])
+
+        def settings():
+            return subprocess.run(command, env={**self.environment, "GPUSHARE_MEMORY": "1GiB"}, capture_output=True, text=True, check=True).stdout
+        (self.folder / "etc/gpushare").mkdir(exist_ok=True)
+        self.file("etc/gpushare/exec.conf", "memory = 4GiB\nweight = 3\n")
+        self.assertEqual(settings(), "4294967296 3\n")
+        (self.folder / "config/gpushare").mkdir(parents=True)
+        self.file("config/gpushare/exec.conf", "memory = 2GiB\n")
+        self.assertEqual(settings(), "2147483648 3\n")
+
 
 class Held(Exec):
     def setUp(self):
