@@ -35,7 +35,7 @@ class Exec(ToolTest):
         unshare = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-rm"]
         etc = self.folder / "etc"
         mount = f"cp -a /etc {etc} 2>/dev/null; mount --bind {etc} /etc"
-        if shutil.which("unshare") is None or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode != 0:
+        if not etc.exists() and (shutil.which("unshare") is None or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode != 0):
             self.skipTest("no right to mount here: unshare -m or mount --bind is refused")
         (etc / "ld.so.preload").write_text(f"{build()}/lib/libgpushare_preload.so\n")
         return [*unshare, "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh", *map(str, command)]
