@@ -80,6 +80,7 @@ bool is_libc(const link_map& library) {
 // the start and stay. (dl_iterate_phdr takes the lock. ThreadSanitizer's runtime replaces it and asks for functions before its own is ready.)
 void* libc_function(void** slot, const char* name) {
   void* function = load(*slot);
+  if (function != nullptr) return function;
   const link_map* library = _r_debug.r_map;
   for (; function == nullptr && library != nullptr; library = library->l_next)
     if (is_libc(*library)) function = find_in(*library, name);
