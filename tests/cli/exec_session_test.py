@@ -12,6 +12,7 @@ import time
 import support
 from exec_support import Recorded
 
+
 class Session(Recorded):
     """Programs as sessions of a daemon."""
 

@@ -9,6 +9,7 @@ import time
 import support
 from exec_support import Recorded
 
+
 class Turns(Recorded):
     """Programs as sessions of a daemon that share the time of its device."""
 
