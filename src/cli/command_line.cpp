@@ -115,6 +115,13 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
+// CLI11 checks values before it looks for --help: "run --policy nonsense --help" would only be told of the value.
+bool asks_for_help(const CLI::App& at) {
+  for (const CLI::App* app = &at; app != nullptr; app = app->get_parent())
+    if (app->get_help_ptr()->count() > 0) return true;
+  return false;
+}
+
 // Help and version: results like any other.
 int print(const std::string& text) {
   const base::Status written = write_stdout(text);
@@ -171,6 +178,7 @@ int run_command_line(int argc, char** argv) {
     }
     return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
+    if (asks_for_help(innermost(app))) return print(render_help(innermost(app)));
     const std::string where = full_name(innermost(app));
     const auto [unknown, at] = unknown_option(argc, argv, app);
     const std::string what = at == nullptr ? message_of(error) : refuse_option(unknown, *at);

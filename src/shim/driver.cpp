@@ -23,29 +23,28 @@ void* gpushare_shim_dlopen;
 void* gpushare_shim_resolve_slot(void** slot);
 }
 
-#if defined(GPUSHARE_SHIM_SANITIZED) && !defined(GPUSHARE_SHIM_LINKED)
-// The shim is preloaded before AddressSanitizer's runtime. It says so here, since programs may clear the environment.
+#ifdef GPUSHARE_SHIM_SANITIZED
+// The sanitizers' runtimes ask for their options here, since programs may clear the environment. The shim is preloaded before
+// AddressSanitizer's runtime. ThreadSanitizer cannot know of the locks of programs that were built without it, such as shells and
+// Python, and would end a child of fork that starts a thread.
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
   return "verify_asan_link_order=0";
+}
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "ignore_noninstrumented_modules=1:die_after_fork=0";
 }
 #endif
 
 namespace gpushare::shim {
 namespace {
 
-// A function in the symbol table of one loaded library. glibc has the table's addresses relocated in memory; the vDSO has not.
-void* find_in(const dl_phdr_info& object, const char* name) {
-  const ElfW(Dyn)* dynamic = nullptr;
-  for (int i = 0; i < object.dlpi_phnum; ++i)
-    if (object.dlpi_phdr[i].p_type == PT_DYNAMIC)
-      dynamic = reinterpret_cast<const ElfW(Dyn)*>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
-  if (dynamic == nullptr) return nullptr;
+// A function in the symbol table of one loaded library.
+void* find_in(const link_map& library, const char* name) {
   const ElfW(Sym)* symbols = nullptr;
   const char* strings = nullptr;
   const uint32_t* hashes = nullptr;
-  for (; dynamic->d_tag != DT_NULL; ++dynamic) {
-    const uintptr_t address =
-        dynamic->d_un.d_ptr < object.dlpi_addr ? object.dlpi_addr + dynamic->d_un.d_ptr : dynamic->d_un.d_ptr;
+  for (const ElfW(Dyn)* dynamic = library.l_ld; dynamic->d_tag != DT_NULL; ++dynamic) {
+    const uintptr_t address = dynamic->d_un.d_ptr;  // glibc has relocated it in memory
     if (dynamic->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(address);
     if (dynamic->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(address);
     if (dynamic->d_tag == DT_GNU_HASH) hashes = reinterpret_cast<const uint32_t*>(address);
@@ -62,35 +61,31 @@ void* find_in(const dl_phdr_info& object, const char* name) {
     const uint32_t entry = chain[index - first];
     const ElfW(Sym)& symbol = symbols[index];
     if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF && same(strings + symbol.st_name, name))
-      return reinterpret_cast<void*>(object.dlpi_addr + symbol.st_value);
+      return reinterpret_cast<void*>(library.l_addr + symbol.st_value);
     if ((entry & 1U) != 0) return nullptr;
   }
 }
 
-struct Search {
-  const char* name;
-  void* found;
-};
-int visit(dl_phdr_info* object, size_t, void* data) {
-  auto* search = static_cast<Search*>(data);
-  const char* slash = object->dlpi_name != nullptr ? std::strrchr(object->dlpi_name, '/') : nullptr;
-  const char* file = slash != nullptr ? slash + 1 : "";
+bool is_libc(const link_map& library) {
+  const char* slash = std::strrchr(library.l_name, '/');
+  const char* file = slash != nullptr ? slash + 1 : library.l_name;
   // Until glibc 2.34 the functions were in libraries of their own.
-  bool known = false;
   static const char* const names[] = {"libc.so", "libc-",         "libdl.so",
                                       "libdl-",  "libpthread.so", "libpthread-"};
-  for (const char* name : names) known = known || begins(file, name);
-  if (!known) return 0;
-  search->found = find_in(*object, search->name);
-  return search->found != nullptr ? 1 : 0;
+  for (const char* name : names)
+    if (begins(file, name)) return true;
+  return false;
 }
+// The C library's own function. The loader's list of libraries is read without its lock: those up to the C library are there from
+// the start and stay. (dl_iterate_phdr takes the lock. ThreadSanitizer's runtime replaces it and asks for functions before its own is ready.)
 void* libc_function(void** slot, const char* name) {
   void* function = load(*slot);
   if (function != nullptr) return function;
-  Search search{name, nullptr};
-  dl_iterate_phdr(visit, &search);
-  store(*slot, search.found);
-  return search.found;
+  const link_map* library = _r_debug.r_map;
+  for (; function == nullptr && library != nullptr; library = library->l_next)
+    if (is_libc(*library)) function = find_in(*library, name);
+  store(*slot, function);
+  return function;
 }
 
 void* g_handle = nullptr;

@@ -168,10 +168,8 @@ gpushare_shim_entries:
   .cfi_endproc
   .size \name, . - \name
 .endm
-#ifndef GPUSHARE_SHIM_LINKED  // a test that calls the entries itself
   interposed dlsym, gpushare_shim_look_dlsym
   interposed dlvsym, gpushare_shim_look_dlvsym
   interposed dlopen, gpushare_shim_look_dlopen
-#endif
 
   .section .note.GNU-stack, "", @progbits

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """gpushare exec on a machine of several devices. See support.py. SPDX-License-Identifier: Apache-2.0"""
 
-import ctypes
 import os
 import pathlib
 import signal
@@ -9,7 +8,7 @@ import subprocess
 import time
 
 import support
-from exec_support import Device, Process, Recorded, build
+from exec_support import Recorded, build
 
 
 class Devices(Recorded):
@@ -42,10 +41,8 @@ class Devices(Recorded):
 
     def used_on(self, bus):
         """The device's time of each process so far, by label."""
-        device, processes = Device(), (Process * 32)()
-        path = f"{self.environment['RECORDER_DEVICE']}.{bus}"
-        count = ctypes.CDLL(self.driver).recorder_device_read(path.encode(), ctypes.byref(device), processes, 32)
-        return {each.label.decode(): each.compute_ns + each.copy_ns for each in processes[:max(count, 0)]}
+        processes = self.recorded(f"{self.environment['RECORDER_DEVICE']}.{bus}")[1]
+        return {each.label.decode(): each.compute_ns + each.copy_ns for each in processes}
 
     def wait_until(self, condition):
         while not condition():  # the test's time limit ends it

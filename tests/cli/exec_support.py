@@ -11,9 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest
 
 from support import OPTIONS, ToolTest
+
+
+# ThreadSanitizer's runtime (CMakeLists.txt). This program begins anew with it, and those in Python get it; shells do not run with it.
+RUNTIME = os.environ.pop("GPUSHARE_TEST_RUNTIME", None)
+if RUNTIME and os.environ.pop("LD_PRELOAD", None) is None:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": RUNTIME, "GPUSHARE_TEST_RUNTIME": RUNTIME})
 
 
 def build():
@@ -24,30 +29,13 @@ def has_shim():
     return (build() / "lib/libgpushare_preload.so").exists()
 
 
-def also_linked(test):
-    """The test runs with ThreadSanitizer too, where the shim is linked to shim_load: it starts no other program, and has no group's page."""
-    test.also_linked = True
-    return test
-
-
-# For tests that mostly wait: with AddressSanitizer (tests/cli/CMakeLists.txt) others run the same of the shim in less time.
-without_sanitizer = unittest.skipIf("ASAN_OPTIONS" in os.environ, "takes a minute, and runs nothing that others do not")
-
-
-def linked_settings(arguments):
-    """What `gpushare exec` puts into the environment for its options."""
-    flags = {"--pageable": ("GPUSHARE_PAGEABLE", "1"), "--fail-closed": ("GPUSHARE_SHIM_FAIL", "closed")}
-    words = iter([word for argument in arguments for word in argument.split("=")])
-    return dict(flags[word] if word in flags else (f"GPUSHARE_{word[2:].upper()}", next(words)) for word in words)
-
-
 class Exec(ToolTest):
     def preloading_all(self, command):
         """The command, on a system whose /etc/ld.so.preload names the library; a test without the right to mount is skipped."""
         unshare = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-rm"]
         etc = self.folder / "etc"
         mount = f"cp -a /etc {etc} 2>/dev/null; mount --bind {etc} /etc"
-        if shutil.which("unshare") is None or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode != 0:
+        if not etc.exists() and (shutil.which("unshare") is None or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode != 0):
             self.skipTest("no right to mount here: unshare -m or mount --bind is refused")
         (etc / "ld.so.preload").write_text(f"{build()}/lib/libgpushare_preload.so\n")
         return [*unshare, "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh", *map(str, command)]
@@ -68,6 +56,12 @@ class Exec(ToolTest):
         """The lines that a shell script prints as the program."""
         return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
 
+    def python(self, body):
+        """A program that opens the driver by itself."""
+        before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
+        return [*before, sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
+                "context = ctypes.c_void_p()\n" + body]
+
 
 class Device(ctypes.Structure):  # recorder.h
     _fields_ = [(name, ctypes.c_uint64) for name in ("now_ns", "busy_ns", "switches", "capacity_bytes", "used_bytes")]
@@ -81,11 +75,20 @@ class Process(ctypes.Structure):
 class Recorded(Exec):
     """Programs under `gpushare exec` on a recorded device, with a daemon's socket in the test's folder."""
 
+    # How programs in Python begin: they make a context, have a kernel of 10 us and the streams a and b.
+    KERNEL = ("module, kernel, a, b, graph = (ctypes.c_void_p() for _ in range(5))\n"
+              "def ask(name, *arguments):\n    result = getattr(cuda, name)(*arguments)\n    assert result == 0, (name, result)\n"
+              "ask('cuInit', 0)\nask('cuDevicePrimaryCtxRetain', ctypes.byref(context), 0)\nask('cuCtxSetCurrent', context)\n"
+              "ask('cuModuleLoadData', ctypes.byref(module), b'image')\n"
+              "ask('cuModuleGetFunction', ctypes.byref(kernel), module, b'spin_10us')\n"
+              "for stream in (a, b): ask('cuStreamCreate', ctypes.byref(stream), 1)\n"
+              "def launch(stream): ask('cuLaunchKernel', kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)\n"
+              "def say(what): print(what, flush=True)\n")
+
     def setUp(self):
         super().setUp()
         self.load = str(build() / "bin/shim_load")
-        linked = getattr(getattr(self, self._testMethodName), "also_linked", False) and os.path.exists(self.load)
-        if not has_shim() and not linked:
+        if not has_shim():
             self.skipTest("no shim in this build")
         device = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="gpushare-test-")
         self.addCleanup(device.close)
@@ -94,11 +97,10 @@ class Recorded(Exec):
     def start(self, *arguments, program=None, stdin=None, preloaded_all=False, **more):
         """`gpushare exec` in the background, until the test ends."""
         program = program or [self.load, "spin_200us", "0", "0"]
-        command = [OPTIONS.tool, "exec", *arguments, "--", *program] if has_shim() else program
+        command = [OPTIONS.tool, "exec", *map(str, arguments), "--", *program]
         command = self.preloading_all(command) if preloaded_all else command
-        settings = {} if has_shim() else linked_settings(arguments)
         running = subprocess.Popen(command, cwd=self.folder, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env={**self.environment, **settings, **more}, start_new_session=True)
+                                   env={**self.environment, **more}, start_new_session=True)
 
         def end():
             with contextlib.suppress(ProcessLookupError):  # children may outlive the program, with its pipes
@@ -118,7 +120,9 @@ class Recorded(Exec):
             time.sleep(0.02)
         self.fail(f"it never came to that: {top}")
 
-    def python(self, body):
-        """A program that opens the driver by itself."""
-        return [sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
-                "context = ctypes.c_void_p()\n" + body]
+    def recorded(self, path=None):
+        """The recorded device as it is now, and the processes that it has seen."""
+        device, processes = Device(), (Process * 32)()
+        path = path or self.environment["RECORDER_DEVICE"]
+        count = ctypes.CDLL(self.driver).recorder_device_read(path.encode(), ctypes.byref(device), processes, 32)
+        return device, processes[:max(count, 0)]

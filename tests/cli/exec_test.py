@@ -65,6 +65,20 @@ class Program(Exec):
         self.file("config/gpushare/exec.conf", "fail = sometimes\n")
         self.assertIn("'sometimes' is not allowed", self.run_exec(*print_limit, code=2).err)
 
+    def test_the_systems_file_is_weaker_than_the_users(self):
+        if not has_shim():
+            self.skipTest("no shim in this build")
+        command = self.preloading_all([OPTIONS.tool, "exec", "--", "sh", "-c", "echo $GPUSHARE_MEMORY $GPUSHARE_WEIGHT"])
+
+        def settings():
+            return subprocess.run(command, env={**self.environment, "GPUSHARE_MEMORY": "1GiB"}, capture_output=True, text=True, check=True).stdout
+        (self.folder / "etc/gpushare").mkdir(exist_ok=True)
+        self.file("etc/gpushare/exec.conf", "memory = 4GiB\nweight = 3\n")
+        self.assertEqual(settings(), "4294967296 3\n")
+        (self.folder / "config/gpushare").mkdir(parents=True)
+        self.file("config/gpushare/exec.conf", "memory = 2GiB\n")
+        self.assertEqual(settings(), "2147483648 3\n")
+
 
 class Held(Exec):
     def setUp(self):
@@ -74,16 +88,14 @@ class Held(Exec):
 
     def test_a_version_that_the_driver_has_not_is_answered_with_what_it_has(self):
         # The strict stand-in exports cuCtxSynchronize, and no cuCtxSynchronize_v2 of CUDA 13.
-        program = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-function, status, context = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+        program = self.python("""
+function, status = ctypes.c_void_p(), ctypes.c_int()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
 assert cuda.cuGetProcAddress_v2(b"cuCtxSynchronize", ctypes.byref(function), 13000, ctypes.c_uint64(0), ctypes.byref(status)) == 0
 print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
-"""
-        outcome = self.run_exec("--", sys.executable, "-c", program, GPUSHARE_CUDA_DRIVER=str(build() / "lib/libcuda_standin.so"),
+""")
+        outcome = self.run_exec("--", *program, GPUSHARE_CUDA_DRIVER=str(build() / "lib/libcuda_standin.so"),
                                 CUDA_STANDIN="leaks=0")
         self.assertEqual(outcome.out, "0\n")
 

@@ -90,6 +90,12 @@ class Help(ToolTest):
         self.refused(["run"], "--jobs is required")
         self.refused(["--frobnicate"], "gpushare:")
 
+    def test_help_is_shown_whatever_else_the_line_says(self):
+        for line in (["--policy", "nonsense"], ["--lanes", "1", "--lanes", "2"], ["--frobnicate"], ["word"], ["--jobs", "no_such_file"]):
+            for words in (["run", *line, "--help"], ["run", "--help", *line]):
+                with self.subTest(words=words):
+                    self.assertEqual(self.tool(*words, code=0).out, self.tool("run", "--help", code=0).out)
+
     def test_help_and_version_as_words(self):
         self.assertEqual(self.tool("version", code=0).out, self.tool("--version", code=0).out)
         self.assertEqual(self.tool("help", code=0).out, self.tool("--help", code=0).out)

@@ -66,10 +66,10 @@ class ToolTest(unittest.TestCase):
         outcome = self.tool("run", *arguments, "--json", "-", code=code)
         return json.loads(outcome.out)
 
-    def start_daemon(self, socket, *more, devices=("host",), env=None):
+    def start_daemon(self, socket, *more, devices=("host",), capacity="64MiB", env=None):
         """A `gpushare daemon` at that socket until the test ends, once it answers."""
         options = [option for device in devices for option in ("--device", device)]
-        daemon = subprocess.Popen([OPTIONS.tool, "daemon", "--socket", socket, *options, "--capacity", "64MiB", *more],
+        daemon = subprocess.Popen([OPTIONS.tool, "daemon", "--socket", socket, *options, "--capacity", capacity, *more],
                                   cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)

@@ -220,7 +220,6 @@ TEST_CASE("contexts of the devices and what they take are apart") {
   CHECK(cu("cuDevicePrimaryCtxRetain", &made, 2U) == gpushare::shim::kInvalidDevice);
 }
 
-#ifndef GPUSHARE_SHIM_LINKED
 TEST_CASE("NVML says of each device what the driver says") {
   use(1);
   const uint64_t block = get(100);
@@ -239,7 +238,6 @@ TEST_CASE("NVML says of each device what the driver says") {
   }
   CHECK(give_back(block) == kSuccess);
 }
-#endif
 
 TEST_CASE("threads with contexts of their own devices") {
   const uint64_t first = free_of(0), second = free_of(1);

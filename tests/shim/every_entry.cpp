@@ -90,10 +90,8 @@ std::string compare(int row, void* direct, void* through, int result) {
 
 TEST_CASE("every entry point takes the same arguments to the driver and brings the same answer back") {
   REQUIRE(driver() != nullptr);
-#ifndef GPUSHARE_SHIM_LINKED
   void* const proxy = dlopen(GPUSHARE_PROXY, RTLD_NOW | RTLD_LOCAL);
   REQUIRE(proxy != nullptr);
-#endif
   const auto function_of = control<decltype(&recorder_function)>("recorder_function");
   int hooked = 0;
   for (int row = 0; row < kCount; ++row) {
@@ -103,7 +101,6 @@ TEST_CASE("every entry point takes the same arguments to the driver and brings t
     REQUIRE(by_handle != nullptr);
     INFO(kRows[row].name);
     if (kRows[row].cls != Class::pass) ++hooked;
-#ifndef GPUSHARE_SHIM_LINKED
     void* const by_proxy = dlsym(proxy, kRows[row].name);
     REQUIRE(by_proxy != nullptr);
     ways.push_back(by_proxy);
@@ -114,7 +111,6 @@ TEST_CASE("every entry point takes the same arguments to the driver and brings t
       CHECK(dlsym(RTLD_DEFAULT, kRows[row].name) == by_handle);
       CHECK(dlvsym(RTLD_DEFAULT, kRows[row].name, "any") == by_handle);
     }
-#endif
     for (const int result : {0, 719})
       for (void* through : ways) CHECK(compare(row, direct, through, result).empty());
   }
@@ -182,7 +178,6 @@ TEST_CASE(
   CHECK(none == nullptr);
 }
 
-#ifndef GPUSHARE_SHIM_LINKED  // dlsym is not overridden then
 TEST_CASE("programs that find the C library's functions by hand get the shim's") {
   void* const libc = dlopen("libc.so.6", RTLD_LAZY);
   REQUIRE(libc != nullptr);
@@ -197,4 +192,3 @@ TEST_CASE("programs that find the C library's functions by hand get the shim's")
   CHECK(dlsym(RTLD_NEXT, "no_such_function") == nullptr);
   CHECK(dlerror() != nullptr);
 }
-#endif

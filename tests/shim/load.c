@@ -5,12 +5,11 @@
  *     KERNELS     how many; 0: until it is killed
  *     SYNC_EVERY  waits for the stream after so many; 0: only at the end
  *     WAY         launch (default), ex, cooperative, ptsz (per-thread default stream), streams (4, in turn), graph (SYNC_EVERY kernels a launch),
- *                 node (the same, made of nodes), copy (copies of 1 MiB to the device instead of kernels), moves (a block of 56 MiB of whose
+ *                 node (the same, made of nodes), copy (copies of 1 MiB to the device instead of kernels), moves (a block of 6 MiB of whose
  *                 bytes some are written before each kernel and compared after it), threads (8, each with a stream of its own)
  *
  * Opens libcuda.so.1 as programs do, or GPUSHARE_CUDA_DRIVER. Prints "ready" when it begins, and at the end the milliseconds between its first
  * and its last work on the device's clock. Exit code 1: a call failed, or a byte was lost, said on stderr.
- * In builds with sanitizers the shim is linked to the program, and not preloaded.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -85,17 +84,13 @@ static void touch(uint64_t block, uint64_t bytes, uint64_t step, void* stream) {
 int main(int argc, char** argv) {
   const char* way = argc > 4 ? argv[4] : "launch";
   void *module = NULL, *kernel, *streams[4], *first, *last, *graph = NULL, *exec = NULL;
-  const uint64_t block_bytes = (uint64_t)(strcmp(way, "moves") == 0 ? 56 : 1) << 20;
+  const uint64_t block_bytes = (uint64_t)(strcmp(way, "moves") == 0 ? 6 : 1) << 20;
   uint64_t block = 0, done = 0, kernels, sync_every;
   float milliseconds = 0;
   if (argc < 4) return 2;
   g_kernels = kernels = strtoull(argv[2], NULL, 10);
   g_sync_every = sync_every = strtoull(argv[3], NULL, 10);
-#ifdef GPUSHARE_SHIM_LINKED
-  g_driver = dlopen(NULL, RTLD_NOW);
-#else
   g_driver = dlopen("libcuda.so.1", RTLD_NOW);
-#endif
   if (g_driver == NULL && getenv("GPUSHARE_CUDA_DRIVER") != NULL)
     g_driver = dlopen(getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW);
   if (g_driver == NULL) {

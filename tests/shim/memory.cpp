@@ -460,7 +460,6 @@ TEST_CASE("an NVML that hangs holds up no program and no limit, and counts again
   overhead(0, 0);
 }
 
-#ifndef GPUSHARE_SHIM_LINKED  // NVML is found by dlsym, which is not overridden then
 TEST_CASE("every question for memory has the same answer") {
   uint64_t address = 0, total = 0, memory[3] = {}, memory_v2[5] = {};
   const uint64_t at_first = free_bytes();
@@ -480,7 +479,6 @@ TEST_CASE("every question for memory has the same answer") {
   CHECK(memory_v2[4] == memory[2]);
   REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
 }
-#endif
 
 TEST_CASE("pinned host memory has a limit of its own") {
   // A quarter of the host's memory, as nothing else is set.
@@ -514,7 +512,6 @@ TEST_CASE("pinned host memory has a limit of its own") {
   CHECK(host_bytes() == 0);
 }
 
-#ifndef GPUSHARE_SHIM_LINKED  // a child of fork may hang in a sanitizer's allocator
 TEST_CASE("a child of fork has books of its own") {
   const uint64_t at_first = free_bytes();
   uint64_t address = 0;
@@ -536,7 +533,6 @@ TEST_CASE("a child of fork has books of its own") {
   CHECK(free_bytes() == at_first - 600 * kMiB);
   REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
 }
-#endif
 
 TEST_CASE("100,000 live blocks are each known until they are freed, in any order, and no longer") {
   const uint64_t at_first = free_bytes();

@@ -1,5 +1,4 @@
-// through_shim.hpp: calls of the driver as a program makes them, with the shim preloaded over the recording driver; with
-// ThreadSanitizer, where the shim is linked to the test, through the shim's entries.
+// through_shim.hpp: calls of the driver as a program makes them, with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,11 +12,7 @@ using gpushare::shim::kInvalidValue, gpushare::shim::kOutOfMemory, gpushare::shi
 using gpushare::shim::Result;
 
 inline void* entry(const char* name) {
-#ifdef GPUSHARE_SHIM_LINKED
-  return gpushare_shim_entries[find_entry(name)];
-#else
   return dlsym(driver(), name);
-#endif
 }
 template <class... A>
 Result cu(const char* name, A... arguments) {

@@ -147,11 +147,11 @@ uint64_t needs_ns(Client& c, const State& state, int stream, uint64_t number) {
 int g_on = 0;
 
 bool ask() {
-  if (g_on == 0) {
+  if (__atomic_load_n(&g_on, __ATOMIC_RELAXED) == 0) {
     const char* path = std::getenv("RECORDER_DEVICE");
     __atomic_store_n(&g_on, path != nullptr && *path != 0 ? 2 : 1, __ATOMIC_RELAXED);
   }
-  if (g_on == 1) return false;
+  if (__atomic_load_n(&g_on, __ATOMIC_RELAXED) == 1) return false;
   if (count() == 1) client(0);
   return true;
 }

@@ -16,7 +16,7 @@ extern int g_on;  // 0: not asked yet, 1: there is none, 2: there is one
 bool ask();
 // Whether this process has a device. The first call opens the page.
 inline bool on() {
-  return __builtin_expect(g_on != 1, 0) && ask();
+  return __builtin_expect(__atomic_load_n(&g_on, __ATOMIC_RELAXED) != 1, 0) && ask();
 }
 
 enum class Kind : uint8_t { compute, copy, record, wait, host };
