@@ -169,14 +169,8 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
   // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
   room.begin(*this);
-  if (session.guaranteed() && runtime_.free_bytes() < wanted) {
-    runtime_.actions_.run(true, outbox);
-    if (runtime_.actions_.turn_back()) {
-      runtime_.actions_.run(false, outbox);
-      room.made_ = runtime_.free_bytes() >= wanted;
-      if (room.made_) return room;
-    }
-  }
+  // What is decided already may be enough.
+  if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
   const uint64_t free = runtime_.free_bytes();
   if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now())) {
     room.made_ = wait_for_boundaries(session, bytes, until, outbox);

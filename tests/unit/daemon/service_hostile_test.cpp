@@ -318,8 +318,10 @@ TEST_CASE("random and mutated messages harm nobody else") {
       if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
       if (raw == nullptr) continue;
     }
-    const auto type =
-        static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kSetCap)));
+    auto type = static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kTurnBack)));
+    // A process is believed what its context takes, up to a quarter of the device, until it has ended; this one does not, so
+    // the bystander would rightly be paged out and stay so. service_contexts_test has what is believed.
+    if (type == MessageType::kContext) type = MessageType::kPagePart;
     std::array<std::byte, sizeof(client::Arrive)> bytes{};
     size_t count = sizeof(client::SessionMessage);
     if (type == MessageType::kArrive) {
