@@ -30,7 +30,7 @@ struct Action {
     kAdmit,
     kPageOut,
     kPageIn,
-    kTurnBack,
+    kTurnBack,  // a page-in is given up for others
     kDrop,
     kLimit,    // a limit has come: what the session has free goes back now, what else at its boundaries
     kSendOut,  // a guaranteed session has asked for bytes of one that has no boundaries now

@@ -74,8 +74,7 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
 }
 
 base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, const Attempt& wanted,
-                                                        base::Status why, bool* out_made_room,
-                                                        Room* room) {
+                                                        base::Status why, bool* out_made_room, Room* room) {
   memory::DeviceMemory& memory = *runtime_.memory_;
   bool may_spill = session.options_.allow_spill, may_trim = true;
   bool may_ask = session.guaranteed(), may_ask_ranges = may_ask;

@@ -68,7 +68,7 @@ enum class ActionKind : uint32_t {
   kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
   kPageIn,      // session, lane: reserve P again, copy back, then page_done()
-  kTurnBack,    // session: give its page-in up, without a copy, then unplaced(); nothing if that is done already
+  kTurnBack,    // session: give its page-in up, then unplaced(); nothing if that is done already
   kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
   kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
