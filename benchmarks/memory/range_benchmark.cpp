@@ -6,9 +6,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -157,6 +159,64 @@ void BM_session_out_and_in(benchmark::State& state) {
   if (bytes[kBytes - 1] != 1) std::abort();
 }
 BENCHMARK(BM_session_out_and_in)->UseRealTime()->Iterations(4)->Unit(benchmark::kMillisecond);
+
+// What parts cost: the same session of blocks goes out and comes back in parts (default settings) and in one piece, in
+// turns. Counters: the ratios of time of the pairs, parts over one piece.
+void BM_session_out_and_in_parts(benchmark::State& state) {
+  constexpr uint64_t kBytes = 512 * kMiB;
+  struct Side {
+    explicit Side(bool parts) {
+      gs::RuntimeOptions options;
+      options.device = "host?total_bytes=1073741824";
+      options.capacity_bytes = 640 * kMiB;
+      if (!parts) options.spill_move_bytes = options.spill_move_ns = UINT64_MAX / 2;
+      runtime = gs::Runtime::open(options);
+      gs::SessionOptions wanted;
+      wanted.name = "job";
+      wanted.ephemeral_bytes = kGranule;
+      session = runtime.open_session(wanted);
+      bytes = reinterpret_cast<unsigned char*>(session.alloc_bytes(gs::Kind::model, kBytes));
+      std::memset(bytes, 1, kBytes);
+    }
+    double out() {
+      const auto start = std::chrono::steady_clock::now();
+      runtime.set_capacity(64 * kMiB);
+      while (runtime.info().effective_capacity_bytes > 64 * kMiB)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    double in() {
+      const auto start = std::chrono::steady_clock::now();
+      runtime.set_capacity(640 * kMiB);
+      session.wait_admitted(gs::no_timeout);
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    gs::Runtime runtime;
+    gs::Session session;
+    unsigned char* bytes = nullptr;
+  } parts(true), whole(false);
+  std::vector<double> out, in;
+  bool parts_first = true;
+  for (auto _ : state) {
+    Side& first = parts_first ? parts : whole;
+    Side& second = parts_first ? whole : parts;
+    const double first_out = first.out(), second_out = second.out();
+    const double first_in = first.in(), second_in = second.in();
+    out.push_back(parts_first ? first_out / second_out : second_out / first_out);
+    in.push_back(parts_first ? first_in / second_in : second_in / first_in);
+    parts_first = !parts_first;
+  }
+  const auto tell = [&](const std::string& name, std::vector<double>& ratios) {
+    std::sort(ratios.begin(), ratios.end());
+    state.counters[name + "_median"] = ratios[ratios.size() / 2];
+    state.counters[name + "_least"] = ratios.front();
+    state.counters[name + "_most"] = ratios.back();
+  };
+  tell("out", out);
+  tell("in", in);
+  if (parts.bytes[kBytes - 1] != 1 || whole.bytes[0] != 1) std::abort();
+}
+BENCHMARK(BM_session_out_and_in_parts)->UseRealTime()->Iterations(11)->Unit(benchmark::kMillisecond);
 
 // A session whose blocks may move; it has begun an iteration, so it has its lane.
 gs::Session open_spilling(gs::Runtime& runtime) {

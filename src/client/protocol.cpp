@@ -63,9 +63,10 @@ constexpr TypeInfo kTypes[] = {
     {"Context", 32},
     {"PagePart", 32},
     {"RangeAskLower", 32},
+    {"TurnBack", 32},
 };
 constexpr size_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
-static_assert(kTypeCount == static_cast<size_t>(MessageType::kRangeAskLower) + 1);
+static_assert(kTypeCount == static_cast<size_t>(MessageType::kTurnBack) + 1);
 static_assert(sizeof(Header) == 16 && sizeof(Hello) >= kTypes[1].first_bytes);
 static_assert(sizeof(Welcome) >= kTypes[2].first_bytes && sizeof(Reply) >= kTypes[3].first_bytes);
 static_assert(sizeof(Arrive) >= kTypes[4].first_bytes && sizeof(Need) >= kTypes[5].first_bytes);

@@ -222,6 +222,11 @@ void RemoteAuthority::handle(Event event) {
     case MessageType::kPageIn:
       if (record->lane == kNoLane && record->state == SessionState::kPagedOut) start_page_in(*record);
       return;
+    case MessageType::kTurnBack:
+      if (record->move == Move::kIn)
+        actions_.push_back(
+            {ActionKind::kTurnBack, record->lane, record->spec.id, record->spec.persistent_bytes});
+      return;
     case MessageType::kGranted:
       accept_unwanted(*record);
       return;

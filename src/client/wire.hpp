@@ -76,6 +76,9 @@ enum class MessageType : uint16_t {
   kPagePart,
   // As kRangeAsk, for an allocation: ranges of opportunistic sessions alone.
   kRangeAskLower,
+  // Since minor version 9. From the daemon to the process, of one session: another one needs the bytes of its page-in. The answer
+  // is Unplaced if it gives the page-in up; else PageDone is under way.
+  kTurnBack,
 };
 
 struct Header {

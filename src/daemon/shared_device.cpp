@@ -28,6 +28,8 @@ namespace {
 // that waits for opportunistic ones.
 constexpr uint64_t kRoomWaitNs = 50'000'000, kBoundaryWaitNs = 5'000'000'000;
 
+constexpr uint16_t kTurnBackMinor = 9;  // since when processes give a page-in up
+
 constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
 constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // processes map no less
 
@@ -288,8 +290,8 @@ base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64
   }
   room_for_ = claim.id;
   for (const sched::Action& action : scheduler_.take_actions()) {
-    if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kDrop ||
-        action.kind == sched::ActionKind::kDropCache)
+    if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kTurnBack ||
+        action.kind == sched::ActionKind::kDrop || action.kind == sched::ActionKind::kDropCache)
       room_victims_.push_back(action.session);
     carry_out(action);
   }
@@ -415,7 +417,9 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       remove(session);
       break;
     case MessageType::kUnplaced:
-      if (claim.group == 0) unplace(claim, now_ns);  // else it has no lane of its own
+      if (claim.group != 0) break;  // it has no lane of its own
+      unplace(claim, now_ns);
+      room_step(claim.id);
       break;
     case MessageType::kPageDone:
     case MessageType::kPageOutFailed:
@@ -590,6 +594,10 @@ void SharedDevice::carry_out(const sched::Action& action) {
       }
       claim.paging = true;
       start_paging(claim, false);
+      break;
+    case sched::ActionKind::kTurnBack:  // who cannot comes in, and is asked to go out then
+      if (claim.group == 0 && claim.members.front()->process->minor >= kTurnBackMinor)
+        tell(claim, MessageType::kTurnBack);
       break;
     case sched::ActionKind::kTerms:
       claim.limit_bytes = action.bytes;

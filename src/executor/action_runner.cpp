@@ -41,6 +41,9 @@ void ActionRunner::collect() {
       case sched::ActionKind::kPageIn:
         action.kind = Action::Kind::kPageIn;
         break;
+      case sched::ActionKind::kTurnBack:
+        action.kind = Action::Kind::kTurnBack;
+        break;
       case sched::ActionKind::kDrop:
         action.kind = Action::Kind::kDrop;
         break;
@@ -59,7 +62,10 @@ void ActionRunner::collect() {
       if (session == nullptr) continue;
       action.session = session->shared_from_this();
     }
-    actions_.push_back(std::move(action));
+    if (action.kind == Action::Kind::kTurnBack)
+      actions_.push_front(std::move(action));  // before its page-in begins, if that is queued
+    else
+      actions_.push_back(std::move(action));
   }
   for (const auto& asked : runtime_.authority_->take_ranges_asked())
     runtime_.ranges_.asked(asked.session, asked.bytes);
@@ -156,38 +162,6 @@ bool ActionRunner::run_part(Outbox& outbox) {
   return true;
 }
 
-bool ActionRunner::turn_back() {
-  if (acting_ || runtime_.closed_ || runtime_.collapsed_) return false;
-  std::optional<Acting> acting(*this);
-  bool any = false;
-  for (size_t i = 0; i < parts_.size();) {
-    const std::shared_ptr<SessionImpl> session = parts_[i].session;
-    memory::PersistentHeap* const heap = session->heap_.load();
-    if (parts_[i].kind != Action::Kind::kPageIn || session->guaranteed() || session->ended_ ||
-        heap == nullptr) {
-      ++i;
-      continue;
-    }
-    parts_.erase(parts_.begin() + static_cast<ptrdiff_t>(i));
-    {
-      const Unlocked unlocked(runtime_.mutex_);
-      heap->stop_page_in();
-      base::MutexLock lock(session->range_mutex_);
-      for (memory::ElasticRange* range : session->ranges_) range->leave_out();
-      runtime_.ladder_.give_back();
-    }
-    if (runtime_.collapsed_) break;
-    session->moving_ = SessionImpl::Moving::kNot;
-    runtime_.authority_->unplaced(session->id_, runtime_.now());
-    runtime_.sessions_.refresh_ready(*session);
-    any = true;
-  }
-  collect();
-  acting.reset();
-  hand_over();
-  return any;
-}
-
 void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
   LaneSlot* lane = runtime_.lanes_.find(action.lane);
   switch (action.kind) {
@@ -238,6 +212,9 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
         not_placed(*action.session, lane == nullptr ? runtime_.lanes_.failure() : lane->place_status, outbox);
       else
         page(action, lane, outbox);
+      break;
+    case Action::Kind::kTurnBack:
+      turn_back(*action.session);
       break;
     case Action::Kind::kDrop:
       action.session->dropped_.store(true, std::memory_order_release);
@@ -429,6 +406,25 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   runtime_.sessions_.refresh_ready(session);
   outbox.memory_changed = true;
   session.state_changed_.notify_all();
+}
+
+// Nothing is copied. What has come in already is in host memory still.
+void ActionRunner::turn_back(SessionImpl& session) {
+  const auto is_page_in = [&](const Action& action) {
+    return action.session.get() == &session && action.kind == Action::Kind::kPageIn;
+  };
+  if (session.ended_ || std::erase_if(parts_, is_page_in) + std::erase_if(actions_, is_page_in) == 0) return;
+  if (memory::PersistentHeap* const heap = session.heap_.load(); heap != nullptr) {
+    const Unlocked unlocked(runtime_.mutex_);
+    heap->stop_page_in();
+    base::MutexLock lock(session.range_mutex_);
+    for (memory::ElasticRange* range : session.ranges_) range->leave_out();
+    runtime_.ladder_.give_back();
+  }
+  if (runtime_.collapsed_) return;
+  session.moving_ = SessionImpl::Moving::kNot;
+  runtime_.authority_->unplaced(session.id_, runtime_.now());
+  runtime_.sessions_.refresh_ready(session);
 }
 
 bool ActionRunner::send_out_idle(Outbox& outbox) {

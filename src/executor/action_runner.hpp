@@ -30,6 +30,7 @@ struct Action {
     kAdmit,
     kPageOut,
     kPageIn,
+    kTurnBack,  // a page-in is given up for others
     kDrop,
     kLimit,    // a limit has come: what the session has free goes back now, what else at its boundaries
     kSendOut,  // a guaranteed session has asked for bytes of one that has no boundaries now
@@ -69,9 +70,6 @@ class ActionRunner {
   void run(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The next part of a page-out or page-in that has begun. False: there is none, or somebody acts.
   bool run_part(Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Opportunistic sessions whose page-in has begun and not ended are paged out again, which copies nothing. False:
-  // there are none, or somebody acts.
-  bool turn_back() GPUSHARE_REQUIRES(books);
   // Blocks of idle sessions that others have asked for bytes go out, within the limits of one boundary for each. False if
   // there are none.
   bool send_out_idle(Outbox& outbox) GPUSHARE_REQUIRES(books);
@@ -118,6 +116,7 @@ class ActionRunner {
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void page(const Action& action, LaneSlot* lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void turn_back(SessionImpl& session) GPUSHARE_REQUIRES(books);
   void send_out(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);

@@ -301,6 +301,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
       false;  // promise_own_lane() was called in the iteration under way
   uint64_t service_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t room_waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t queued_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waiting_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/memory_ladder.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -27,9 +28,25 @@ bool binds_another(const SessionImpl& session) {
 
 }  // namespace
 
+MemoryLadder::Room& MemoryLadder::Room::operator=(Room&& other) noexcept {
+  let_go();
+  ladder_ = std::exchange(other.ladder_, nullptr);
+  made_ = std::exchange(other.made_, false);
+  return *this;
+}
+
+void MemoryLadder::Room::begin(MemoryLadder& ladder) {
+  ladder_ = &ladder;
+  ++ladder.room_waiters_;
+}
+
 // The runner's thread goes on with the page-outs that were under way.
-MemoryLadder::Waiting::~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  if (--ladder.room_waiters_ == 0) ladder.runtime_.actions_.hand_over();
+void MemoryLadder::Room::let_go() {
+  made_ = false;
+  if (ladder_ == nullptr) return;
+  BooksLock lock(ladder_->runtime_.mutex_);
+  if (--ladder_->room_waiters_ == 0) ladder_->runtime_.actions_.hand_over();
+  ladder_ = nullptr;
 }
 
 base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const Attempt& wanted,
@@ -37,25 +54,27 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
   const Stay stay(runtime_);
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   bool made_room = false;
-  uint64_t promised_bytes = 0;
+  uint64_t promised_bytes = 0, began_ns = 0;
   {
     BooksLock lock(runtime_.mutex_);
+    began_ns = runtime_.now();
     promised_bytes = session.persistent_promise_ - session.range_promise_;
   }
-  auto result = climb_steps(session, wanted, std::move(why), &made_room);
+  Room room;
+  auto result = climb_steps(session, wanted, std::move(why), &made_room, &room);
   // A growth that did not help is given back.
   if (!result.ok() && wanted.lane == nullptr) session.shrink_persistent(promised_bytes);
-  if (made_room) {
-    Outbox outbox(runtime_);
-    Section lock(runtime_);
-    if (runtime_.check_open().ok()) runtime_.authority_->room_used(session.id_, runtime_.now());
-    runtime_.carry_out(nullptr, outbox);
-  }
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  const uint64_t time = runtime_.now();
+  session.room_waited_ns_ += time - std::min(time, began_ns);
+  if (made_room && runtime_.check_open().ok()) runtime_.authority_->room_used(session.id_, time);
+  if (made_room) runtime_.carry_out(nullptr, outbox);
   return result;
 }
 
 base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, const Attempt& wanted,
-                                                        base::Status why, bool* out_made_room) {
+                                                        base::Status why, bool* out_made_room, Room* room) {
   memory::DeviceMemory& memory = *runtime_.memory_;
   bool may_spill = session.options_.allow_spill, may_trim = true;
   bool may_ask = session.guaranteed(), may_ask_ranges = may_ask;
@@ -83,6 +102,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
     not_grown = wanted.lane != nullptr ? session.grow_ephemeral(wanted, &seen_bytes)
                                        : session.grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
     if (!not_grown.ok()) {
+      room->let_go();
       const int32_t code = not_grown.code();
       if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
           code != GPUSHARE_QUOTA_EXCEEDED) {
@@ -104,8 +124,9 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
       if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_ranges, false) &&
           ask_ranges(session, wanted.bytes + wanted.alignment, boundaries, ranges.wait))
         continue;
-      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
-          make_room(session, wanted.bytes + wanted.alignment, boundaries))
+      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED)
+        *room = make_room(session, wanted.bytes + wanted.alignment, boundaries);
+      if (*room)
         *out_made_room = true;
       else if (asked++ == kMaxCallbackTries || !ask_owner(session, wanted.bytes))
         break;
@@ -138,24 +159,22 @@ bool MemoryLadder::ask_ranges(SessionImpl& session, uint64_t bytes, const base::
   return asked;
 }
 
-bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until) {
+MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
+                                           const base::Deadline& until) {
+  Room room;  // outlives the lock
   Outbox outbox(runtime_);
   Section lock(runtime_);
-  if (!runtime_.check_live(session).ok()) return false;
+  if (!runtime_.check_live(session).ok()) return room;
   // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
-  if (session.guaranteed() && runtime_.free_bytes() < wanted) {
-    runtime_.actions_.run(true, outbox);
-    if (runtime_.actions_.turn_back()) {
-      runtime_.actions_.run(false, outbox);
-      if (runtime_.free_bytes() >= wanted) return true;
-    }
-  }
+  room.begin(*this);
+  // What is decided already may be enough.
+  if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
   const uint64_t free = runtime_.free_bytes();
-  if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now()))
-    return wait_for_boundaries(session, bytes, until, outbox);
-  ++room_waiters_;
-  const Waiting waiting{*this};
+  if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now())) {
+    room.made_ = wait_for_boundaries(session, bytes, until, outbox);
+    return room.made_ ? std::move(room) : Room();
+  }
   runtime_.actions_.run(true, outbox);
   // On a shared device the daemon says when there is enough. Here a page-out may go on after that, for others.
   const bool shared = runtime_.shared_;
@@ -166,7 +185,8 @@ bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::D
     runtime_.reaper_.wait(session.state_changed_,
                           base::Deadline::after(shared ? GPUSHARE_NO_TIMEOUT : kBoundaryLookNs), outbox);
   }
-  return true;
+  room.made_ = true;
+  return room;
 }
 
 bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until,
@@ -177,8 +197,6 @@ bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, con
   bytes = base::round_up(bytes, runtime_.granularity_bytes_);
   if (!runtime_.authority_->make_room_at_boundaries(session.id_, bytes, runtime_.now())) return false;
   const base::Deadline at_most = base::Deadline::after(kBoundaryWaitNs);
-  ++room_waiters_;
-  const Waiting waiting{*this};
   runtime_.actions_.run(true, outbox);
   while (runtime_.authority_->making_room(session.id_)) {
     if (until.passed() || at_most.passed() || runtime_.free_bytes() >= bytes ||

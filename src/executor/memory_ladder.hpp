@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/mutex.hpp"
@@ -31,6 +32,26 @@ struct Attempt {
 // sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
 class MemoryLadder {
  public:
+  // Result of make_room(): whether there may be more room now. While one of them lives, the runtime's own thread begins
+  // no part of a page-out. So who has waited for bytes takes them before more is copied; growing waits for a part under
+  // way. Let it go before any other wait, and without the lock.
+  class Room {
+   public:
+    Room() = default;
+    Room(Room&& other) noexcept
+        : ladder_(std::exchange(other.ladder_, nullptr)), made_(std::exchange(other.made_, false)) {}
+    Room& operator=(Room&& other) noexcept;
+    ~Room() { let_go(); }
+    explicit operator bool() const { return made_; }
+    void let_go();
+
+   private:
+    friend class MemoryLadder;
+    void begin(MemoryLadder& ladder) GPUSHARE_REQUIRES(books);
+    MemoryLadder* ladder_ = nullptr;
+    bool made_ = false;
+  };
+
   explicit MemoryLadder(RuntimeImpl& runtime) : runtime_(runtime) {}
 
   // Climbs until the allocation succeeds, or returns the error.
@@ -38,8 +59,8 @@ class MemoryLadder {
   // Has sessions of lower rank give back what the session misses of `bytes`: first those with nothing in flight; for a
   // guaranteed session then opportunistic ones at their next boundaries, for which it waits until `until`. False:
   // nobody is left to ask.
-  bool make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until);
-  // Some thread waits in make_room().
+  Room make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until);
+  // Some thread waits in make_room(), or has its Room.
   bool anybody_waits() const GPUSHARE_REQUIRES(books) { return room_waiters_ > 0; }
   void set_function(OutOfMemoryFunction function);
 
@@ -55,12 +76,8 @@ class MemoryLadder {
   void give_back();
 
  private:
-  struct Waiting {
-    ~Waiting();
-    MemoryLadder& ladder;
-  };
   base::Result<memory::Address> climb_steps(SessionImpl& session, const Attempt& wanted, base::Status why,
-                                            bool* out_made_room);
+                                            bool* out_made_room, Room* room);
   bool wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   // Has elastic ranges of opportunistic sessions give back what is missing, and waits until `until` at most. False:

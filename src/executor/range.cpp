@@ -53,7 +53,7 @@ class RangeImpl final : public Range {
  private:
   friend class RangeTable;
   base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away);
-  base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline);
+  base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline, MemoryLadder::Room* room);
   void leave(RangeWait& wait);
   void changed(uint64_t committed_bytes);
   void run();
@@ -179,6 +179,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     RangeWait wait{};
   } leaving{*this};
   RangeWait& wait = leaving.wait;
+  MemoryLadder::Room room;
   wait.session = session_.get();
   wait.range = this;
   wait.asker = id_;
@@ -186,6 +187,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     bool away = false;
     base::Status status = try_commit(offset_bytes, bytes, wait, &away);
     if (status.ok()) return status;
+    room.let_go();
     if (away) {
       const uint64_t left_ns = deadline.never() ? GPUSHARE_NO_TIMEOUT : deadline.left_ns();
       GPUSHARE_RETURN_IF_ERROR(session_->wait_admitted(may_wait ? left_ns : 0));
@@ -200,7 +202,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
       return {GPUSHARE_TIMED_OUT, describe() + " waited " + base::format_duration_ns(timeout_ns) + " for " +
                                       base::format_bytes(wait.bytes) + ": " + status.message() +
                                       (wait.silent.empty() ? "" : "; no answer from " + wait.silent)};
-    GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, deadline));
+    GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, deadline, &room));
   }
 }
 
@@ -238,7 +240,8 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
   return {};
 }
 
-base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& deadline) {
+base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& deadline,
+                                      MemoryLadder::Room* room) {
   {
     Outbox outbox(runtime_);
     Section lock(runtime_);
@@ -248,7 +251,8 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& dea
     if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
   }
   // Nobody is left to ask: sessions of lower rank are paged out.
-  if (runtime_.ladder_.make_room(*session_, wait.bytes, deadline)) {
+  *room = runtime_.ladder_.make_room(*session_, wait.bytes, deadline);
+  if (*room) {
     wait.made_room = true;
     return {};
   }

@@ -176,6 +176,7 @@ struct SessionInfo {
   uint64_t service_ns = 0;
   uint64_t queued_ns = 0;
   uint64_t waited_ns = 0;
+  uint64_t room_waited_ns = 0;  // allocations, for room
   uint64_t remaining_ns = UINT64_MAX;
   uint64_t planned_iterations = 0;
 };

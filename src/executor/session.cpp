@@ -175,6 +175,7 @@ SessionInfo SessionImpl::info() const {
   info.service_ns = service_ns_;
   info.queued_ns = placed_ || torn_down_ ? queued_ns_ : known ? runtime.now() - arrived_ns_ : 0;
   info.waited_ns = waited_ns_;
+  info.room_waited_ns = room_waited_ns_;
   info.planned_iterations = planned_iterations_;
   return info;
 }

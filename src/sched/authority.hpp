@@ -68,6 +68,7 @@ enum class ActionKind : uint32_t {
   kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
   kPageIn,      // session, lane: reserve P again, copy back, then page_done()
+  kTurnBack,    // session: give its page-in up, then unplaced(); nothing if that is done already
   kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
   kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
@@ -161,8 +162,8 @@ class Authority {
   virtual void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
-  // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
-  // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
+  // Called when a resident session needs `bytes` more than can be promised. For a guaranteed session, opportunistic
+  // ones whose page-in is under way turn back. If that is not enough, drops spare sessions, then starts paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
   // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For
   // kNoSession only what is spare goes.
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;

@@ -290,6 +290,9 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
                                 std::optional<SessionId> yields_to, uint64_t now_ns) {
   Victims lower{{}, droppable()};
   const bool pages = session != nullptr && session->holds_promise() && options.paging;
+  const uint64_t coming = pages && yields_to ? turn_back(*session) : 0;
+  if (coming >= bytes) return true;
+  bytes -= coming;
   for (const LaneRecord& lane : lanes) {
     if (!pages && spares == 0) break;
     for (SessionRecord* member : lane.members) {
@@ -308,12 +311,32 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
   };
   // If all victims together are not enough, all of them go: the caller has other ways to get the rest.
   const auto chosen = choose_victims(lower, bytes, now_ns, gives_back(), enough);
-  if (all_bytes == 0) return false;
+  if (all_bytes == 0) return coming > 0;
   const Victims& victims = chosen ? *chosen : lower;
   for (SessionRecord* victim : victims.sessions)
     if (yields_to) victim->yields_to = yields_to;
   evict(victims, now_ns);
-  return !victims.empty();
+  return coming > 0 || !victims.empty();
+}
+
+// For a guaranteed session: opportunistic sessions that are on their way in, which copies nothing. Returns the bytes of P
+// that come back.
+uint64_t Scheduler::Impl::turn_back(const SessionRecord& session) {
+  if (session.view.cls != SessionClass::kGuaranteed) return 0;
+  uint64_t bytes = 0;
+  for (const LaneRecord& lane : lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (member->move != SessionRecord::Move::kIn || member->view.cls != SessionClass::kOpportunistic)
+        continue;
+      bytes += member->persistent_bytes;
+      if (member->evicting) continue;  // it does so for another session
+      member->evicting = true;
+      ++evicting;
+      member->yields_to = session.view.id;
+      actions.push_back({ActionKind::kTurnBack, member->lane, member->view.id, member->persistent_bytes});
+    }
+  }
+  return bytes;
 }
 
 bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t now_ns) {

@@ -359,6 +359,10 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   impl_->quit(*session);
   impl_->block(*session);
   impl_->enqueue(*session);
+  if (std::exchange(session->yields_to, std::nullopt)) {  // it has turned back
+    if (!impl_->cache_line.empty()) (void)impl_->hold_waiting(now_ns);
+    return;
+  }
   impl_->drop_caches(session->persistent_bytes + session->ephemeral_bytes, now_ns);
   impl_->admit_waiting(now_ns);
 }
@@ -381,6 +385,8 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   if (session->move == SessionRecord::Move::kIn) {
     session->move = SessionRecord::Move::kNone;
     session->state = SessionState::kResident;
+    if (session->evicting) impl_->stay(*session);  // too late to turn back
+    session->yields_to.reset();
     session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
     impl_->moved(*session, false, now_ns);
     impl_->begin_stay(*session, now_ns);

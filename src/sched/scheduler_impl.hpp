@@ -283,6 +283,7 @@ struct Scheduler::Impl {
   // let go before that.
   bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
                  uint64_t now_ns);
+  uint64_t turn_back(const SessionRecord& session);  // for it
   // The victims that choose_victims() marks give back: P, caches, and what their lanes need no more.
   uint64_t victim_bytes(const Victims& candidates) const;
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more

@@ -288,6 +288,7 @@ void Simulation::Impl::carry_out() {
         case ActionKind::kFillCache:
         case ActionKind::kDropCache:
         case ActionKind::kTerms:
+        case ActionKind::kTurnBack:
         case ActionKind::kMove:
           break;  // its next iteration names the lane
         case ActionKind::kAdmit:

@@ -396,6 +396,7 @@ class Driver {
           break;
         }
         case ActionKind::kTerms:
+        case ActionKind::kTurnBack:
         case ActionKind::kMove:
           break;
       }

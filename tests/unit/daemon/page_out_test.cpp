@@ -87,3 +87,35 @@ TEST_CASE("a process that is told to page a session out inside its iteration doe
   REQUIRE_OK(session->close());
   REQUIRE_OK(runtime->close());
 }
+
+TEST_CASE("a process that is told to turn a page-in back gives it up, or has carried it out") {
+  RawDaemon daemon;
+  executor::RuntimeOptions in_parts;
+  in_parts.device = "shared";
+  in_parts.spill_move_bytes = 1;  // a granule
+  auto opened = executor::Runtime::open(std::move(in_parts));
+  REQUIRE(opened.ok());
+  const auto runtime = *opened;
+  constexpr uint64_t kBytes = 32 * kMiB;
+  const auto session = open_session(*runtime, "trains", kBytes, kMiB);
+  void* weights = alloc(*session, kBytes);
+  std::memset(weights, 3, kBytes);
+  for (int done = 0, rounds = 0; daemon.unplaced == 0 && rounds < 20; ++rounds) {
+    daemon.tell(MessageType::kPageOut);
+    eventually([&] { return daemon.page_done == done + 1; });
+    daemon.tell(MessageType::kPageIn);
+    daemon.tell(MessageType::kTurnBack);
+    eventually([&] { return daemon.page_done + daemon.unplaced == done + 2; });
+    done += 2;
+  }
+  CHECK(daemon.unplaced == 1);
+  CHECK(session->begin(1'000'000).status().code() == GPUSHARE_TIMED_OUT);
+  daemon.tell(MessageType::kPageIn);
+  const auto iteration = begin(*session);
+  CHECK(all_are(weights, kBytes, 3));
+  daemon.tell(MessageType::kTurnBack);  // too late
+  REQUIRE_OK(iteration->end());
+  CHECK(daemon.sent_well);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}

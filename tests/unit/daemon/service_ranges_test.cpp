@@ -221,6 +221,73 @@ TEST_CASE("a session that waits for room hears as soon as a page-out in parts ha
   CHECK(b.need(2 * kMiB) == GPUSHARE_OK);
 }
 
+TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one of another process") {
+  SharedService shared;  // 64 MiB
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+  a.tell(MessageType::kAllowPaging, 1);
+  a.heard();
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kPageOut});
+  a.tell(MessageType::kPageDone, 1);
+  (void)b.next({MessageType::kRoomMade});
+  b.tell(MessageType::kRoomUsed, 1);
+  (void)a.next({MessageType::kPageIn});
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kTurnBack});
+  CHECK(b.need(30 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  if (GENERATE(true, false)) {
+    a.tell(MessageType::kUnplaced, 1);
+  } else {  // it was in already
+    a.tell(MessageType::kPageDone, 1);
+    (void)b.next({MessageType::kRoomMade});
+    REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+    (void)a.next({MessageType::kPageOut});
+    a.tell(MessageType::kPageDone, 1);
+  }
+  (void)b.next({MessageType::kRoomMade});
+  CHECK(b.need(30 * kMiB) == GPUSHARE_OK);
+  b.tell(MessageType::kRoomUsed, 1);
+  CHECK(b.need(2 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kPageIn});
+  a.tell(MessageType::kPageDone, 1);
+  a.heard();
+}
+
+TEST_CASE("an allocation does not wait for the page-in of an opportunistic session of another process") {
+  SharedService shared;  // 64 MiB
+  executor::RuntimeOptions in_parts;
+  in_parts.device = "shared";
+  in_parts.spill_move_bytes = 2 * kMiB;
+  auto opened = executor::Runtime::open(std::move(in_parts));
+  REQUIRE(opened.ok());
+  const auto first = *opened, second = SharedService::open();
+  auto options = need("a", 2 * kMiB, 2 * kMiB);
+  options.cls = sched::SessionClass::kOpportunistic;
+  const auto a = open_session(*first, options);
+  constexpr uint64_t kBytes = 48 * kMiB;
+  const auto theirs = a->alloc(memory::Kind::kModel, kBytes, 0);
+  REQUIRE(theirs.ok());
+  std::memset(reinterpret_cast<void*>(*theirs), 0x91, kBytes);
+  for (int round = 0; round < 10; ++round) {
+    auto b = open_session(*second, "b", 2 * kMiB, 2 * kMiB);
+    auto ours = b->alloc(memory::Kind::kModel, 40 * kMiB, 0);
+    INFO(ours.status().to_string());
+    REQUIRE(ours.ok());
+    REQUIRE_OK(b->close());
+    b = open_session(*second, "b", 2 * kMiB, 2 * kMiB);
+    // The other one is on its way in.
+    std::this_thread::sleep_for(std::chrono::milliseconds(round));
+    ours = b->alloc(memory::Kind::kModel, 44 * kMiB, 0);
+    INFO(ours.status().to_string());
+    REQUIRE(ours.ok());
+    std::memset(reinterpret_cast<void*>(*ours), 0x92, 44 * kMiB);
+    REQUIRE_OK(b->close());
+    REQUIRE_OK(a->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(all_are(reinterpret_cast<void*>(*theirs), kBytes, 0x91));
+    CHECK(first->check() == "");
+  }
+}
+
 TEST_CASE("a process that does not answer for its range loses its class, and the other one learns its name") {
   SharedService shared;
   const auto first = SharedService::open(), second = SharedService::open();

@@ -238,13 +238,15 @@ TEST_CASE("an idle opportunistic session that may spill gives what is asked for 
 
 // ---- how long it takes
 
-// A byte takes 1 ns to copy. Beside copies only looks of who waits take time, a millisecond each.
-constexpr Setup kSlowLink = {"sim?total_bytes=134217728&copy_gbps=1", memory::Layout::kVirtual};
+// A byte takes 1 ns to copy, and nothing else takes time.
+constexpr Setup kSlowLink = {"sim?total_bytes=134217728&copy_gbps=1&copy_latency_ns=0",
+                             memory::Layout::kVirtual};
 
-// Copies that were not needed are the part of a page-out that made enough, parts that the runtime's thread has begun
-// meanwhile, and granules that blocks fill in part. With two parts and 8 MiB some runs on two cores took 0.2 to 4.4 ms more.
+// Each byte that is copied is given back, since all blocks fill their granules. No part begins once there is enough: who waits
+// in an allocation carries out the parts itself, and the scheduler admits between two parts. So the last part alone may
+// copy more than is missing. Another part may be under way when a wait begins, which none is here.
 uint64_t longest_ns(uint64_t missing_bytes, uint64_t part_bytes) {
-  return missing_bytes + 3 * part_bytes + 16 * kMiB;
+  return missing_bytes + part_bytes;
 }
 
 TEST_CASE("no guaranteed session waits longer than the bound for an opportunistic one's copy") {
@@ -258,7 +260,6 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
     options.spill_move_bytes = part;
     options.spill_move_ns = 1'000'000'000;
     auto runtime = open_runtime(std::move(options));
-    const auto now_ns = [&] { return runtime->info()->now_ns; };
     auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
     std::vector<std::shared_ptr<executor::Session>> holders;
     std::vector<std::shared_ptr<executor::Range>> ranges;
@@ -274,14 +275,14 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
     }
     const auto info = runtime->info();
     const uint64_t free = info->capacity_bytes - info->promised_bytes;
-    const uint64_t begin_ns = now_ns();
     if (uniform(random, 0, 1) == 0) {
       const uint64_t bytes = uniform(random, 1, 50) * 2 * kMiB;
       CAPTURE(bytes, free, part);
       const auto block = guaranteed->alloc(memory::Kind::kModel, bytes, 0);
       INFO(block.status().to_string());
       REQUIRE(block.ok());
-      CHECK(now_ns() - begin_ns <= longest_ns(bytes - std::min(bytes, free), part));
+      // The clock may have gone on: the page-out does, as soon as the session has its bytes.
+      CHECK(guaranteed->info().room_waited_ns <= longest_ns(bytes - std::min(bytes, free), part));
     } else {
       // It is admitted. Policies that share by turns let it wait for its turn instead.
       const uint64_t bytes = uniform(random, 1, 50) * 2 * kMiB;
@@ -289,7 +290,7 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
       auto newcomer = open_session(*runtime, need("newcomer", bytes, 2 * kMiB, 1));
       if (newcomer->wait_admitted(runtime->info()->policy == "priority" ? GPUSHARE_NO_TIMEOUT : 0).ok()) {
         const uint64_t needs = bytes + 2 * kMiB;
-        CHECK(now_ns() - begin_ns <= longest_ns(needs - std::min(needs, free), part));
+        CHECK(newcomer->info().queued_ns <= longest_ns(needs - std::min(needs, free), part));
       }
       REQUIRE_OK(newcomer->close());
     }

@@ -58,6 +58,9 @@ inline std::vector<std::string> actions(Scheduler& scheduler) {
       case ActionKind::kPageIn:
         out.push_back("in " + session + "@" + lane);
         break;
+      case ActionKind::kTurnBack:
+        out.push_back("back " + session);
+        break;
       case ActionKind::kDrop:
         out.push_back("drop " + session);
         break;

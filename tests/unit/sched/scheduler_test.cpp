@@ -271,6 +271,51 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one") {
+  Scheduler scheduler = make("priority", capacity(100));
+  SessionSpec low = spec(1, 60, 10);
+  low.cls = SessionClass::kOpportunistic;
+  REQUIRE(scheduler.arrive(low, 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 20, 10), 0).ok());
+  actions(scheduler);
+  CHECK(scheduler.make_room(2, 30, 1));
+  scheduler.page_done(1, 2);
+  actions(scheduler);
+  scheduler.room_used(2, 3);
+  const Strings comes = actions(scheduler);
+  REQUIRE(comes.back() == "in 1@0");
+  for (const bool in_time : {true, false}) {
+    CHECK(scheduler.make_room(2, 30, 4));
+    CHECK(actions(scheduler) == Strings{"back 1"});
+    CHECK(scheduler.make_room(2, 30, 5));
+    CHECK(actions(scheduler) == Strings{});
+    CHECK(scheduler.making_room(2));
+    CHECK(scheduler.check() == "");
+    if (in_time) {
+      scheduler.unplaced(1, 6);
+      CHECK_FALSE(scheduler.making_room(2));
+      CHECK(actions(scheduler) == Strings{"close 0"});
+      CHECK(scheduler.promised_bytes() == 30);
+      scheduler.room_used(2, 7);
+      CHECK(actions(scheduler) == Strings{"open 0:10", "in 1@0"});
+    } else {
+      scheduler.page_done(1, 6);
+      CHECK_FALSE(scheduler.making_room(2));
+      CHECK(scheduler.state(1) == SessionState::kResident);
+      CHECK(scheduler.make_room(2, 30, 7));
+      CHECK(actions(scheduler) == Strings{"out 1"});
+    }
+    CHECK(scheduler.check() == "");
+  }
+  // What an equal brings in stays.
+  scheduler.page_done(1, 8);
+  scheduler.set_class(1, SessionClass::kGuaranteed, 9);
+  scheduler.room_used(2, 10);
+  actions(scheduler);
+  (void)scheduler.make_room(2, 30, 11);
+  CHECK(actions(scheduler) == Strings{});
+}
+
 TEST_CASE("who waits does not overtake a session of higher rank that is out in part and wants to be in") {
   Scheduler scheduler = make("priority", capacity(100));
   SessionSpec first = spec(1, 80, 10), high = spec(2, 40, 10);
