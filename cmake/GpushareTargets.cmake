@@ -13,6 +13,10 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
+# Unity builds compile up to so many files together. With CMake's own 8 the headers and the templates of a folder are compiled twice as often.
+if(NOT DEFINED CMAKE_UNITY_BUILD_BATCH_SIZE)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
+endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -72,12 +76,25 @@ function(gpushare_add_core name)
   set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS gpushare_${name})
 endfunction()
 
-# For folders most of whose files are as fast as the device, the disk or the socket behind them, or run seldom: half the size of -O3.
-# HOT names the files that decide or compute, or that each iteration and allocation passes; they stay as they are.
+# gpushare_for_size(<target> HOT <sources>...): for folders most of whose files are as fast as the device, the disk or the socket behind
+# them, or run seldom: half the size of -O3. HOT names the files that decide or compute, or that each iteration and allocation passes; they
+# stay as they are. They are a target of their own, <target>_hot, so that a unity build compiles them together too. Comes after the
+# target's links, which both need.
 function(gpushare_for_size target)
   cmake_parse_arguments(ARG "" "" "HOT" ${ARGN})
+  get_target_property(sources ${target} SOURCES)
+  list(REMOVE_ITEM sources ${ARG_HOT})
+  set_property(TARGET ${target} PROPERTY SOURCES ${sources})
+  add_library(${target}_hot OBJECT ${ARG_HOT})
+  foreach(property INCLUDE_DIRECTORIES LINK_LIBRARIES)
+    set_property(TARGET ${target}_hot PROPERTY ${property} $<TARGET_PROPERTY:${target},${property}>)
+  endforeach()
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_hot>)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
-  set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+  get_property(cores GLOBAL PROPERTY GPUSHARE_CORE_TARGETS)
+  if(target IN_LIST cores)
+    set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS ${target}_hot)
+  endif()
 endfunction()
 
 # For the parsing and writing of options and JSON, which GCC takes several times as long to optimise as to parse, and nobody waits for.
