@@ -229,20 +229,21 @@ void give_back(Session& session, uint64_t service_ns) {
   change_phase(session.seat, again ? Phase::asked : Phase::resting);
 }
 
-// The daemon has gone: the process goes on alone until there is another, unless it must not.
+// The daemon has gone: the process goes on alone until there is another, unless it must not. The log says so once it is so.
 void lose_daemon(Session& session) {
+  disconnect(session);
+  const bool waits = load_settings().fails_closed;
+  if (waits) {
+    hold_work(session, Phase::asked);
+  } else {
+    open_turn(session);
+    open_gate();
+  }
   if (!session.lost)
     log_line("process %d: the daemon at %s has gone: %s", static_cast<int>(getpid()), g_options.socket,
-             load_settings().fails_closed ? "work for the device waits for another"
-                                          : "it goes on without turns until there is another");
+             waits ? "work for the device waits for another"
+                   : "it goes on without turns until there is another");
   session.lost = true;
-  disconnect(session);
-  if (load_settings().fails_closed) {
-    hold_work(session, Phase::asked);
-    return;
-  }
-  open_turn(session);
-  open_gate();
 }
 
 void find_daemon_again(Session& session) {
