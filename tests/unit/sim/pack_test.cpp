@@ -10,6 +10,7 @@
 #include "sim/simulation.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace gpushare::sim {
 namespace {
@@ -110,7 +111,7 @@ Compared pack_over_fair(const InterferenceTable& table, const TraceShape& shape,
 TEST_CASE("pack never ends later than fair, whatever pairs do to each other") {
   const uint64_t seed = test::seed();
   std::mt19937_64 random(seed);
-  for (int table = 0; table < 5; ++table) {
+  for (int table = 0; table < (test::kSanitized ? 2 : 5); ++table) {
     const auto compared =
         pack_over_fair(made_up_table(random, 12), {}, 20, seed + static_cast<uint64_t>(table));
     CHECK(compared.above == 0);
@@ -124,7 +125,7 @@ TEST_CASE("pack never ends later than fair on traces drawn from the published pa
     return;
   }
   const uint64_t seed = test::seed();
-  constexpr size_t kTraces = 40;
+  constexpr size_t kTraces = test::kSanitized ? 16 : 40;
   for (const char* device : {"p100", "k80"}) {
     const auto table = InterferenceTable::read(shared_pairs(), device);
     REQUIRE(table.ok());
