@@ -160,7 +160,7 @@ void BM_session_out_and_in(benchmark::State& state) {
 }
 BENCHMARK(BM_session_out_and_in)->UseRealTime()->Iterations(4)->Unit(benchmark::kMillisecond);
 
-// What parts cost: the same session of blocks goes out and comes back in parts (default settings) and in one piece, in
+// The cost of parts: the same session of blocks goes out and comes back in parts (default settings) and in one piece, in
 // turns. Counters: the ratios of time of the pairs, parts over one piece.
 void BM_session_out_and_in_parts(benchmark::State& state) {
   constexpr uint64_t kBytes = 512 * kMiB;

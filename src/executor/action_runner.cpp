@@ -408,7 +408,7 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   session.state_changed_.notify_all();
 }
 
-// Nothing is copied. What has come in already is in host memory still.
+// Nothing is copied: host memory still has the bytes that have come in.
 void ActionRunner::turn_back(SessionImpl& session) {
   const auto is_page_in = [&](const Action& action) {
     return action.session.get() == &session && action.kind == Action::Kind::kPageIn;

@@ -168,7 +168,7 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
   // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
   room.begin(*this);
-  // What is decided already may be enough.
+  // Page-outs that were decided before may be enough.
   if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
   const uint64_t free = runtime_.free_bytes();
   if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now())) {

@@ -239,7 +239,7 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
   CHECK(scheduler.promised_bytes() == 70);
   CHECK(scheduler.check() == "");
   CHECK(actions(scheduler) == Strings{});
-  // What it no longer needs may have gone already.
+  // The bytes that it no longer needs may have gone already.
   REQUIRE(scheduler.set_need(1, 70, 10, 2).ok());
   CHECK(scheduler.promised_bytes() == 70);
   CHECK(scheduler.check() == "");
@@ -262,7 +262,7 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
   CHECK(scheduler.promised_bytes() == 80);
   scheduler.page_done(1, 8);
   CHECK(scheduler.check() == "");
-  // One that is out in part leaves.
+  // A session that is out in part leaves.
   REQUIRE(scheduler.arrive(high, 9).ok());
   scheduler.not_ready(1, 9);
   scheduler.page_part(1, 30, 10);
@@ -307,7 +307,7 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
     }
     CHECK(scheduler.check() == "");
   }
-  // What an equal brings in stays.
+  // The page-in of an equal goes on.
   scheduler.page_done(1, 8);
   scheduler.set_class(1, SessionClass::kGuaranteed, 9);
   scheduler.room_used(2, 10);
