@@ -240,9 +240,9 @@ void lose_daemon(Session& session) {
     open_gate();
   }
   if (!session.lost)
-    log_line("process %d: the daemon at %s has gone: %s", static_cast<int>(getpid()), g_options.socket,
-             waits ? "work for the device waits for another"
-                   : "it goes on without turns until there is another");
+    log_line(
+        "process %d: the daemon at %s has gone: %s", static_cast<int>(getpid()), g_options.socket,
+        waits ? "work for the device waits for another" : "it goes on without turns until there is another");
   session.lost = true;
 }
 
