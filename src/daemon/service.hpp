@@ -321,6 +321,7 @@ class SharedDevice {
   // The device time that the holder has measured since the last call, at most as long as it had the turn.
   void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
+  // room.cpp
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   void next_room(uint64_t now_ns);                   // for the first in the line
   void tell_room(Claim& claim);                      // that it is made, or that there is none
@@ -330,6 +331,7 @@ class SharedDevice {
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
   void room_part();
+
   void kill_overdue(const Process& process) const;  // if the operator allows it
   client::Lease& lease(const RemoteSession& session) const {
     return session.process->leases->page->lease(session.slot);

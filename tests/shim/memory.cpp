@@ -437,7 +437,7 @@ TEST_CASE("an NVML that hangs holds up no program and no limit, and counts again
   for (std::thread& thread : threads) thread.join();
   CHECK(done == 4);
 #ifndef __SANITIZE_THREAD__  // it starts no threads in a child of fork
-  // A child of fork asks anew. What the double still has from earlier tests may be more than the limit: then the context is refused.
+  // A child of fork asks anew. The double may still have more bytes from earlier tests than the limit: then the context is refused.
   const pid_t child = fork();
   if (child == 0) {
     set_nvml(1);

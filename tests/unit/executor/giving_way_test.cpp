@@ -1,4 +1,4 @@
-// What a guaranteed session gets from opportunistic ones, for each kind of byte that they may hold.
+// A guaranteed session gets bytes from opportunistic ones, of each kind that they may hold.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
