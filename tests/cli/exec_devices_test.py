@@ -16,7 +16,7 @@ class Devices(Recorded):
 
     # A program with a context, a kernel and a stream for each device; use() is cudaSetDevice.
     BOTH = ("def ask(name, *arguments):\n    result = getattr(cuda, name)(*arguments)\n    assert result == 0, (name, result)\n"
-            "def say(*what): print(*what, flush=True)\n"
+            "def say(*what): os.write(1, (' '.join(map(str, what)) + '\\n').encode())  # one write: lines of several processes do not mix\n"
             "def retain(device):\n    made = ctypes.c_void_p()\n    ask('cuDevicePrimaryCtxRetain', ctypes.byref(made), device)\n    return made\n"
             "def use(device): ask('cuCtxSetCurrent', contexts[device])\n"
             "def launch(device): ask('cuLaunchKernel', kernel, 1, 1, 1, 1, 1, 1, 0, streams[device], None, None)\n"
