@@ -17,7 +17,8 @@ constexpr double kKnownSamples = 4;
 // Shares never tried are taken to be a little better than the line between their neighbours: they come to be tried.
 constexpr double kOptimism = 0.95;
 constexpr size_t kFirstShare = 2;  // the first that is tried: a sixteenth
-// Credit that may be gathered, in iterations at the target.
+// Credit that may be gathered, in iterations at the target, and half of the most debt. Without that bound others would pause for a
+// thousand iterations when the host or anything else holds one up for fifty; what a choice costs again and again is in its mean.
 constexpr double kMostIterations = 64;
 // Until the error of the time alone is below this part of the target, one iteration of three runs alone.
 constexpr double kPrecise = 0.2;
@@ -241,7 +242,7 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
       if (known && std::abs(cost - choice.cost.value) <= kNoise * noise) charge = choice.cost.value;
       choice.work.add(work / elapsed, kCostGain);
     }
-    g.credit = std::min(g.credit - charge, cap);
+    g.credit = std::clamp(g.credit - charge, -2 * cap, cap);
     g.balance -= cost + options_.confidence * error_of(g);
   }
 }
