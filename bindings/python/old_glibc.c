@@ -15,11 +15,13 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* The reference `old_NAME` to a function of the C library, by the version that x86-64 had from the start. */
-#define OLD(name) __asm__(".symver old_" #name ", " #name "@GLIBC_2.2.5")
+/* The reference `old_NAME` to a function of the C library, by the version that x86-64 had from the start, or another. */
+#define OLD_OF(name, version) __asm__(".symver old_" #name ", " #name "@GLIBC_" version)
+#define OLD(name) OLD_OF(name, "2.2.5")
 /* A function that goes on to its old version with all arguments as they are. */
-#define GOES_ON(name)                                                                                    \
-  OLD(name);                                                                                             \
+#define GOES_ON(name) GOES_ON_TO(name, "2.2.5")
+#define GOES_ON_TO(name, version)                                                                       \
+  OLD_OF(name, version);                                                                                \
   __asm__(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", @function\n" #name \
           ":\n  jmp *old_" #name "@GOTPCREL(%rip)\n.size " #name ", . - " #name "\n.popsection")
 
@@ -27,6 +29,7 @@
 GOES_ON(dladdr);
 GOES_ON(dlclose);
 GOES_ON(dlerror);
+GOES_ON_TO(dlinfo, "2.3.3");
 GOES_ON(dlopen);
 GOES_ON(dlsym);
 /* libpthread's until 2.34, or 2.32 */
@@ -38,6 +41,9 @@ GOES_ON(pthread_key_create);
 GOES_ON(pthread_key_delete);
 GOES_ON(pthread_mutex_trylock);
 GOES_ON(pthread_once);
+GOES_ON(pthread_rwlock_rdlock);
+GOES_ON(pthread_rwlock_unlock);
+GOES_ON(pthread_rwlock_wrlock);
 GOES_ON(pthread_setspecific);
 GOES_ON(pthread_sigmask);
 /* libm's, which reported errors in another way until 2.29, or 2.35 */
@@ -81,7 +87,8 @@ uint32_t arc4random(void) {
 /* Since 2.30. Without it a wait until a time of the steady clock is one until that time of the system's clock, as with a C++ library of that age:
  * callers look at the steady clock again, and a clock that is set back makes them wait for longer. */
 typedef int clockwait(pthread_cond_t*, pthread_mutex_t*, clockid_t, const struct timespec*);
-static int by_system_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const struct timespec* until) {
+static int by_system_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const struct timespec* until) {
   enum { kSecond = 1000000000 };
   struct timespec now, system;
   clock_gettime(clock, &now);
@@ -91,7 +98,8 @@ static int by_system_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, cl
   system.tv_nsec = (nanoseconds + kSecond) % kSecond;
   return pthread_cond_timedwait(condition, mutex, &system);
 }
-int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const struct timespec* until) {
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const struct timespec* until) {
   static clockwait* found;
   clockwait* wait = __atomic_load_n(&found, __ATOMIC_RELAXED);
   if (wait == NULL) {
@@ -109,13 +117,15 @@ extern __attribute__((visibility("hidden"))) constructor *__init_array_start[], 
 __attribute__((visibility("hidden"))) void _init(void);
 static void construct(int count, char** arguments, char** environment) {
   _init();
-  for (constructor** each = __init_array_start; each < __init_array_end; ++each) (*each)(count, arguments, environment);
+  for (constructor** each = __init_array_start; each < __init_array_end; ++each)
+    (*each)(count, arguments, environment);
 }
 OLD(__libc_start_main);
-int old___libc_start_main(int (*program)(int, char**, char**), int count, char** arguments, constructor* init, void (*fini)(void),
-                          void (*loader_fini)(void), void* stack_end);
-int __libc_start_main(int (*program)(int, char**, char**), int count, char** arguments, constructor* init, void (*fini)(void),
-                      void (*loader_fini)(void), void* stack_end) {
-  return old___libc_start_main(program, count, arguments, init == NULL ? construct : init, fini, loader_fini, stack_end);
+int old___libc_start_main(int (*program)(int, char**, char**), int count, char** arguments, constructor* init,
+                          void (*fini)(void), void (*loader_fini)(void), void* stack_end);
+int __libc_start_main(int (*program)(int, char**, char**), int count, char** arguments, constructor* init,
+                      void (*fini)(void), void (*loader_fini)(void), void* stack_end) {
+  return old___libc_start_main(program, count, arguments, init == NULL ? construct : init, fini, loader_fini,
+                               stack_end);
 }
 #endif

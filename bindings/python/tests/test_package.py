@@ -120,15 +120,14 @@ int main(void) {
     const int result = pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until);
     const int64_t waited_ns = now_ns() - begin_ns;
     if (result != ETIMEDOUT || waited_ns < (wait_ns < 0 ? 0 : wait_ns - 1000000) || waited_ns > 5000000000ll) {
-      printf("%d after %lld ns
-", result, (long long)waited_ns);
+      printf("%d after %lld ns\n", result, (long long)waited_ns);
       return 1;
     }
   }
   return 0;
 }
 """)
-    subprocess.run(["cc", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{SOURCES.parent}", str(source), "-o", str(tmp_path / "wait"), "-l:libpthread.so.0", "-l:libdl.so.2"],
+    subprocess.run(["cc", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{SOURCES.parent}", str(source), "-o", str(tmp_path / "wait"), "-l:libpthread.so.0", "-l:libdl.so.2", "-lm"],
                    check=True)
     done = subprocess.run([str(tmp_path / "wait")], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 0)
