@@ -79,7 +79,7 @@ with gpushare.Runtime("host", policy="fair") as runtime:
     print(session.submit(work).result())
 with cluster.ReservationTable() as table:
     table.add_node("node", {"gpu": 1})
-    first, second = (table.submit({"owner": "training", "parts": [{"needs": {"gpu": 1}, "count": 1}]}) for _ in range(2))
+    first, second = (table.submit({"owner": owner, "parts": [{"needs": {"gpu": 1}, "count": 1}]}) for owner in "ab")
     print(len(table.wait(first)["nodes"]))
     try:
         table.wait(second, timeout=0.05)
