@@ -61,7 +61,7 @@ def test_the_contents_run_on_old_systems(package):
     checked = check_contents(package)
     assert checked.returncode == 1
     assert f"{library}: needs libstdc++.so.6\n" in checked.stderr
-    assert re.search(rf"^{library}: needs GLIBC_2\.\d+: ", checked.stderr, re.M)
+    assert re.search(rf"^{re.escape(str(library))}: needs GLIBC_2\.\d+: ", checked.stderr, re.M)
 
 
 def test_the_contents_work(package):
