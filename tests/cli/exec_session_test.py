@@ -6,6 +6,7 @@ import pathlib
 import random
 import select
 import signal
+import struct
 import subprocess
 import time
 
@@ -156,6 +157,62 @@ sys.stdin.readline()"""), stdin=subprocess.PIPE)
         before = top["sessions"][0]["service_s"]
         self.eventually(lambda top: top["sessions"][0]["service_s"] > before)
         self.assertIsNone(bystander.poll())
+
+    def test_others_go_on_when_the_holder_of_the_turn_is_killed(self):
+        """Tells how long after the kill of the turn's holder the other program's next kernel begins: until the kernel says that the process is dead, and from then on."""
+        self.start_daemon("socket")
+        chance = random.Random(int(os.environ.get("GPUSHARE_TEST_SEED", "1")))
+        log = self.folder / "log"
+        other = self.start("--memory", "8MiB", RECORDER_LABEL="other", program=self.python(self.KERNEL.replace("spin_10us", "spin_200us") + f"""
+log = os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT)
+while True:
+    launch(a)
+    ask('cuStreamSynchronize', a)
+    os.write(log, time.monotonic_ns().to_bytes(8, 'little'))"""))
+        self.eventually(lambda top: top["sessions"] and top["sessions"][0]["service_s"] > 0)
+
+        def kernels():
+            """Those of the two programs that live, by label, and the numbers of the processes."""
+            alive = [each for each in self.recorded()[1] if each.alive]
+            return {each.label.decode(): each.kernels for each in alive}, {each.label.decode(): each.pid for each in alive}
+
+        def holds_turn():
+            before, _ = kernels()
+            time.sleep(0.0005)
+            after, _ = kernels()
+            return after["victim"] > before.get("victim", 0) > 0 and after["other"] == before["other"]
+
+        waits = []
+        for kill in range(int(os.environ.get("GPUSHARE_TEST_KILLS", "12"))):
+            victim = self.start("--memory", "8MiB", RECORDER_LABEL="victim", program=[self.load, "spin_200us", "0", "0"])
+            self.assertEqual(victim.stdout.readline(), "ready\n")
+            for _ in range(10000):
+                time.sleep(chance.random() * 0.012)  # a turn of each
+                if holds_turn():
+                    break
+            else:
+                self.fail("the victim never had the turn")
+            dead = select.poll()
+            pidfd = os.pidfd_open(kernels()[1]["victim"])
+            dead.register(pidfd, select.POLLIN)
+            killed_ns = time.monotonic_ns()
+            os.killpg(victim.pid, signal.SIGKILL)
+            dead.poll()
+            dead_ns = time.monotonic_ns()
+            os.close(pidfd)
+            next_ns = 0
+            while next_ns < killed_ns:
+                self.assertIsNone(other.poll())
+                time.sleep(0.001)
+                with log.open("rb") as ends:
+                    ends.seek(max(0, log.stat().st_size // 8 - 1000) * 8)
+                    content = ends.read()
+                next_ns = next((each for each, in struct.iter_unpack("<q", content[:len(content) // 8 * 8]) if each > killed_ns), 0)
+            waits.append(((next_ns - 200_000 - killed_ns) / 1e6, (dead_ns - killed_ns) / 1e6, (next_ns - 200_000 - dead_ns) / 1e6))
+        top = self.eventually(lambda top: len(top["processes"]) == 1)
+        self.assertEqual(top["devices"][0]["promised_bytes"], 8 << 20)
+        told = [f"{sorted(column)[len(column) // 2]:.2f} ({max(column):.2f})" for column in zip(*waits)]
+        print(f"{len(waits)} kills, median (most): next kernel after {told[0]} ms; dead after {told[1]} ms, then {told[2]} ms", flush=True)
 
     def test_a_green_context_is_a_session_and_takes_turns(self):
         self.start_daemon("socket")

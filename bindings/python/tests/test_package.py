@@ -11,6 +11,7 @@ import pytest
 
 BUILD = pathlib.Path(os.environ.get("GPUSHARE_TOOL_FOLDER", ".")).parent
 SOURCES = pathlib.Path(__file__).resolve().parent.parent / "gpushare"
+ROOT = SOURCES.parent.parent.parent
 
 
 @pytest.fixture
@@ -46,6 +47,92 @@ def test_the_libraries_are_the_packages_own(package):
     assert "[$ORIGIN/..]" in needed
 
 
+def check_contents(package):
+    return subprocess.run([sys.executable, str(ROOT / "scripts/check-shim"), "--wheel", str(package)], capture_output=True, text=True)
+
+
+def test_the_contents_run_on_old_systems(package):
+    checked = check_contents(package)
+    assert (checked.stderr, checked.returncode) == ("", 0)
+    # The build's own library is for this system: it shows that the check fails.
+    library = package / "gpushare/lib/libgpushare.so.1"
+    library.unlink()
+    shutil.copy(BUILD / "lib/libgpushare.so.1", library)
+    checked = check_contents(package)
+    assert checked.returncode == 1
+    assert f"{library}: needs libstdc++.so.6\n" in checked.stderr
+    assert re.search(rf"^{re.escape(str(library))}: needs GLIBC_2\.\d+: ", checked.stderr, re.M)
+
+
+def test_the_contents_work(package):
+    """Both libraries, with their waits, their threads and what they catch inside."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE_", "LD_"))}
+    done = subprocess.run([sys.executable, "-c", """
+import gpushare
+from gpushare import cluster
+with gpushare.Runtime("host", policy="fair") as runtime:
+    session = runtime.open_session("one", memory="1M")
+    values = session.array((256,))
+    def work(iteration):
+        values[:] = 2
+        return float(values.sum())
+    print(session.submit(work).result())
+with cluster.ReservationTable() as table:
+    table.add_node("node", {"gpu": 1})
+    first, second = (table.submit({"owner": owner, "parts": [{"needs": {"gpu": 1}, "count": 1}]}) for owner in "ab")
+    print(len(table.wait(first)["nodes"]))
+    try:
+        table.wait(second, timeout=0.05)
+    except TimeoutError:
+        print("waited")
+try:
+    cluster.plan("no document", "gpushare")
+except gpushare.Error:
+    print("refused")
+"""], capture_output=True, text=True, cwd=package, timeout=60, env={**inherited, "PYTHONPATH": str(package)})
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["512.0", "1", "waited", "refused"], "", 0)
+
+
+def test_a_timed_wait_without_the_function_of_newer_systems(tmp_path):
+    """old_glibc.c in a program that finds no pthread_cond_clockwait."""
+    if shutil.which("cc") is None or os.uname().machine != "x86_64":
+        pytest.skip("no C compiler, or another processor")
+    source = tmp_path / "wait.c"
+    source.write_text(r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#define dlsym(library, name) ((void*)0)
+#include "old_glibc.c"
+#include <errno.h>
+#include <stdio.h>
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+int main(void) {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+  pthread_mutex_lock(&mutex);
+  for (int i = 0; i < 20; ++i) {
+    const int64_t begin_ns = now_ns(), wait_ns = i % 2 == 0 ? 77000000 : -1500000000, end_ns = begin_ns + wait_ns;
+    struct timespec until = {end_ns / 1000000000, end_ns % 1000000000};
+    const int result = pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until);
+    const int64_t waited_ns = now_ns() - begin_ns;
+    if (result != ETIMEDOUT || waited_ns < (wait_ns < 0 ? 0 : wait_ns - 1000000) || waited_ns > 5000000000ll) {
+      printf("%d after %lld ns\n", result, (long long)waited_ns);
+      return 1;
+    }
+  }
+  return 0;
+}
+""")
+    subprocess.run(["cc", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{SOURCES.parent}", str(source), "-o", str(tmp_path / "wait"), "-l:libpthread.so.0", "-l:libdl.so.2", "-lm"],
+                   check=True)
+    done = subprocess.run([str(tmp_path / "wait")], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
 def test_the_preload_library_runs_on_old_systems(package):
     """It is loaded into programs of other systems and containers: glibc 2.17 or newer, and nothing else."""
     library = str(package / "gpushare/lib/libgpushare_preload.so")
@@ -66,7 +153,6 @@ def test_a_build_names_the_packages_that_are_missing(tmp_path):
     query = tmp_path / "dpkg-query"
     query.write_text('#!/bin/sh\ncase "$*" in *libcli11*) exit 1;; esac\necho install ok installed\n')
     query.chmod(0o755)
-    root = SOURCES.parent.parent.parent
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES.parent)}
     environment.pop("LD_PRELOAD", None)  # a sanitizer's library, under which bash ends: the test is of Python and bash alone
     done = subprocess.run([sys.executable, "-c", """
@@ -75,5 +161,5 @@ sys.modules["scikit_build_core"] = package = types.ModuleType("scikit_build_core
 sys.modules["scikit_build_core.build"] = package.build = types.ModuleType("scikit_build_core.build")
 import build_backend
 build_backend.build_wheel("/nowhere")
-"""], capture_output=True, text=True, cwd=root, env=environment)
+"""], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 1 and done.stderr == "gpushare: packages are missing; install them first: sudo apt-get install libcli11-dev\n", done.stderr
