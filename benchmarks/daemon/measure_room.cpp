@@ -30,7 +30,8 @@ constexpr uint64_t kSmall = 2 * kMiB;  // E of both sessions, P of the guarantee
 constexpr const char* kDevice = "host?total_bytes=1073741824";
 
 double now_ms() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 gs::Session open_session(gs::Runtime& runtime, const char* name, gs::Class cls, uint64_t bytes) {
@@ -160,7 +161,8 @@ int main(int argc, char** argv) try {
   if (first == "daemon" && argc == 3) return daemon_process(argv);
   const int rounds = std::atoi(first.c_str());
   const uint64_t mib = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 192;
-  if (rounds < 1 || mib < 64 || mib > 800 || mib % 64 != 0) give_up("usage: measure_room [rounds] [MiB held]");
+  if (rounds < 1 || mib < 64 || mib > 800 || mib % 64 != 0)
+    give_up("usage: measure_room [rounds] [MiB held]");
   char folder[] = "/tmp/gpushare-room-XXXXXX";
   if (mkdtemp(folder) == nullptr) give_up("mkdtemp");
   setenv("GPUSHARE_SOCKET", (std::string(folder) + "/socket").c_str(), 1);

@@ -356,8 +356,9 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
     impl_->policy->paged_out(id, session->lane, now_ns);
     session->state = SessionState::kQueued;
   }
-  const bool turns_back = std::exchange(session->move, SessionRecord::Move::kNone) == SessionRecord::Move::kIn &&
-                          session->evicting;
+  const bool turns_back =
+      std::exchange(session->move, SessionRecord::Move::kNone) == SessionRecord::Move::kIn &&
+      session->evicting;
   impl_->came_back(id);
   impl_->quit(*session);
   if (turns_back && !session->yields_to) {  // for a session that waits, which comes before it

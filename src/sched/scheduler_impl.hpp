@@ -174,13 +174,13 @@ struct Scheduler::Impl {
   uint32_t lanes_open = 0;
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
-  uint64_t longest_ns = 0;           // iteration
-  uint64_t latest_ns = 0;            // of what tells whether lanes are busy
-  uint64_t idle_look_ns = kUnknown;  // when to look whether lanes that were have become idle
-  size_t held_back = 0;              // lanes that pick left idle for others' sake
-  std::vector<SessionView> movable;  // room for pick's use
-  uint32_t overdue = 0;              // sessions in lanes
-  uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
+  uint64_t longest_ns = 0;              // iteration
+  uint64_t latest_ns = 0;               // of what tells whether lanes are busy
+  uint64_t idle_look_ns = kUnknown;     // when to look whether lanes that were have become idle
+  size_t held_back = 0;                 // lanes that pick left idle for others' sake
+  std::vector<SessionView> movable;     // room for pick's use
+  uint32_t overdue = 0;                 // sessions in lanes
+  uint32_t evicting = 0;                // sessions marked evicting or being paged out, caches being dropped
   std::vector<ComingBack> coming_back;  // longest waiting first
   std::vector<std::unique_ptr<CacheRecord>> caches;
   size_t spares = 0;                     // sessions with a worth

@@ -301,7 +301,8 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
 }
 
 // The newcomer arrives while the holder is on its way in, at any point, or just in.
-TEST_CASE("a guaranteed session that waits for admission does not wait for the page-in of an opportunistic one") {
+TEST_CASE(
+    "a guaranteed session that waits for admission does not wait for the page-in of an opportunistic one") {
   constexpr uint64_t kPart = 2 * kMiB, kBytes = 100 * kMiB, kNeeds = 30 * kMiB;
   auto options = options_of(kSlowLink, "priority");
   options.spill_move_bytes = kPart;
