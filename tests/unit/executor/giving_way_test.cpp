@@ -352,6 +352,26 @@ TEST_CASE("an allocation of a guaranteed session does not wait for the page-in o
   CHECK(runtime->close().ok());
 }
 
+// Making it anew takes longer than the copy.
+TEST_CASE("a page-out for an allocation has the host memory of the one before") {
+  auto runtime = open_runtime(options_of(kDevice));
+  auto holder = open_session(*runtime, lower(2 * kMiB, 2 * kMiB, false));
+  const memory::Address theirs = filled(holder->alloc(memory::Kind::kModel, 90 * kMiB, 0), 90 * kMiB, 0x91);
+  for (const bool again : {false, true}) {
+    if (again)
+      REQUIRE_OK(runtime->device().set_fault(
+          {sizeof(gpushare_backend_fault), GPUSHARE_FAULT_HOST_OUT_OF_MEMORY, 1, 1.0}));
+    auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+    const auto block = guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0);
+    INFO(block.status().to_string());
+    REQUIRE(block.ok());
+    REQUIRE_OK(guaranteed->close());
+    REQUIRE_OK(holder->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(all_are(reinterpret_cast<void*>(theirs), 90 * kMiB, 0x91));
+  }
+  CHECK(runtime->close().ok());
+}
+
 // ---- whatever opportunistic sessions hold
 
 // An opportunistic session with bytes of random kinds: blocks, kept blocks, spilled blocks, a range whose owner gives
