@@ -90,6 +90,11 @@ base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64
       room_victims_.push_back(action.session);
     carry_out(action);
   }
+  // Page-ins that turn back already, for a session that waits for admission, may be enough.
+  if (room_victims_.empty())
+    for (const auto& [id, other] : claims_)
+      if (other->paging && !other->pages_out && other->counts_as == sched::SessionClass::kOpportunistic)
+        room_victims_.push_back(id);
   return {};
 }
 

@@ -309,6 +309,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
     case MessageType::kUnplaced:
       if (claim.group != 0) break;  // it has no lane of its own
       unplace(claim, now_ns);
+      room_part();
       room_step(claim.id);
       break;
     case MessageType::kPageDone:

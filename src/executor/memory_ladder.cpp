@@ -115,7 +115,15 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
         not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
       }
       if (wanted.bytes > memory.capacity_bytes()) break;
-      if (std::exchange(may_trim, false) && memory.trim() > 0) continue;
+      // While promises are short it does not help, and a page-out would make the host memory anew that it gives up.
+      const auto promises_cover = [&] {
+        BooksLock lock(runtime_.mutex_);
+        return runtime_.free_bytes() >= wanted.bytes;
+      };
+      if (may_trim && promises_cover()) {
+        may_trim = false;
+        if (memory.trim() > 0) continue;
+      }
       if (not_grown.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask, false)) {
         asking.asked = true;
         ++runtime_.askers_;

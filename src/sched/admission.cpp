@@ -172,7 +172,7 @@ void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   LaneRecord& lane = lanes[id];
   lane.members.push_back(&session);
   session.lane = id;
-  session.wake = false;
+  session.wake = session.turned_back = false;
   persistent_bytes += session.persistent_bytes;
   ++residents;
   session.view.virtual_ns = virtual_ns;  // a newcomer starts at the current virtual time

@@ -77,9 +77,11 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
         ++rank;
       }
       const auto bytes = static_cast<double>(session.persistent_bytes);
+      const double out_ns_per_byte =
+          session.move == SessionRecord::Move::kIn ? 0 : options.page_out_ns_per_byte;
       const uint64_t idle_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, session.last_wanted_ns);
       claims[i] = {0, rank,
-                   price_of(bytes * options.page_out_ns_per_byte, bytes * options.page_in_ns_per_byte,
+                   price_of(bytes * out_ns_per_byte, bytes * options.page_in_ns_per_byte,
                             static_cast<double>(idle_ns))};
     }
   }
@@ -157,6 +159,10 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
     actions.push_back({ActionKind::kDropCache, kNoLane, cache->id, cache->bytes});
   }
   for (SessionRecord* victim : victims.sessions) {
+    if (victim->move == SessionRecord::Move::kIn) {
+      start_turn_back(*victim);
+      continue;
+    }
     victim->evicting = true;
     ++evicting;
     set_ready_slot(*victim, false);
@@ -164,12 +170,19 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
   }
 }
 
+// A session that waits for admission has page-ins turned back once. A policy whose order contradicts itself could let a session in again
+// at once, before the waiting one, without end.
+bool Scheduler::Impl::gives_way_to(const SessionRecord& each, const SessionRecord& waits) const {
+  return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits.view))) &&
+         policy->outranks(waits.view, each.view);
+}
+
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
   return room_without(session, Lanes::kWhereItRunsNext, [&](const auto& each) {
     if constexpr (std::is_same_v<std::decay_t<decltype(each)>, CacheRecord>)
       return spare(each);
     else
-      return spare(each) || (evictable(each) && policy->outranks(session.view, each.view));
+      return spare(each) || gives_way_to(each, session);
   });
 }
 
@@ -213,8 +226,7 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     for (SessionRecord* member : lane.members)
-      if (spare(*member) || (evictable(*member) && !takes_turns(*member, session) &&
-                             policy->outranks(session.view, member->view)))
+      if (spare(*member) || (!takes_turns(*member, session) && gives_way_to(*member, session)))
         outranked.push_back(member);
   }
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
@@ -241,6 +253,8 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
     return settling;
   }
   set_claiming(session, true);
+  for (const SessionRecord* victim : victims->sessions)
+    session.turned_back = session.turned_back || victim->move == SessionRecord::Move::kIn;
   evict(*victims, now_ns);
   return true;
 }
@@ -290,7 +304,7 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
                                 std::optional<SessionId> yields_to, uint64_t now_ns) {
   Victims lower{{}, droppable()};
   const bool pages = session != nullptr && session->holds_promise() && options.paging;
-  const uint64_t coming = pages && yields_to ? turn_back(*session) : 0;
+  const uint64_t coming = pages && yields_to ? turn_back(*session, bytes) : 0;
   if (coming >= bytes) return true;
   bytes -= coming;
   for (const LaneRecord& lane : lanes) {
@@ -319,24 +333,35 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
   return coming > 0 || !victims.empty();
 }
 
-// For a guaranteed session: opportunistic sessions that are on their way in, which copies nothing. Returns the bytes of P
-// that come back.
-uint64_t Scheduler::Impl::turn_back(const SessionRecord& session) {
+// First those that turn back already: also for a session that waits for admission, which would have the bytes later.
+uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes) {
   if (session.view.cls != SessionClass::kGuaranteed) return 0;
-  uint64_t bytes = 0;
-  for (const LaneRecord& lane : lanes) {
-    for (SessionRecord* member : lane.members) {
-      if (member->move != SessionRecord::Move::kIn || member->view.cls != SessionClass::kOpportunistic)
-        continue;
-      bytes += member->persistent_bytes;
-      if (member->evicting) continue;  // it does so for another session
-      member->evicting = true;
-      ++evicting;
-      member->yields_to = session.view.id;
-      actions.push_back({ActionKind::kTurnBack, member->lane, member->view.id, member->persistent_bytes});
+  uint64_t missing = bytes;
+  for (const bool turns : {true, false}) {
+    for (const LaneRecord& lane : lanes) {
+      for (SessionRecord* member : lane.members) {
+        const bool turning = member->move == SessionRecord::Move::kIn && member->evicting;
+        if (missing == 0 || (turns ? !turning : !member->may_turn_back_for(session.view))) continue;
+        uint64_t spoken_for = 0;
+        for (const ComingBack& each : coming_back)
+          if (each.of == member->view.id) spoken_for += each.bytes;
+        const uint64_t has = member->persistent_bytes;
+        const uint64_t takes = std::min(missing, has - std::min(has, spoken_for));
+        if (takes == 0) continue;
+        missing -= takes;
+        coming_back.push_back({member->view.id, session.view.id, takes});
+        if (!member->yields_to) member->yields_to = session.view.id;
+        if (!turns) start_turn_back(*member);
+      }
     }
   }
-  return bytes;
+  return bytes - missing;
+}
+
+void Scheduler::Impl::start_turn_back(SessionRecord& session) {
+  session.evicting = true;
+  ++evicting;
+  actions.push_back({ActionKind::kTurnBack, session.lane, session.view.id, session.persistent_bytes});
 }
 
 bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t now_ns) {
@@ -495,9 +520,19 @@ void Scheduler::Impl::stay(SessionRecord& session) {
 
 void Scheduler::Impl::stop_yielding(SessionId to) {
   if (evicting == 0) return;
-  for (const LaneRecord& lane : lanes)
-    for (SessionRecord* member : lane.members)
-      if (member->yields_to == to) member->yields_to.reset();
+  std::erase_if(coming_back, [to](const ComingBack& each) { return each.waits == to; });
+  for (const LaneRecord& lane : lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (member->yields_to != to) continue;
+      member->yields_to.reset();
+      for (const ComingBack& each : coming_back)
+        if (each.of == member->view.id && !member->yields_to) member->yields_to = each.waits;
+    }
+  }
+}
+
+void Scheduler::Impl::came_back(SessionId id) {
+  std::erase_if(coming_back, [id](const ComingBack& each) { return each.of == id; });
 }
 
 // Cancels the evictions that have not begun. A copy under way is carried through.

@@ -331,6 +331,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   }
   if (was_claiming) impl_->cancel_evictions();
   impl_->stop_yielding(id);
+  impl_->came_back(id);
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   impl_->policy->left(id, now_ns);
@@ -355,11 +356,18 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
     impl_->policy->paged_out(id, session->lane, now_ns);
     session->state = SessionState::kQueued;
   }
-  session->move = SessionRecord::Move::kNone;
+  const bool turns_back =
+      std::exchange(session->move, SessionRecord::Move::kNone) == SessionRecord::Move::kIn &&
+      session->evicting;
+  impl_->came_back(id);
   impl_->quit(*session);
+  if (turns_back && !session->yields_to) {  // for a session that waits, which comes before it
+    impl_->enqueue(*session);
+    return impl_->freed(now_ns);
+  }
   impl_->block(*session);
   impl_->enqueue(*session);
-  if (std::exchange(session->yields_to, std::nullopt)) {  // it has turned back
+  if (std::exchange(session->yields_to, std::nullopt)) {
     if (!impl_->cache_line.empty()) (void)impl_->hold_waiting(now_ns);
     return;
   }
@@ -387,6 +395,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     session->state = SessionState::kResident;
     if (session->evicting) impl_->stay(*session);  // too late to turn back
     session->yields_to.reset();
+    impl_->came_back(id);
     session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
     impl_->moved(*session, false, now_ns);
     impl_->begin_stay(*session, now_ns);

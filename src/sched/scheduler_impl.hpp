@@ -59,6 +59,7 @@ struct SessionRecord {
   bool wake = false;
   bool evicting = false;               // to be paged out at its next boundary
   bool claiming = false;               // waits for page-outs made for it
+  bool turned_back = false;            // page-ins have turned back for it while it waited for admission
   std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
   bool pinned = false;                 // could not be paged out: is spared until another leaves
   bool victim = false;                 // inside choose_victims(): would be paged out
@@ -83,6 +84,11 @@ struct SessionRecord {
   uint64_t held_bytes() const { return persistent_bytes - gone_bytes; }  // of P, while it holds a promise
   bool wanted() const { return ready || view.in_flight > 0; }
   bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
+  // Its page-in may turn back, which copies nothing.
+  bool may_turn_back_for(const SessionView& other) const {
+    return move == Move::kIn && !evicting && view.cls == SessionClass::kOpportunistic &&
+           other.cls == SessionClass::kGuaranteed;
+  }
   // A busy session can be paged out only later.
   bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }
 };
@@ -138,6 +144,13 @@ struct CacheRecord {
   bool droppable() const { return held && !dropping && users == 0; }
 };
 
+// An allocation waits for bytes of a session whose page-in turns back for it.
+struct ComingBack {
+  SessionId of = kNoSession;
+  SessionId waits = kNoSession;
+  uint64_t bytes = 0;
+};
+
 struct Scheduler::Impl {
   SchedulerOptions options;
   std::unique_ptr<Policy> policy;
@@ -161,13 +174,14 @@ struct Scheduler::Impl {
   uint32_t lanes_open = 0;
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
-  uint64_t longest_ns = 0;           // iteration
-  uint64_t latest_ns = 0;            // of what tells whether lanes are busy
-  uint64_t idle_look_ns = kUnknown;  // when to look whether lanes that were have become idle
-  size_t held_back = 0;              // lanes that pick left idle for others' sake
-  std::vector<SessionView> movable;  // room for pick's use
-  uint32_t overdue = 0;              // sessions in lanes
-  uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
+  uint64_t longest_ns = 0;              // iteration
+  uint64_t latest_ns = 0;               // of what tells whether lanes are busy
+  uint64_t idle_look_ns = kUnknown;     // when to look whether lanes that were have become idle
+  size_t held_back = 0;                 // lanes that pick left idle for others' sake
+  std::vector<SessionView> movable;     // room for pick's use
+  uint32_t overdue = 0;                 // sessions in lanes
+  uint32_t evicting = 0;                // sessions marked evicting or being paged out, caches being dropped
+  std::vector<ComingBack> coming_back;  // longest waiting first
   std::vector<std::unique_ptr<CacheRecord>> caches;
   size_t spares = 0;                     // sessions with a worth
   bool several_groups = false;           // sessions of more than one trust group have arrived
@@ -283,10 +297,16 @@ struct Scheduler::Impl {
   // let go before that.
   bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
                  uint64_t now_ns);
-  uint64_t turn_back(const SessionRecord& session);  // for it
+  // Page-ins turn back for an allocation of the session that misses so many bytes. Returns how many of them come back
+  // by that; no other allocation counts on these.
+  uint64_t turn_back(const SessionRecord& session, uint64_t bytes);
+  void start_turn_back(SessionRecord& session);
   // The victims that choose_victims() marks give back: P, caches, and what their lanes need no more.
   uint64_t victim_bytes(const Victims& candidates) const;
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
+  void came_back(SessionId id);      // or is in after all: nobody waits for bytes of its page-in any more
+  // Has to go for a session that waits for admission, if the room is needed.
+  bool gives_way_to(const SessionRecord& each, const SessionRecord& waits) const;
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <iterator>
 #include <random>
+#include <utility>
 
 #include "base/saturate.hpp"
 #include "base/units.hpp"
@@ -102,6 +104,7 @@ struct Simulation::Impl {
   void report_runs();
   void carry_out();
   void finish_copies();
+  void turn_back(SessionId id);
   void cut_runs();
   void fill_lanes();
   void dispatch(LaneId id, SessionId session);
@@ -288,9 +291,11 @@ void Simulation::Impl::carry_out() {
         case ActionKind::kFillCache:
         case ActionKind::kDropCache:
         case ActionKind::kTerms:
-        case ActionKind::kTurnBack:
         case ActionKind::kMove:
           break;  // its next iteration names the lane
+        case ActionKind::kTurnBack:
+          turn_back(id);
+          break;
         case ActionKind::kAdmit:
           resident_bytes += job(id).persistent_bytes;
           sink->session({now, id, SessionStep::kAdmitted, action.lane});
@@ -319,6 +324,21 @@ void Simulation::Impl::carry_out() {
     }
     finish_copies();
   }
+}
+
+// Copies behind that of the session come earlier.
+void Simulation::Impl::turn_back(SessionId id) {
+  auto at = std::find_if(copies.begin(), copies.end(),
+                         [id](const Copy& copy) { return copy.session == id && !copy.out; });
+  if (at == copies.end()) return;
+  uint64_t free_ns = at == copies.begin() ? now : std::prev(at)->end_ns, ended_ns = at->end_ns;
+  sink->session({now, id, SessionStep::kPagedOut, at->lane});
+  for (at = copies.erase(at); at != copies.end(); ++at) {
+    free_ns += at->end_ns - std::exchange(ended_ns, at->end_ns);
+    at->end_ns = free_ns;
+  }
+  resident_bytes -= job(id).persistent_bytes;
+  scheduler->unplaced(id, now);
 }
 
 void Simulation::Impl::finish_copies() {

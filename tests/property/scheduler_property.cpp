@@ -21,6 +21,7 @@ struct Model {
   bool ready = false;
   bool resident = false;
   bool paging = false;
+  bool turns_back = false;  // the page-in is to
   bool dropping = false;
 };
 
@@ -285,12 +286,15 @@ class Driver {
     }
   }
 
-  // Ends a copy. A session that is being dropped leaves, or was copied all the same.
+  // Ends a copy. A session that is being dropped leaves, or was copied all the same. A page-in that is to turn back does, or was
+  // carried out already.
   void end_move(SessionId id) {
     Model& model = sessions_.at(id);
     model.paging = false;
     if (std::exchange(model.dropping, false) && test::uniform(random_, 0, 1) != 0)
       leave(id);
+    else if (std::exchange(model.turns_back, false) && test::uniform(random_, 0, 3) != 0)
+      scheduler_.unplaced(id, now_);
     else
       scheduler_.page_done(id, now_);
   }
@@ -383,6 +387,10 @@ class Driver {
           break;
         case ActionKind::kPageIn:
           sessions_.at(action.session).paging = true;
+          sessions_.at(action.session).turns_back = false;
+          break;
+        case ActionKind::kTurnBack:
+          sessions_.at(action.session).turns_back = sessions_.at(action.session).paging;
           break;
         case ActionKind::kFillCache:
           REQUIRE_FALSE(caches_.at(action.session).held);
@@ -396,7 +404,6 @@ class Driver {
           break;
         }
         case ActionKind::kTerms:
-        case ActionKind::kTurnBack:
         case ActionKind::kMove:
           break;
       }

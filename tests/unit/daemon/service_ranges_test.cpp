@@ -253,6 +253,40 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   a.heard();
 }
 
+TEST_CASE("a page-in turns back for a guaranteed session of another process that waits for admission") {
+  SharedService shared([](daemon::ServiceOptions& options) { options.policy = "priority"; });  // 64 MiB
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+  a.tell(MessageType::kAllowPaging, 1);
+  a.heard();
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kPageOut});
+  a.tell(MessageType::kPageDone, 1);
+  (void)b.next({MessageType::kRoomMade});
+  b.tell(MessageType::kRoomUsed, 1);
+  (void)a.next({MessageType::kPageIn});
+  RawProcess c(shared);
+  REQUIRE(c.hello() == GPUSHARE_OK);
+  auto message = arrive(1, 30 * kMiB);
+  message.priority = 1;  // it runs next: sessions are paged out for no other one
+  REQUIRE(c.call(message) == GPUSHARE_OK);
+  (void)a.next({MessageType::kTurnBack});
+  const bool in_time = GENERATE(true, false), asks = GENERATE(true, false);
+  if (asks) REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);  // it comes first
+  if (in_time) {
+    a.tell(MessageType::kUnplaced, 1);
+  } else {  // it was in already
+    a.tell(MessageType::kPageDone, 1);
+    (void)a.next({MessageType::kPageOut});
+    a.tell(MessageType::kPageDone, 1);
+  }
+  if (asks) {
+    (void)b.next({MessageType::kRoomMade});
+    if (in_time) CHECK(b.need(30 * kMiB) == GPUSHARE_OK);
+    b.tell(MessageType::kRoomUsed, 1);
+  }
+  (void)c.next({MessageType::kAdmit});
+}
+
 TEST_CASE("an allocation does not wait for the page-in of an opportunistic session of another process") {
   SharedService shared;  // 64 MiB
   executor::RuntimeOptions in_parts;

@@ -300,6 +300,32 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
   }
 }
 
+// The newcomer arrives while the holder is on its way in, at any point, or just in.
+TEST_CASE(
+    "a guaranteed session that waits for admission does not wait for the page-in of an opportunistic one") {
+  constexpr uint64_t kPart = 2 * kMiB, kBytes = 100 * kMiB, kNeeds = 30 * kMiB;
+  auto options = options_of(kSlowLink, "priority");
+  options.spill_move_bytes = kPart;
+  options.spill_move_ns = 1'000'000'000;
+  auto runtime = open_runtime(std::move(options));
+  auto holder = open_session(*runtime, lower(0, 2 * kMiB, false));
+  REQUIRE(holder->alloc(memory::Kind::kModel, kBytes, 0).ok());
+  for (uint64_t round = 1; round <= 10; ++round) {
+    auto first = open_session(*runtime, need("first", 100 * kMiB, 2 * kMiB, 1));
+    REQUIRE_OK(first->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    while (runtime->info()->paged_out_bytes_total < round * kBytes) std::this_thread::yield();
+    REQUIRE_OK(first->close());
+    auto newcomer = open_session(*runtime, need("newcomer", kNeeds - 2 * kMiB, 2 * kMiB, 1));
+    REQUIRE_OK(newcomer->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    // Two parts may be under way: of the page-in, and, had it just ended, of the page-out.
+    CHECK(newcomer->info().queued_ns <= longest_ns(kNeeds, 2 * kPart));
+    CHECK(runtime->check() == "");
+    REQUIRE_OK(newcomer->close());
+    REQUIRE_OK(holder->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  }
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("an allocation of a guaranteed session does not wait for the page-in of an opportunistic one") {
   auto options = options_of(kDevice, "priority");
   options.spill_move_bytes = 2 * kMiB;
@@ -322,6 +348,26 @@ TEST_CASE("an allocation of a guaranteed session does not wait for the page-in o
     REQUIRE_OK(guaranteed->close());
     REQUIRE_OK(holder->wait_admitted(GPUSHARE_NO_TIMEOUT));
     CHECK(all_are(reinterpret_cast<void*>(theirs), kBytes, 0x81));
+  }
+  CHECK(runtime->close().ok());
+}
+
+// Making it anew takes longer than the copy.
+TEST_CASE("a page-out for an allocation has the host memory of the one before") {
+  auto runtime = open_runtime(options_of(kDevice));
+  auto holder = open_session(*runtime, lower(2 * kMiB, 2 * kMiB, false));
+  const memory::Address theirs = filled(holder->alloc(memory::Kind::kModel, 90 * kMiB, 0), 90 * kMiB, 0x91);
+  for (const bool again : {false, true}) {
+    if (again)
+      REQUIRE_OK(runtime->device().set_fault(
+          {sizeof(gpushare_backend_fault), GPUSHARE_FAULT_HOST_OUT_OF_MEMORY, 1, 1.0}));
+    auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+    const auto block = guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0);
+    INFO(block.status().to_string());
+    REQUIRE(block.ok());
+    REQUIRE_OK(guaranteed->close());
+    REQUIRE_OK(holder->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(all_are(reinterpret_cast<void*>(theirs), 90 * kMiB, 0x91));
   }
   CHECK(runtime->close().ok());
 }

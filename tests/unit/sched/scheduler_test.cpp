@@ -1,5 +1,6 @@
 // Admission, waiting, page-outs and turns, under every policy.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -271,19 +272,25 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
   CHECK(scheduler.check() == "");
 }
 
-TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one") {
-  Scheduler scheduler = make("priority", capacity(100));
+namespace {
+
+// Of two sessions the opportunistic one, 1, is on its way in.
+void begin_page_in(Scheduler& scheduler) {
   SessionSpec low = spec(1, 60, 10);
   low.cls = SessionClass::kOpportunistic;
   REQUIRE(scheduler.arrive(low, 0).ok());
   REQUIRE(scheduler.arrive(spec(2, 20, 10), 0).ok());
-  actions(scheduler);
   CHECK(scheduler.make_room(2, 30, 1));
   scheduler.page_done(1, 2);
-  actions(scheduler);
   scheduler.room_used(2, 3);
-  const Strings comes = actions(scheduler);
-  REQUIRE(comes.back() == "in 1@0");
+  REQUIRE(actions(scheduler).back() == "in 1@0");
+}
+
+}  // namespace
+
+TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one") {
+  Scheduler scheduler = make("priority", capacity(100));
+  begin_page_in(scheduler);
   for (const bool in_time : {true, false}) {
     CHECK(scheduler.make_room(2, 30, 4));
     CHECK(actions(scheduler) == Strings{"back 1"});
@@ -314,6 +321,113 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   actions(scheduler);
   (void)scheduler.make_room(2, 30, 11);
   CHECK(actions(scheduler) == Strings{});
+}
+
+TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one that waits for admission") {
+  Scheduler scheduler = make("priority", capacity(100));
+  begin_page_in(scheduler);
+  SECTION("in time") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
+    CHECK(actions(scheduler) == Strings{"back 1"});
+    REQUIRE(scheduler.arrive(spec(4, 10, 5), 4).ok());  // that may be let in beside it
+    scheduler.unplaced(1, 5);
+    const Strings done = actions(scheduler);
+    CHECK(std::find(done.begin(), done.end(), "admit 3@0") != done.end());
+    CHECK(scheduler.state(1) == SessionState::kPagedOut);
+    scheduler.leave(3, 6);
+    scheduler.leave(4, 6);
+    CHECK(actions(scheduler).back() == "in 1@0");
+  }
+  SECTION("it was in already") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
+    CHECK(actions(scheduler) == Strings{"back 1"});
+    scheduler.page_done(1, 5);
+    CHECK(actions(scheduler) == Strings{"out 1"});
+    scheduler.page_done(1, 6);
+    CHECK(actions(scheduler).back() == "admit 3@0");
+  }
+  SECTION("the waiting session leaves") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
+    CHECK(actions(scheduler) == Strings{"back 1"});
+    scheduler.leave(3, 5);
+    scheduler.unplaced(1, 6);
+    CHECK(actions(scheduler).back() == "in 1@0");
+  }
+  SECTION("an allocation of another one comes first, and is told") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
+    CHECK(actions(scheduler) == Strings{"back 1"});
+    CHECK(scheduler.make_room(2, 40, 5));
+    CHECK(actions(scheduler) == Strings{});
+    scheduler.unplaced(1, 6);
+    CHECK(actions(scheduler) == Strings{"close 0"});
+    REQUIRE(scheduler.set_need(2, 60, 10, 7).ok());
+    scheduler.room_used(2, 8);
+    CHECK(scheduler.state(3) == SessionState::kQueued);
+    scheduler.leave(2, 9);
+    CHECK(scheduler.state(3) == SessionState::kResident);
+  }
+  SECTION("not for one of its class") {
+    SessionSpec equal = spec(3, 40, 10);
+    equal.cls = SessionClass::kOpportunistic;
+    equal.priority = 1;
+    REQUIRE(scheduler.arrive(equal, 4).ok());
+    CHECK(actions(scheduler) == Strings{});
+  }
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("a policy that pages nobody out turns no page-in back for a session that waits for admission") {
+  Scheduler scheduler = make("fair", capacity(100));
+  begin_page_in(scheduler);
+  REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
+  CHECK(actions(scheduler) == Strings{});
+}
+
+TEST_CASE("bytes of a page-in that turns back are counted once") {
+  Scheduler scheduler = make("priority", capacity(160));
+  for (const SessionId id : {1, 4}) {
+    SessionSpec low = spec(id, id == 1 ? 40 : 30, 10);
+    low.cls = SessionClass::kOpportunistic;
+    REQUIRE(scheduler.arrive(low, 0).ok());
+  }
+  for (const SessionId id : {2, 3}) REQUIRE(scheduler.arrive(spec(id, 20, 10), 0).ok());
+  CHECK(actions(scheduler).size() == 8);
+  CHECK(scheduler.promised_bytes() == 150);
+  scheduler.set_priority(1, -1, 0);
+  CHECK(scheduler.make_room(2, 40, 1));
+  CHECK(actions(scheduler) == Strings{"out 1"});
+  scheduler.page_done(1, 2);
+  scheduler.room_used(2, 3);
+  REQUIRE(actions(scheduler).back() == "in 1@0");
+  CHECK(scheduler.make_room(2, 30, 4));
+  CHECK(actions(scheduler) == Strings{"back 1"});
+  SECTION("what is left of them is enough for the second session") {
+    CHECK(scheduler.make_room(3, 10, 5));
+    CHECK(actions(scheduler) == Strings{});
+    SECTION("and comes to it, also if the first one gives up") {
+      scheduler.room_used(2, 6);
+      scheduler.unplaced(1, 7);
+      CHECK(actions(scheduler) == Strings{"close 0"});
+      REQUIRE(scheduler.set_need(3, 30, 10, 8).ok());
+    }
+  }
+  SECTION("it is not enough: somebody else goes out at once") {
+    CHECK(scheduler.make_room(3, 30, 5));
+    CHECK(actions(scheduler) == Strings{"out 4"});
+    scheduler.unplaced(1, 6);
+    scheduler.page_done(4, 7);
+    CHECK_FALSE(scheduler.making_room(3));
+    REQUIRE(scheduler.set_need(2, 50, 10, 8).ok());
+    REQUIRE(scheduler.set_need(3, 50, 10, 8).ok());
+  }
+  SECTION("the first one has its bytes: the next page-in has all of its own") {
+    scheduler.unplaced(1, 6);
+    scheduler.room_used(2, 7);
+    REQUIRE(actions(scheduler).back() == "in 1@0");
+    CHECK(scheduler.make_room(3, 40, 8));
+    CHECK(actions(scheduler) == Strings{"back 1"});
+  }
+  CHECK(scheduler.check() == "");
 }
 
 TEST_CASE("who waits does not overtake a session of higher rank that is out in part and wants to be in") {
