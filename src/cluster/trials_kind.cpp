@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cluster/fluid.hpp"
+#include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 
 namespace gpushare::cluster {
@@ -92,7 +93,7 @@ class TrialsProblem final : public Problem {
         const TrialResult::Row& got = plan.trials[row++];
         if (got.rejected) {
           rejected.push_back(
-              {{"trial", trial.name}, {"reason", "memory_bytes is beyond the memory of every device"}});
+              object({{"trial", trial.name}, {"reason", "memory_bytes is beyond the memory of every device"}}));
         } else {
           shares.OrderedJson::object_t::Container::emplace_back(trial.name, size_of(got.width));
         }
