@@ -75,7 +75,8 @@ base::Status stale(bool inherited, const char* noun) {
                 "the %s belongs to the process that forked this one, which cannot use it: open a runtime "
                 "of this process",
                 noun)};
-  return {GPUSHARE_INVALID_HANDLE, base::format("%s is null, closed or released, or no %s handle", noun, noun)};
+  return {GPUSHARE_INVALID_HANDLE,
+          base::format("%s is null, closed or released, or no %s handle", noun, noun)};
 }
 
 base::Status too_many_handles(const char* noun) {

@@ -55,7 +55,8 @@ const std::string& Status::backend() const {
 
 Status Status::with_context(std::string_view context) const {
   if (ok()) return {};
-  return {detail_->code, std::string(context) + ": " + detail_->message, detail_->native_code, detail_->backend};
+  return {detail_->code, std::string(context) + ": " + detail_->message, detail_->native_code,
+          detail_->backend};
 }
 
 std::string Status::to_string() const {

@@ -171,9 +171,9 @@ class ClusterRunCommand final : public Command {
                : sim::run_cluster(jobs, input.devices, *scheduler, options, spanned,
                                   [] { return base::host_now_ns(); }));
       if (i == 0) input.jobs.notes.insert(input.jobs.notes.end(), measured.begin(), measured.end());
-      cluster::OrderedJson entry = cluster::object({
-          {"scheduler", schedulers[i]},
-          {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}});
+      cluster::OrderedJson entry =
+          cluster::object({{"scheduler", schedulers[i]},
+                           {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}});
       sim::write_result(jobs, result, entry);
       entry["decision_p99_ms"] = result.decision_ms_p99;
       results.push_back(std::move(entry));
@@ -188,13 +188,13 @@ class ClusterRunCommand final : public Command {
           "those of this machine, whose cores "
           "and caches the devices share");
     const cluster::OrderedJson document = cluster::object({{"version", 1},
-                                             {"kind", "training"},
-                                             {"device", device_},
-                                             {"devices", input.devices.size()},
-                                             {"layout", input.jobs.layout},
-                                             {"seed", options.seed},
-                                             {"results", std::move(results)},
-                                             {"notes", input.jobs.notes}});
+                                                           {"kind", "training"},
+                                                           {"device", device_},
+                                                           {"devices", input.devices.size()},
+                                                           {"layout", input.jobs.layout},
+                                                           {"seed", options.seed},
+                                                           {"results", std::move(results)},
+                                                           {"notes", input.jobs.notes}});
     if (!report_.empty())
       GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(document, spans)));
     if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(write_timeline(std::move(spans), schedulers.back()));

@@ -74,14 +74,14 @@ Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
       const bool usable = device.status == GPUSHARE_OK;
       const std::string status = gpushare_status_name(device.status);
       rows.push_back(cluster::object({{"spec", device.spec},
-                      {"name", device.name},
-                      {"usable", usable},
-                      {"status", status},
-                      {"reason", device.reason},
-                      {"compute_units", device.compute_units},
-                      {"total_bytes", device.total_bytes},
-                      {"free_bytes", device.free_bytes},
-                      {"capabilities", capabilities_of(device)}}));
+                                      {"name", device.name},
+                                      {"usable", usable},
+                                      {"status", status},
+                                      {"reason", device.reason},
+                                      {"compute_units", device.compute_units},
+                                      {"total_bytes", device.total_bytes},
+                                      {"free_bytes", device.free_bytes},
+                                      {"capabilities", capabilities_of(device)}}));
       std::string remark = status;
       if (usable) {
         remark = "ok";

@@ -40,19 +40,19 @@ std::string short_name(const std::string& path) {
 }
 
 cluster::OrderedJson to_json(const std::string& file, const memory::LoadedTrace& loaded,
-                               memory::ReplayAllocator allocator, const memory::ReplayResult& result,
-                               bool timed) {
+                             memory::ReplayAllocator allocator, const memory::ReplayResult& result,
+                             bool timed) {
   const auto if_timed = [timed](double ns) { return timed ? cluster::OrderedJson(ns) : nullptr; };
   cluster::OrderedJson row = cluster::object({{"file", file},
-                             {"format", name_of(loaded.format)},
-                             {"allocator", memory::name_of(allocator)},
-                             {"operations", result.operations},
-                             {"ns_per_op", if_timed(result.ns_per_op)},
-                             {"p99_ns", if_timed(result.p99_ns)},
-                             {"peak_live_bytes", result.peak_live_bytes},
-                             {"min_arena_bytes", result.min_arena_bytes},
-                             {"min_arena_ratio", result.min_arena_ratio},
-                             {"skipped_frees", loaded.skipped_frees}});
+                                              {"format", name_of(loaded.format)},
+                                              {"allocator", memory::name_of(allocator)},
+                                              {"operations", result.operations},
+                                              {"ns_per_op", if_timed(result.ns_per_op)},
+                                              {"p99_ns", if_timed(result.p99_ns)},
+                                              {"peak_live_bytes", result.peak_live_bytes},
+                                              {"min_arena_bytes", result.min_arena_bytes},
+                                              {"min_arena_ratio", result.min_arena_ratio},
+                                              {"skipped_frees", loaded.skipped_frees}});
   if (allocator == memory::ReplayAllocator::kPlanned) {
     row["solve_s"] = result.solve_s;
     row["method"] = result.method;
@@ -160,7 +160,8 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
       }
     }
     line.clear();
-    GPUSHARE_RETURN_IF_ERROR(json_.write(cluster::object({{"results", std::move(results)}, {"notes", notes}})));
+    GPUSHARE_RETURN_IF_ERROR(
+        json_.write(cluster::object({{"results", std::move(results)}, {"notes", notes}})));
     if (json_.on_stdout()) return kExitOk;
     std::string out = table.to_string();
     if (!notes.empty()) out += "\nNotes\n";

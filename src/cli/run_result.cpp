@@ -243,52 +243,53 @@ cluster::OrderedJson to_json(const RunResult& result) {
     cluster::OrderedJson refusals = cluster::OrderedJson::array();
     for (const JobOutcome& job : run.jobs)
       if (job.state != JobOutcome::State::kCompleted)
-        refusals.push_back(cluster::object({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}}));
+        refusals.push_back(
+            cluster::object({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}}));
     cluster::OrderedJson measured = cluster::OrderedJson::array();
     for (const MeasuredBeside& entry : run.interference) {
       const bool alone = entry.beside.empty();
-      measured.push_back(
-          cluster::object({{"name", entry.name},
+      measured.push_back(cluster::object(
+          {{"name", entry.name},
            {"beside", alone ? cluster::OrderedJson(nullptr) : cluster::OrderedJson(entry.beside)},
            {alone ? "iteration_s" : "slowdown", alone ? entry.value * 1e-9 : rounded(entry.value)},
            {"confidence", rounded(entry.confidence)}}));
     }
     policies.push_back(cluster::object({{"policy", run.policy},
-                        {"jobs", run.jobs.size()},
-                        {"completed", run.completed},
-                        {"refused", run.refused},
-                        {"failed", run.failed},
-                        {"makespan_s", rounded(run.makespan_s)},
-                        {"jct_mean_s", rounded(run.jct_mean_s)},
-                        {"jct_p50_s", rounded(run.jct_p50_s)},
-                        {"jct_p95_s", rounded(run.jct_p95_s)},
-                        {"queue_mean_s", rounded(run.queue_mean_s)},
-                        {"utilization", rounded(run.utilization)},
-                        {"switches", run.switches},
-                        {"peak_bytes", run.peak_bytes},
-                        {"oom", run.oom},
-                        {"paged_bytes", run.paged_bytes},
-                        {"most_inside", run.most_inside},
-                        {"most_apart_bytes", run.most_apart_bytes},
-                        {"switch_s", or_null(run.switch_s)},
-                        {"stay_s", or_null(run.stay_s)},
-                        {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
-                        {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
-                        {"interference", std::move(measured)},
-                        {"not_completed", std::move(refusals)}}));
+                                        {"jobs", run.jobs.size()},
+                                        {"completed", run.completed},
+                                        {"refused", run.refused},
+                                        {"failed", run.failed},
+                                        {"makespan_s", rounded(run.makespan_s)},
+                                        {"jct_mean_s", rounded(run.jct_mean_s)},
+                                        {"jct_p50_s", rounded(run.jct_p50_s)},
+                                        {"jct_p95_s", rounded(run.jct_p95_s)},
+                                        {"queue_mean_s", rounded(run.queue_mean_s)},
+                                        {"utilization", rounded(run.utilization)},
+                                        {"switches", run.switches},
+                                        {"peak_bytes", run.peak_bytes},
+                                        {"oom", run.oom},
+                                        {"paged_bytes", run.paged_bytes},
+                                        {"most_inside", run.most_inside},
+                                        {"most_apart_bytes", run.most_apart_bytes},
+                                        {"switch_s", or_null(run.switch_s)},
+                                        {"stay_s", or_null(run.stay_s)},
+                                        {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
+                                        {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
+                                        {"interference", std::move(measured)},
+                                        {"not_completed", std::move(refusals)}}));
   }
   return cluster::object({{"device", result.device},
-          {"label", result.label},
-          {"jobs_file", result.jobs_file},
-          {"layout", result.layout},
-          {"capacity_bytes", result.capacity_bytes},
-          {"lanes", result.lanes},
-          {"seed", result.seed},
-          {"time_scale", result.time_scale},
-          {"interrupted", result.interrupted},
-          {"policies", std::move(policies)},
-          {"findings", findings(result)},
-          {"notes", result.notes}});
+                          {"label", result.label},
+                          {"jobs_file", result.jobs_file},
+                          {"layout", result.layout},
+                          {"capacity_bytes", result.capacity_bytes},
+                          {"lanes", result.lanes},
+                          {"seed", result.seed},
+                          {"time_scale", result.time_scale},
+                          {"interrupted", result.interrupted},
+                          {"policies", std::move(policies)},
+                          {"findings", findings(result)},
+                          {"notes", result.notes}});
 }
 
 std::string per_job_csv(const RunResult& result) {

@@ -123,28 +123,32 @@ cluster::OrderedJson to_json(const ServeResult& result) {
     cluster::OrderedJson row = cluster::object({{"case", result.source}, {"slo_x_p99", each.slo_x_p99}});
     row["load"] = each.load > 0 ? cluster::OrderedJson(each.load) : cluster::OrderedJson(nullptr);
     row.update(cluster::object({{"policy", each.policy},
-                {"requests", r.requests},
-                {"finished_in_time", r.finished_in_time},
-                {"finish_rate", r.finish_rate},
-                {"p50_ms", r.p50_ms},
-                {"p99_ms", r.p99_ms},
-                {"dropped", dropped},
-                {"decision_us", r.decision_us},
-                {"finished_late", r.finished_late},
-                {"goodput_per_s", r.goodput_per_s},
-                {"mean_batch", r.mean_batch},
-                {"batches", r.batches},
-                {"busy", r.busy_share},
-                {"predicted_miss_rate", r.signals.predicted_miss_rate},
-                {"price_per_s", r.signals.price_per_s}}));
+                                {"requests", r.requests},
+                                {"finished_in_time", r.finished_in_time},
+                                {"finish_rate", r.finish_rate},
+                                {"p50_ms", r.p50_ms},
+                                {"p99_ms", r.p99_ms},
+                                {"dropped", dropped},
+                                {"decision_us", r.decision_us},
+                                {"finished_late", r.finished_late},
+                                {"goodput_per_s", r.goodput_per_s},
+                                {"mean_batch", r.mean_batch},
+                                {"batches", r.batches},
+                                {"busy", r.busy_share},
+                                {"predicted_miss_rate", r.signals.predicted_miss_rate},
+                                {"price_per_s", r.signals.price_per_s}}));
     cluster::OrderedJson sizes = cluster::OrderedJson::object();
     for (size_t k = 1; k < r.batch_sizes.size(); ++k)
       if (r.batch_sizes[k] != 0) sizes[std::to_string(k)] = r.batch_sizes[k];
     row["batch_sizes"] = sizes;
     rows.push_back(row);
   }
-  return cluster::object({{"device", result.device}, {"label", result.device}, {"source", result.source},
-          {"c0_ms", result.c0_ms},   {"c1", result.c1},        {"cases", rows}});
+  return cluster::object({{"device", result.device},
+                          {"label", result.device},
+                          {"source", result.source},
+                          {"c0_ms", result.c0_ms},
+                          {"c1", result.c1},
+                          {"cases", rows}});
 }
 
 std::string render_table(const ServeResult& result) {

@@ -116,8 +116,8 @@ base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options
                                        [&](const std::string& choice, OrderedJson& result, bool) {
                                          return opened.problem->solve(choice, result);
                                        }));
-  return object({
-      {"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}});
+  return object(
+      {{"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}});
 }
 
 base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options, const PlayOptions& play,
@@ -158,9 +158,9 @@ base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options,
                                                                      last ? spans : nullptr);
                                        }));
   return object({{"version", kDocumentVersion},
-                     {"kind", opened.kind->name},
-                     {"seed", play.seed},
-                     {"results", std::move(results)}});
+                 {"kind", opened.kind->name},
+                 {"seed", play.seed},
+                 {"results", std::move(results)}});
 }
 
 }  // namespace gpushare::cluster

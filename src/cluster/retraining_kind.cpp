@@ -106,8 +106,8 @@ class RetrainingKindProblem final : public Problem {
       double seconds = 0;
       for (const RetrainingWindow& window : played.windows) seconds += window.profiling_s;
       result["profiler"] = object({{"profiled", report.profiled},
-                            {"median_error", report.median_error},
-                            {"mean_s", seconds / double(played.windows.size())}});
+                                   {"median_error", report.median_error},
+                                   {"mean_s", seconds / double(played.windows.size())}});
     }
     if (spans == nullptr) return {};
     for (size_t w = 0; w < played.windows.size(); ++w) {
@@ -159,8 +159,8 @@ class RetrainingKindProblem final : public Problem {
         OrderedJson configuration;
         if (share.configuration >= 0) configuration = stream.windows[w][size_t(share.configuration)].name;
         shares[stream.name] = object({{"inference", share.inference},
-                               {"retraining", share.retraining},
-                               {"configuration", std::move(configuration)}});
+                                      {"retraining", share.retraining},
+                                      {"configuration", std::move(configuration)}});
       }
       OrderedJson row = object({{"accuracy", window.accuracy}, {"shares", std::move(shares)}});
       if (window.below_floor > 1e-9) row["below_floor"] = window.below_floor;

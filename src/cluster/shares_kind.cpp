@@ -131,8 +131,8 @@ class SharesProblem final : public Problem {
     result["fairness"] = played.fairness;
     result["useful"] = played.useful;
     result["last_quarter"] = object({{"welfare", played.last_welfare},
-                              {"egalitarian", played.last_egalitarian},
-                              {"fairness", played.last_fairness}});
+                                     {"egalitarian", played.last_egalitarian},
+                                     {"fairness", played.last_fairness}});
     OrderedJson coverage = OrderedJson::object();
     const auto cover = [&](const char* name, const shares::Coverage& seen, bool width) {
       if (seen.all == 0) return;
@@ -146,8 +146,8 @@ class SharesProblem final : public Problem {
     result["allocation"] = allocation_of(played.rounds.back().units);
     OrderedJson series = OrderedJson::array();
     for (const ShareResult& round : played.rounds)
-      series.push_back(
-          object({{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}}));
+      series.push_back(object(
+          {{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}}));
     result["series"] = std::move(series);
     if (spans == nullptr) return {};
     for (size_t j = 0; j < problem.jobs.size(); ++j)  // stretches of rounds with the same units

@@ -391,19 +391,20 @@ std::string mix_schema() {
   for (size_t part = 0; part < kParts; ++part) {
     const OrderedJson own = OrderedJson::parse(kind_of(part).schema);
     properties[kPartNames[part]] = cluster::object({{"type", "object"},
-                                    {"properties", own.at("properties")},
-                                    {"required", own.at("required")},
-                                    {"additionalProperties", false}});
+                                                    {"properties", own.at("properties")},
+                                                    {"required", own.at("required")},
+                                                    {"additionalProperties", false}});
     specialists[kPartNames[part]] = cluster::object({{"enum", kind_of(part).run_choices}});
   }
-  properties["specialists"] = cluster::object({
-      {"description", "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
-      {"type", "object"},
-      {"properties", std::move(specialists)},
-      {"additionalProperties", false}});
+  properties["specialists"] = cluster::object(
+      {{"description",
+        "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
+       {"type", "object"},
+       {"properties", std::move(specialists)},
+       {"additionalProperties", false}});
   return cluster::object({{"properties", std::move(properties)},
-                     {"required", OrderedJson::array()},
-                     {"$defs", std::move(definitions)}})
+                          {"required", OrderedJson::array()},
+                          {"$defs", std::move(definitions)}})
       .dump();
 }
 

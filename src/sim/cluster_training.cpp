@@ -216,11 +216,11 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
   if (result.reconfigured > 0) out["reconfigured"] = result.reconfigured;
   if (const cluster::PredictionReport& told = result.predictions; told.observations > 0) {
     const auto part = [](const cluster::PredictionReport::Part& values) {
-      return cluster::object({
-          {"pairs", values.pairs}, {"error", values.error}, {"error_of_mean", values.mean_error}});
+      return cluster::object(
+          {{"pairs", values.pairs}, {"error", values.error}, {"error_of_mean", values.mean_error}});
     };
-    out["predictions"] = cluster::object({
-        {"observations", told.observations}, {"early", part(told.early)}, {"late", part(told.late)}});
+    out["predictions"] = cluster::object(
+        {{"observations", told.observations}, {"early", part(told.early)}, {"late", part(told.late)}});
   }
   OrderedJson not_completed = OrderedJson::array();
   for (size_t j = 0; j < jobs.size() && not_completed.size() < kMostNamed; ++j)

@@ -138,14 +138,14 @@ class ServicesProblem final : public Problem {
     for (size_t s = 0; s < services_.size(); ++s) {
       const ServedService& served = played.services[s];
       rows.push_back(object({{"service", services_[s].name},
-                      {"requests", served.requests},
-                      {"in_time", served.in_time},
-                      {"late", served.late},
-                      {"dropped", served.dropped},
-                      {"unplaced", served.unplaced},
-                      {"latency_p50_ms", served.latency_p50_ms},
-                      {"latency_p99_ms", served.latency_p99_ms},
-                      {"batch_mean", served.batch_mean}}));
+                             {"requests", served.requests},
+                             {"in_time", served.in_time},
+                             {"late", served.late},
+                             {"dropped", served.dropped},
+                             {"unplaced", served.unplaced},
+                             {"latency_p50_ms", served.latency_p50_ms},
+                             {"latency_p99_ms", served.latency_p99_ms},
+                             {"batch_mean", served.batch_mean}}));
     }
     result["services"] = std::move(rows);
     return {};
@@ -190,11 +190,11 @@ class ServicesProblem final : public Problem {
     for (const Replica& replica : placement.replicas) {
       throughput[replica.service] += replica.throughput_rps;
       placements.push_back(object({{"service", services_[replica.service].name},
-                            {"device", devices_[replica.device].id},
-                            {"batch", replica.batch},
-                            {"share_percent", replica.share_percent},
-                            {"memory_percent", memory_percent(replica)},
-                            {"latency_ms", replica.latency_ms}}));
+                                   {"device", devices_[replica.device].id},
+                                   {"batch", replica.batch},
+                                   {"share_percent", replica.share_percent},
+                                   {"memory_percent", memory_percent(replica)},
+                                   {"latency_ms", replica.latency_ms}}));
     }
     result["placements"] = std::move(placements);
     OrderedJson::object_t served;  // appended to, not searched: names are told apart already

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <random>
 
+#include "cluster/json.hpp"
 #include "cluster/learn/load_forecast.hpp"
 #include "cluster/learn/performance.hpp"
-#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "cluster/shares/rounds.hpp"
 #include "support/catch.hpp"
