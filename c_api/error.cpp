@@ -1,11 +1,16 @@
 // Version, status names, last error, log.
 // SPDX-License-Identifier: Apache-2.0
+#include <exception>
+#include <new>
+#include <string>
+
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "base/thread_exit.hpp"
 #include "base/thread_local.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
+#include "c_api/tags.hpp"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::capi {
@@ -46,9 +51,36 @@ int32_t report_refused(const char* why) noexcept {
   return t_plain->code;
 }
 
-int32_t report_out_of_memory() noexcept {
-  t_plain = &kNoMemory;
-  return t_plain->code;
+int32_t report_exception() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      return report({GPUSHARE_INTERNAL, std::string("unexpected exception: ") + error.what()});
+    } catch (...) {
+      return report({GPUSHARE_INTERNAL, "unexpected exception of an unknown type"});
+    }
+  } catch (...) {  // no memory, for the call or for the message
+    t_plain = &kNoMemory;
+    return t_plain->code;
+  }
+}
+
+base::Status stale(bool inherited, const char* noun) {
+  if (inherited)
+    return {GPUSHARE_INVALID_STATE,
+            base::format(
+                "the %s belongs to the process that forked this one, which cannot use it: open a runtime "
+                "of this process",
+                noun)};
+  return {GPUSHARE_INVALID_HANDLE,
+          base::format("%s is null, closed or released, or no %s handle", noun, noun)};
+}
+
+base::Status too_many_handles(const char* noun) {
+  return {GPUSHARE_HOST_OUT_OF_MEMORY, base::format("too many %ss are open at once (16,777,216)", noun)};
 }
 
 }  // namespace gpushare::capi

@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <exception>
-#include <new>
 #include <utility>
 
 #include "base/calls.hpp"
@@ -19,8 +17,8 @@ int32_t report(const base::Status& status) noexcept;
 base::Status last_error();
 // On a thread of the library's own, before a function of the caller's: what failed there before is not its doing.
 void forget_last_error() noexcept;
-// When memory for the real message cannot be had.
-int32_t report_out_of_memory() noexcept;
+// For the exception that is being handled, which is no ForcedUnwind.
+int32_t report_exception() noexcept;
 // INVALID_STATE with `why` (static storage) for a call that the thread may not make now. Allocates nothing and frees
 // nothing: the thread may be in a signal handler.
 int32_t report_refused(const char* why) noexcept;
@@ -36,22 +34,10 @@ GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard(F&& body) {
   const base::CancellableWaits waits(kCancellableWaits && cancel_off.outermost());
   try {
     return report(std::forward<F>(body)());
-  } catch (const std::bad_alloc&) {
-    return report_out_of_memory();
-  } catch (const std::exception& error) {
-    try {
-      return report({GPUSHARE_INTERNAL, std::string("unexpected exception: ") + error.what()});
-    } catch (...) {
-      return report_out_of_memory();
-    }
   } catch (const base::ForcedUnwind&) {
     throw;
   } catch (...) {
-    try {
-      return report({GPUSHARE_INTERNAL, "unexpected exception of an unknown type"});
-    } catch (...) {
-      return report_out_of_memory();
-    }
+    return report_exception();
   }
 }
 

@@ -105,31 +105,20 @@ auto find(Handle handle) {
   return table_of<Handle>().find(handle);
 }
 
-// For a handle that is not live.
-template <class Handle>
-base::Status stale(Handle handle) {
-  constexpr const char* kNoun = HandleType<Handle>::kNoun;
-  if (table_of<Handle>().inherited(handle))
-    return {GPUSHARE_INVALID_STATE,
-            base::format(
-                "the %s belongs to the process that forked this one, which cannot use it: open a runtime "
-                "of this process",
-                kNoun)};
-  return {GPUSHARE_INVALID_HANDLE,
-          base::format("%s is null, closed or released, or no %s handle", kNoun, kNoun)};
-}
+// For a handle that is not live, or is of the process that forked this one. error.cpp
+base::Status stale(bool inherited, const char* noun);
+base::Status too_many_handles(const char* noun);
 
 template <class Handle>
-base::Status too_many_handles() {
-  return {GPUSHARE_HOST_OUT_OF_MEMORY,
-          base::format("too many %ss are open at once (16,777,216)", HandleType<Handle>::kNoun)};
+base::Status stale(Handle handle) {
+  return stale(table_of<Handle>().inherited(handle), HandleType<Handle>::kNoun);
 }
 
 // Puts an object into its table and its handle into *out.
 template <class Handle, class T>
 base::Status publish(std::shared_ptr<T> object, Handle* out) {
   void* handle = table_of<Handle>().add(std::move(object));
-  if (handle == nullptr) return too_many_handles<Handle>();
+  if (handle == nullptr) return too_many_handles(HandleType<Handle>::kNoun);
   *out = static_cast<Handle>(handle);
   return {};
 }
@@ -177,7 +166,7 @@ inline base::Status publish_iteration(std::shared_ptr<executor::Iteration> itera
   executor::Iteration& of = *iteration;
   if (of.wrapper == nullptr) {
     of.wrapper = table_of<gpushare_iteration>().keep(std::make_shared<IterationObject>(nullptr));
-    if (of.wrapper == nullptr) return too_many_handles<gpushare_iteration>();
+    if (of.wrapper == nullptr) return too_many_handles(HandleType<gpushare_iteration>::kNoun);
   }
   auto& kept = *static_cast<Table::Kept*>(of.wrapper.get());
   // Another thread may still be inside of a call with the handle of the iteration before.

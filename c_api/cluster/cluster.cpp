@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "c_api/cluster/guard.hpp"
 #include "c_api/cluster/scheduler_adapter.hpp"
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "sim/cluster_training.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/status.hpp"
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 
@@ -8,14 +9,54 @@
 
 namespace gpushare::base {
 
-const std::string& Status::empty() {
+struct Status::Detail {
+  std::atomic<uint32_t> copies{1};
+  int32_t code;
+  int64_t native_code;
+  std::string message;
+  std::string backend;
+};
+
+namespace {
+const std::string& empty() {
   static const NoDestroy<std::string> value;
   return *value;
 }
+}  // namespace
 
-Status Status::with_context(const std::string& context) const {
+Status::Status(int32_t code, std::string_view message, int64_t native_code, std::string_view backend)
+    : detail_(code == GPUSHARE_OK
+                  ? nullptr
+                  : new Detail{{1}, code, native_code, std::string(message), std::string(backend)}) {}
+
+void Status::share() const noexcept {
+  detail_->copies.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Status::drop() noexcept {
+  if (detail_->copies.fetch_sub(1, std::memory_order_acq_rel) == 1) delete detail_;
+}
+
+int32_t Status::failure_code() const {
+  return detail_->code;
+}
+
+int64_t Status::native_code() const {
+  return ok() ? 0 : detail_->native_code;
+}
+
+const std::string& Status::message() const {
+  return ok() ? empty() : detail_->message;
+}
+
+const std::string& Status::backend() const {
+  return ok() ? empty() : detail_->backend;
+}
+
+Status Status::with_context(std::string_view context) const {
   if (ok()) return {};
-  return {detail_->code, context + ": " + detail_->message, detail_->native_code, detail_->backend};
+  return {detail_->code, std::string(context) + ": " + detail_->message, detail_->native_code,
+          detail_->backend};
 }
 
 std::string Status::to_string() const {

@@ -11,41 +11,48 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "gpushare/status.h"
 
 namespace gpushare::base {
 
-// A status with its message. OK is a null pointer, so success costs nothing; copies share the detail.
+// A status with its message. OK is a null pointer, so success costs nothing; copies share the detail. What only failures need is
+// in status.cpp: every function of the project that may fail would otherwise repeat it.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(int32_t code, std::string message, int64_t native_code = 0, std::string backend = {})
-      : detail_(code == GPUSHARE_OK ? nullptr
-                                    : std::make_shared<const Detail>(Detail{
-                                          code, native_code, std::move(message), std::move(backend)})) {}
+  Status(int32_t code, std::string_view message, int64_t native_code = 0, std::string_view backend = {});
+  Status(const Status& other) : detail_(other.detail_) {
+    if (detail_ != nullptr) share();
+  }
+  Status(Status&& other) noexcept : detail_(std::exchange(other.detail_, nullptr)) {}
+  Status& operator=(Status other) noexcept {
+    std::swap(detail_, other.detail_);
+    return *this;
+  }
+  ~Status() {
+    if (detail_ != nullptr) drop();
+  }
 
   bool ok() const { return detail_ == nullptr; }
-  int32_t code() const { return detail_ ? detail_->code : GPUSHARE_OK; }
-  int64_t native_code() const { return detail_ ? detail_->native_code : 0; }
-  const std::string& message() const { return detail_ ? detail_->message : empty(); }
-  const std::string& backend() const { return detail_ ? detail_->backend : empty(); }
+  int32_t code() const { return ok() ? GPUSHARE_OK : failure_code(); }
+  int64_t native_code() const;
+  const std::string& message() const;
+  const std::string& backend() const;
 
   // The same status with "context: " in front of the message.
-  Status with_context(const std::string& context) const;
+  Status with_context(std::string_view context) const;
   // "DEVICE_OUT_OF_MEMORY: message".
   std::string to_string() const;
 
  private:
-  struct Detail {
-    int32_t code;
-    int64_t native_code;
-    std::string message;
-    std::string backend;
-  };
-  static const std::string& empty();
-  std::shared_ptr<const Detail> detail_;
+  struct Detail;
+  int32_t failure_code() const;
+  void share() const noexcept;
+  void drop() noexcept;
+  Detail* detail_ = nullptr;
 };
 
 inline Status ok_status() {

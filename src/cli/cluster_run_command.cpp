@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/clock.hpp"
@@ -16,6 +15,7 @@
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "sim/cluster_training.hpp"
 #include "sim/csv.hpp"
@@ -147,7 +147,7 @@ class ClusterRunCommand final : public Command {
                         base::format("training takes at most %g", kMostTrainingNoise));
     options.restart_s = restart_s_.value_or(input.restart_s);
     const std::vector<cluster::JobInfo>& jobs = input.jobs.jobs;
-    nlohmann::ordered_json results = nlohmann::ordered_json::array();
+    cluster::OrderedJson results = cluster::OrderedJson::array();
     const bool wants_spans = !(timeline_.empty() && report_.empty());
     std::vector<cluster::PlaySpan> spans;
     ProgressLine progress;
@@ -171,9 +171,9 @@ class ClusterRunCommand final : public Command {
                : sim::run_cluster(jobs, input.devices, *scheduler, options, spanned,
                                   [] { return base::host_now_ns(); }));
       if (i == 0) input.jobs.notes.insert(input.jobs.notes.end(), measured.begin(), measured.end());
-      nlohmann::ordered_json entry = {
-          {"scheduler", schedulers[i]},
-          {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}};
+      cluster::OrderedJson entry =
+          cluster::object({{"scheduler", schedulers[i]},
+                           {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}});
       sim::write_result(jobs, result, entry);
       entry["decision_p99_ms"] = result.decision_ms_p99;
       results.push_back(std::move(entry));
@@ -187,14 +187,14 @@ class ClusterRunCommand final : public Command {
           "real work: a runtime for each device, a session for each job on each of its devices; times are "
           "those of this machine, whose cores "
           "and caches the devices share");
-    const nlohmann::ordered_json document = {{"version", 1},
-                                             {"kind", "training"},
-                                             {"device", device_},
-                                             {"devices", input.devices.size()},
-                                             {"layout", input.jobs.layout},
-                                             {"seed", options.seed},
-                                             {"results", std::move(results)},
-                                             {"notes", input.jobs.notes}};
+    const cluster::OrderedJson document = cluster::object({{"version", 1},
+                                                           {"kind", "training"},
+                                                           {"device", device_},
+                                                           {"devices", input.devices.size()},
+                                                           {"layout", input.jobs.layout},
+                                                           {"seed", options.seed},
+                                                           {"results", std::move(results)},
+                                                           {"notes", input.jobs.notes}});
     if (!report_.empty())
       GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(document, spans)));
     if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(write_timeline(std::move(spans), schedulers.back()));

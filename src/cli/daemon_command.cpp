@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -18,6 +17,7 @@
 #include "cli/stop_signals.hpp"
 #include "client/remote_authority.hpp"
 #include "client/status.hpp"
+#include "cluster/json.hpp"
 #include "daemon/service.hpp"
 
 namespace gpushare::cli {
@@ -25,9 +25,9 @@ namespace {
 
 // An object of the line's fields. Times are seconds here; what there is none of is null.
 template <class Line>
-nlohmann::ordered_json object_of(const Line& line) {
-  nlohmann::ordered_json out;
-  client::for_each_field(line, [&](const std::string& name, const auto& value) {
+cluster::OrderedJson object_of(const Line& line) {
+  cluster::OrderedJson out;
+  Line::for_each_field(line, [&](const std::string& name, const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, uint64_t>) {
       if (name.ends_with("_ns")) {
         out[name.substr(0, name.size() - 2) + "s"] = static_cast<double>(value) / 1e9;
@@ -40,14 +40,14 @@ nlohmann::ordered_json object_of(const Line& line) {
 }
 
 template <class Line>
-nlohmann::ordered_json array_of(const std::vector<Line>& lines) {
-  auto out = nlohmann::ordered_json::array();
+cluster::OrderedJson array_of(const std::vector<Line>& lines) {
+  auto out = cluster::OrderedJson::array();
   for (const Line& line : lines) out.push_back(object_of(line));
   return out;
 }
 
-nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::string& socket) {
-  nlohmann::ordered_json out{{"socket", socket}};
+cluster::OrderedJson to_json(const client::ServiceStatus& status, const std::string& socket) {
+  cluster::OrderedJson out = cluster::object({{"socket", socket}});
   out.update(object_of(status));
   out["devices"] = array_of(status.devices);
   out["processes"] = array_of(status.processes);

@@ -3,11 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <gpushare/gpushare.hpp>
-#include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/output.hpp"
+#include "cluster/json.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -61,7 +61,7 @@ Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
     } catch (const Error& error) {
       return base::Status(error.status(), error.what());
     }
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    cluster::OrderedJson rows = cluster::OrderedJson::array();
     Table table;
     std::string reasons;  // below the table, where they have room
     table.add_column("device", Table::Align::kLeft);
@@ -73,15 +73,15 @@ Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
     for (const gpushare_device_info& device : devices) {
       const bool usable = device.status == GPUSHARE_OK;
       const std::string status = gpushare_status_name(device.status);
-      rows.push_back({{"spec", device.spec},
-                      {"name", device.name},
-                      {"usable", usable},
-                      {"status", status},
-                      {"reason", device.reason},
-                      {"compute_units", device.compute_units},
-                      {"total_bytes", device.total_bytes},
-                      {"free_bytes", device.free_bytes},
-                      {"capabilities", capabilities_of(device)}});
+      rows.push_back(cluster::object({{"spec", device.spec},
+                                      {"name", device.name},
+                                      {"usable", usable},
+                                      {"status", status},
+                                      {"reason", device.reason},
+                                      {"compute_units", device.compute_units},
+                                      {"total_bytes", device.total_bytes},
+                                      {"free_bytes", device.free_bytes},
+                                      {"capabilities", capabilities_of(device)}}));
       std::string remark = status;
       if (usable) {
         remark = "ok";
@@ -94,7 +94,7 @@ Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
                      usable ? base::format_bytes(device.total_bytes) : "-",
                      usable ? base::format_bytes(device.free_bytes) : "-", remark});
     }
-    GPUSHARE_RETURN_IF_ERROR(json_.write({{"devices", rows}}));
+    GPUSHARE_RETURN_IF_ERROR(json_.write(cluster::object({{"devices", rows}})));
     if (!json_.on_stdout())
       GPUSHARE_RETURN_IF_ERROR(write_stdout(table.to_string() + (reasons.empty() ? "" : "\n" + reasons)));
     return kExitOk;

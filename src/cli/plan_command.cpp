@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/clock.hpp"
@@ -15,6 +14,7 @@
 #include "cli/model_file.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
+#include "cluster/json.hpp"
 #include "loader/checksum.hpp"
 #include "loader/grouping.hpp"
 #include "sim/csv.hpp"
@@ -66,22 +66,23 @@ base::Result<Plan> solve(Plan plan) {
   return plan;
 }
 
-nlohmann::ordered_json to_json(const Plan& plan) {
-  nlohmann::ordered_json groups = nlohmann::ordered_json::array();
+cluster::OrderedJson to_json(const Plan& plan) {
+  cluster::OrderedJson groups = cluster::OrderedJson::array();
   uint32_t first = plan.costs.resident_layers;
   for (const uint32_t end : plan.best.ends) {
-    groups.push_back({{"first", first}, {"last", end - 1}, {"bytes", bytes_of(plan, first, end)}});
+    groups.push_back(
+        cluster::object({{"first", first}, {"last", end - 1}, {"bytes", bytes_of(plan, first, end)}}));
     first = end;
   }
-  return {{"layers", plan.layers.size()},
-          {"groups", std::move(groups)},
-          {"makespan_ms", plan.best.makespan_ms},
-          {"lower_bound_ms", plan.lower_bound_ms},
-          {"one_shot_ms", plan.one_shot_ms},
-          {"per_layer_ms", plan.per_layer_ms},
-          {"best_uniform_ms", plan.best_uniform_ms},
-          {"solve_us", plan.solve_us},
-          {"optimal", plan.best.is_optimal}};
+  return cluster::object({{"layers", plan.layers.size()},
+                          {"groups", std::move(groups)},
+                          {"makespan_ms", plan.best.makespan_ms},
+                          {"lower_bound_ms", plan.lower_bound_ms},
+                          {"one_shot_ms", plan.one_shot_ms},
+                          {"per_layer_ms", plan.per_layer_ms},
+                          {"best_uniform_ms", plan.best_uniform_ms},
+                          {"solve_us", plan.solve_us},
+                          {"optimal", plan.best.is_optimal}});
 }
 
 base::Result<std::string> to_text(const Plan& plan) {

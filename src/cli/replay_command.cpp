@@ -1,11 +1,11 @@
 // `gpushare replay`: recorded allocations on the block heap, a lane and a planned lane: speed, and the memory
 // they need.
 // SPDX-License-Identifier: Apache-2.0
+#include "cluster/json.hpp"
 #include "memory/replay.hpp"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
@@ -39,20 +39,20 @@ std::string short_name(const std::string& path) {
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
-nlohmann::ordered_json to_json(const std::string& file, const memory::LoadedTrace& loaded,
-                               memory::ReplayAllocator allocator, const memory::ReplayResult& result,
-                               bool timed) {
-  const auto if_timed = [timed](double ns) { return timed ? nlohmann::ordered_json(ns) : nullptr; };
-  nlohmann::ordered_json row{{"file", file},
-                             {"format", name_of(loaded.format)},
-                             {"allocator", memory::name_of(allocator)},
-                             {"operations", result.operations},
-                             {"ns_per_op", if_timed(result.ns_per_op)},
-                             {"p99_ns", if_timed(result.p99_ns)},
-                             {"peak_live_bytes", result.peak_live_bytes},
-                             {"min_arena_bytes", result.min_arena_bytes},
-                             {"min_arena_ratio", result.min_arena_ratio},
-                             {"skipped_frees", loaded.skipped_frees}};
+cluster::OrderedJson to_json(const std::string& file, const memory::LoadedTrace& loaded,
+                             memory::ReplayAllocator allocator, const memory::ReplayResult& result,
+                             bool timed) {
+  const auto if_timed = [timed](double ns) { return timed ? cluster::OrderedJson(ns) : nullptr; };
+  cluster::OrderedJson row = cluster::object({{"file", file},
+                                              {"format", name_of(loaded.format)},
+                                              {"allocator", memory::name_of(allocator)},
+                                              {"operations", result.operations},
+                                              {"ns_per_op", if_timed(result.ns_per_op)},
+                                              {"p99_ns", if_timed(result.p99_ns)},
+                                              {"peak_live_bytes", result.peak_live_bytes},
+                                              {"min_arena_bytes", result.min_arena_bytes},
+                                              {"min_arena_ratio", result.min_arena_ratio},
+                                              {"skipped_frees", loaded.skipped_frees}});
   if (allocator == memory::ReplayAllocator::kPlanned) {
     row["solve_s"] = result.solve_s;
     row["method"] = result.method;
@@ -126,7 +126,7 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
     for (const char* title : {"trace", "allocator"}) table.add_column(title, Table::Align::kLeft);
     for (const char* title : {"operations", "ns/op", "p99 ns", "peak live", "arena needed", "ratio"})
       table.add_column(title, Table::Align::kRight);
-    nlohmann::ordered_json results = nlohmann::ordered_json::array();
+    cluster::OrderedJson results = cluster::OrderedJson::array();
     std::vector<std::string> notes;
     ProgressLine line;
     for (const std::string& file : files_) {
@@ -160,7 +160,8 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
       }
     }
     line.clear();
-    GPUSHARE_RETURN_IF_ERROR(json_.write({{"results", std::move(results)}, {"notes", notes}}));
+    GPUSHARE_RETURN_IF_ERROR(
+        json_.write(cluster::object({{"results", std::move(results)}, {"notes", notes}})));
     if (json_.on_stdout()) return kExitOk;
     std::string out = table.to_string();
     if (!notes.empty()) out += "\nNotes\n";

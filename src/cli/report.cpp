@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kLiveStyle = 100;
 
-std::string number(double value) {
+std::string brief(double value) {
   const double size = std::abs(value);
   return base::format(size >= 100 ? "%.1f" : size >= 1 ? "%.2f" : "%.3g", value);
 }
@@ -288,7 +288,7 @@ void lanes(Page& page) {
     chart.areas.push_back({"running", "busy", points_of(run.lanes_busy, 1 / page.unit.seconds, 1, end), {}});
     chart.lines.push_back(
         {"open", kLiveStyle, points_of(run.lanes_open, 1 / page.unit.seconds, 1, end), true});
-    rows.push_back({run.policy, number(busy), number(mean_until(run.lanes_open, end_s)),
+    rows.push_back({run.policy, brief(busy), brief(mean_until(run.lanes_open, end_s)),
                     base::format("%.0f", run.lanes_open.max())});
   });
   page.out += figures({"policy", "running, mean", "open, mean", "open, most"}, rows) + "</section>";
@@ -350,7 +350,7 @@ void waiting(Page& page) {
                            true});
     chart.y_max = std::max(chart.y_max, run.waiting.max());
     rows.push_back(
-        {run.policy, number(mean_until(run.waiting, end_s)), base::format("%.0f", run.waiting.max())});
+        {run.policy, brief(mean_until(run.waiting, end_s)), base::format("%.0f", run.waiting.max())});
   }
   chart.title = "Jobs waiting for memory over time, by policy";
   chart.description =

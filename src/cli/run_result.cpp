@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "cli/output.hpp"
+#include "cluster/json.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -24,8 +24,8 @@ double rounded(double seconds) {
   return std::round(seconds * 1e9) / 1e9;
 }
 
-nlohmann::ordered_json or_null(double seconds) {
-  return seconds < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(rounded(seconds));
+cluster::OrderedJson or_null(double seconds) {
+  return seconds < 0 ? cluster::OrderedJson(nullptr) : cluster::OrderedJson(rounded(seconds));
 }
 
 }  // namespace
@@ -237,58 +237,59 @@ std::string render_table(const RunResult& result) {
   return out;
 }
 
-nlohmann::ordered_json to_json(const RunResult& result) {
-  nlohmann::ordered_json policies = nlohmann::ordered_json::array();
+cluster::OrderedJson to_json(const RunResult& result) {
+  cluster::OrderedJson policies = cluster::OrderedJson::array();
   for (const PolicyRun& run : result.policies) {
-    nlohmann::ordered_json refusals = nlohmann::ordered_json::array();
+    cluster::OrderedJson refusals = cluster::OrderedJson::array();
     for (const JobOutcome& job : run.jobs)
       if (job.state != JobOutcome::State::kCompleted)
-        refusals.push_back({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}});
-    nlohmann::ordered_json measured = nlohmann::ordered_json::array();
+        refusals.push_back(
+            cluster::object({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}}));
+    cluster::OrderedJson measured = cluster::OrderedJson::array();
     for (const MeasuredBeside& entry : run.interference) {
       const bool alone = entry.beside.empty();
-      measured.push_back(
+      measured.push_back(cluster::object(
           {{"name", entry.name},
-           {"beside", alone ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(entry.beside)},
+           {"beside", alone ? cluster::OrderedJson(nullptr) : cluster::OrderedJson(entry.beside)},
            {alone ? "iteration_s" : "slowdown", alone ? entry.value * 1e-9 : rounded(entry.value)},
-           {"confidence", rounded(entry.confidence)}});
+           {"confidence", rounded(entry.confidence)}}));
     }
-    policies.push_back({{"policy", run.policy},
-                        {"jobs", run.jobs.size()},
-                        {"completed", run.completed},
-                        {"refused", run.refused},
-                        {"failed", run.failed},
-                        {"makespan_s", rounded(run.makespan_s)},
-                        {"jct_mean_s", rounded(run.jct_mean_s)},
-                        {"jct_p50_s", rounded(run.jct_p50_s)},
-                        {"jct_p95_s", rounded(run.jct_p95_s)},
-                        {"queue_mean_s", rounded(run.queue_mean_s)},
-                        {"utilization", rounded(run.utilization)},
-                        {"switches", run.switches},
-                        {"peak_bytes", run.peak_bytes},
-                        {"oom", run.oom},
-                        {"paged_bytes", run.paged_bytes},
-                        {"most_inside", run.most_inside},
-                        {"most_apart_bytes", run.most_apart_bytes},
-                        {"switch_s", or_null(run.switch_s)},
-                        {"stay_s", or_null(run.stay_s)},
-                        {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
-                        {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
-                        {"interference", std::move(measured)},
-                        {"not_completed", std::move(refusals)}});
+    policies.push_back(cluster::object({{"policy", run.policy},
+                                        {"jobs", run.jobs.size()},
+                                        {"completed", run.completed},
+                                        {"refused", run.refused},
+                                        {"failed", run.failed},
+                                        {"makespan_s", rounded(run.makespan_s)},
+                                        {"jct_mean_s", rounded(run.jct_mean_s)},
+                                        {"jct_p50_s", rounded(run.jct_p50_s)},
+                                        {"jct_p95_s", rounded(run.jct_p95_s)},
+                                        {"queue_mean_s", rounded(run.queue_mean_s)},
+                                        {"utilization", rounded(run.utilization)},
+                                        {"switches", run.switches},
+                                        {"peak_bytes", run.peak_bytes},
+                                        {"oom", run.oom},
+                                        {"paged_bytes", run.paged_bytes},
+                                        {"most_inside", run.most_inside},
+                                        {"most_apart_bytes", run.most_apart_bytes},
+                                        {"switch_s", or_null(run.switch_s)},
+                                        {"stay_s", or_null(run.stay_s)},
+                                        {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
+                                        {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
+                                        {"interference", std::move(measured)},
+                                        {"not_completed", std::move(refusals)}}));
   }
-  return {{"device", result.device},
-          {"label", result.label},
-          {"jobs_file", result.jobs_file},
-          {"layout", result.layout},
-          {"capacity_bytes", result.capacity_bytes},
-          {"lanes", result.lanes},
-          {"seed", result.seed},
-          {"time_scale", result.time_scale},
-          {"interrupted", result.interrupted},
-          {"policies", std::move(policies)},
-          {"findings", findings(result)},
-          {"notes", result.notes}};
+  return cluster::object({{"device", result.device},
+                          {"label", result.label},
+                          {"jobs_file", result.jobs_file},
+                          {"layout", result.layout},
+                          {"capacity_bytes", result.capacity_bytes},
+                          {"lanes", result.lanes},
+                          {"seed", result.seed},
+                          {"time_scale", result.time_scale},
+                          {"interrupted", result.interrupted},
+                          {"policies", std::move(policies)},
+                          {"findings", findings(result)},
+                          {"notes", result.notes}});
 }
 
 std::string per_job_csv(const RunResult& result) {

@@ -2,12 +2,12 @@
 #include "cli/serve_result.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
 #include "cli/charts.hpp"
 #include "cli/output.hpp"
 #include "cli/report_style.hpp"
+#include "cluster/json.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -113,38 +113,42 @@ std::string figures(const ServeResult& result) {
 
 }  // namespace
 
-nlohmann::ordered_json to_json(const ServeResult& result) {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+cluster::OrderedJson to_json(const ServeResult& result) {
+  cluster::OrderedJson rows = cluster::OrderedJson::array();
   for (const ServeCase& each : result.cases) {
     const sim::ServingResult& r = each.result;
-    nlohmann::ordered_json dropped;
+    cluster::OrderedJson dropped;
     for (uint32_t i = 0; i < sched::slo::kDropReasons; ++i)
       dropped[sched::slo::drop_reason_name(static_cast<sched::slo::DropReason>(i))] = r.dropped[i];
-    nlohmann::ordered_json row{{"case", result.source}, {"slo_x_p99", each.slo_x_p99}};
-    row["load"] = each.load > 0 ? nlohmann::ordered_json(each.load) : nlohmann::ordered_json(nullptr);
-    row.update({{"policy", each.policy},
-                {"requests", r.requests},
-                {"finished_in_time", r.finished_in_time},
-                {"finish_rate", r.finish_rate},
-                {"p50_ms", r.p50_ms},
-                {"p99_ms", r.p99_ms},
-                {"dropped", dropped},
-                {"decision_us", r.decision_us},
-                {"finished_late", r.finished_late},
-                {"goodput_per_s", r.goodput_per_s},
-                {"mean_batch", r.mean_batch},
-                {"batches", r.batches},
-                {"busy", r.busy_share},
-                {"predicted_miss_rate", r.signals.predicted_miss_rate},
-                {"price_per_s", r.signals.price_per_s}});
-    nlohmann::ordered_json sizes = nlohmann::ordered_json::object();
+    cluster::OrderedJson row = cluster::object({{"case", result.source}, {"slo_x_p99", each.slo_x_p99}});
+    row["load"] = each.load > 0 ? cluster::OrderedJson(each.load) : cluster::OrderedJson(nullptr);
+    row.update(cluster::object({{"policy", each.policy},
+                                {"requests", r.requests},
+                                {"finished_in_time", r.finished_in_time},
+                                {"finish_rate", r.finish_rate},
+                                {"p50_ms", r.p50_ms},
+                                {"p99_ms", r.p99_ms},
+                                {"dropped", dropped},
+                                {"decision_us", r.decision_us},
+                                {"finished_late", r.finished_late},
+                                {"goodput_per_s", r.goodput_per_s},
+                                {"mean_batch", r.mean_batch},
+                                {"batches", r.batches},
+                                {"busy", r.busy_share},
+                                {"predicted_miss_rate", r.signals.predicted_miss_rate},
+                                {"price_per_s", r.signals.price_per_s}}));
+    cluster::OrderedJson sizes = cluster::OrderedJson::object();
     for (size_t k = 1; k < r.batch_sizes.size(); ++k)
       if (r.batch_sizes[k] != 0) sizes[std::to_string(k)] = r.batch_sizes[k];
     row["batch_sizes"] = sizes;
     rows.push_back(row);
   }
-  return {{"device", result.device}, {"label", result.device}, {"source", result.source},
-          {"c0_ms", result.c0_ms},   {"c1", result.c1},        {"cases", rows}};
+  return cluster::object({{"device", result.device},
+                          {"label", result.device},
+                          {"source", result.source},
+                          {"c0_ms", result.c0_ms},
+                          {"c1", result.c1},
+                          {"cases", rows}});
 }
 
 std::string render_table(const ServeResult& result) {

@@ -36,7 +36,7 @@ bool take_text(std::string_view text, Number& out) {
 template <class Line>
 void write_line(std::string& out, const char* kind, const Line& line) {
   out += kind;
-  for_each_field(line, [&](const char* name, const auto& value) {
+  Line::for_each_field(line, [&](const char* name, const auto& value) {
     out += std::string("\t") + name + '=';
     put_text(out, value);
   });
@@ -48,7 +48,7 @@ using Fields = std::vector<std::pair<std::string_view, std::string_view>>;
 template <class Line>
 bool read_line(const Fields& given, Line& line) {
   bool good = true;
-  for_each_field(line, [&](const char* name, auto& out) {
+  Line::for_each_field(line, [&](const char* name, auto& out) {
     const auto found =
         std::find_if(given.begin(), given.end(), [&](const auto& each) { return each.first == name; });
     good = (found == given.end() || take_text(found->second, out)) && good;

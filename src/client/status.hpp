@@ -6,19 +6,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
 
 namespace gpushare::client {
 
-// Each kind of line has a table of its fields, for all who read or write them: visit(name, member) for each.
-template <class Line, class Visit>
-void for_each_field(Line& line, Visit&& visit) {
-  std::apply([&](const auto&... field) { (visit(field.first, line.*field.second), ...); }, Line::kFields);
-}
+// Each kind of line names its fields for all who read or write them, in for_each_field: visit(name, member) for each.
 
 struct DeviceStatus {
   std::string device;
@@ -35,21 +29,23 @@ struct DeviceStatus {
   uint64_t cut_off = 0;  // turns taken back after the lease
   // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
   uint64_t max_guaranteed = 0, max_opportunistic = 0;
-  static constexpr std::tuple kFields{
-      std::pair{"device", &DeviceStatus::device},
-      std::pair{"policy", &DeviceStatus::policy},
-      std::pair{"capacity_bytes", &DeviceStatus::capacity_bytes},
-      std::pair{"effective_capacity_bytes", &DeviceStatus::effective_capacity_bytes},
-      std::pair{"promised_bytes", &DeviceStatus::promised_bytes},
-      std::pair{"images_bytes", &DeviceStatus::images_bytes},
-      std::pair{"context_bytes", &DeviceStatus::context_bytes},
-      std::pair{"lanes", &DeviceStatus::lanes},
-      std::pair{"resident", &DeviceStatus::resident},
-      std::pair{"waiting", &DeviceStatus::waiting},
-      std::pair{"turns", &DeviceStatus::turns},
-      std::pair{"cut_off", &DeviceStatus::cut_off},
-      std::pair{"max_guaranteed", &DeviceStatus::max_guaranteed},
-      std::pair{"max_opportunistic", &DeviceStatus::max_opportunistic}};
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("device", line.device);
+    visit("policy", line.policy);
+    visit("capacity_bytes", line.capacity_bytes);
+    visit("effective_capacity_bytes", line.effective_capacity_bytes);
+    visit("promised_bytes", line.promised_bytes);
+    visit("images_bytes", line.images_bytes);
+    visit("context_bytes", line.context_bytes);
+    visit("lanes", line.lanes);
+    visit("resident", line.resident);
+    visit("waiting", line.waiting);
+    visit("turns", line.turns);
+    visit("cut_off", line.cut_off);
+    visit("max_guaranteed", line.max_guaranteed);
+    visit("max_opportunistic", line.max_opportunistic);
+  }
 };
 struct ProcessStatus {
   uint64_t pid = 0;
@@ -60,13 +56,16 @@ struct ProcessStatus {
   std::string state;
   uint64_t sessions = 0;
   uint64_t context_bytes = 0;  // of the device, as the process has measured
-  static constexpr std::tuple kFields{std::pair{"pid", &ProcessStatus::pid},
-                                      std::pair{"uid", &ProcessStatus::uid},
-                                      std::pair{"program", &ProcessStatus::program},
-                                      std::pair{"device", &ProcessStatus::device},
-                                      std::pair{"state", &ProcessStatus::state},
-                                      std::pair{"sessions", &ProcessStatus::sessions},
-                                      std::pair{"context_bytes", &ProcessStatus::context_bytes}};
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("pid", line.pid);
+    visit("uid", line.uid);
+    visit("program", line.program);
+    visit("device", line.device);
+    visit("state", line.state);
+    visit("sessions", line.sessions);
+    visit("context_bytes", line.context_bytes);
+  }
 };
 struct SessionStatus {
   uint64_t pid = 0;
@@ -89,24 +88,27 @@ struct SessionStatus {
   uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
   double share = 0;          // of all service on the device so far
   uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
-  static constexpr std::tuple kFields{std::pair{"pid", &SessionStatus::pid},
-                                      std::pair{"session", &SessionStatus::session},
-                                      std::pair{"name", &SessionStatus::name},
-                                      std::pair{"device", &SessionStatus::device},
-                                      std::pair{"state", &SessionStatus::state},
-                                      std::pair{"waits_for", &SessionStatus::waits_for},
-                                      std::pair{"lane", &SessionStatus::lane},
-                                      std::pair{"persistent_bytes", &SessionStatus::persistent_bytes},
-                                      std::pair{"ephemeral_bytes", &SessionStatus::ephemeral_bytes},
-                                      std::pair{"service_ns", &SessionStatus::service_ns},
-                                      std::pair{"iterations", &SessionStatus::iterations},
-                                      std::pair{"weight", &SessionStatus::weight},
-                                      std::pair{"cap", &SessionStatus::cap},
-                                      std::pair{"priority", &SessionStatus::priority},
-                                      std::pair{"class", &SessionStatus::cls},
-                                      std::pair{"limit_bytes", &SessionStatus::limit_bytes},
-                                      std::pair{"share", &SessionStatus::share},
-                                      std::pair{"group", &SessionStatus::group}};
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("pid", line.pid);
+    visit("session", line.session);
+    visit("name", line.name);
+    visit("device", line.device);
+    visit("state", line.state);
+    visit("waits_for", line.waits_for);
+    visit("lane", line.lane);
+    visit("persistent_bytes", line.persistent_bytes);
+    visit("ephemeral_bytes", line.ephemeral_bytes);
+    visit("service_ns", line.service_ns);
+    visit("iterations", line.iterations);
+    visit("weight", line.weight);
+    visit("cap", line.cap);
+    visit("priority", line.priority);
+    visit("class", line.cls);
+    visit("limit_bytes", line.limit_bytes);
+    visit("share", line.share);
+    visit("group", line.group);
+  }
 };
 // An image that sessions have open.
 struct ImageStatus {
@@ -119,15 +121,18 @@ struct ImageStatus {
   uint64_t arrived = 0;  // of them, on the device
   uint64_t loads = 0;
   uint64_t sessions = 0;
-  static constexpr std::tuple kFields{std::pair{"path", &ImageStatus::path},
-                                      std::pair{"device", &ImageStatus::device},
-                                      std::pair{"state", &ImageStatus::state},
-                                      std::pair{"bytes", &ImageStatus::bytes},
-                                      std::pair{"kept_bytes", &ImageStatus::kept_bytes},
-                                      std::pair{"layers", &ImageStatus::layers},
-                                      std::pair{"arrived", &ImageStatus::arrived},
-                                      std::pair{"loads", &ImageStatus::loads},
-                                      std::pair{"sessions", &ImageStatus::sessions}};
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("path", line.path);
+    visit("device", line.device);
+    visit("state", line.state);
+    visit("bytes", line.bytes);
+    visit("kept_bytes", line.kept_bytes);
+    visit("layers", line.layers);
+    visit("arrived", line.arrived);
+    visit("loads", line.loads);
+    visit("sessions", line.sessions);
+  }
 };
 struct ServiceStatus {
   uint64_t pid = 0;
@@ -136,8 +141,11 @@ struct ServiceStatus {
   std::vector<ProcessStatus> processes;
   std::vector<SessionStatus> sessions;
   std::vector<ImageStatus> images;
-  static constexpr std::tuple kFields{std::pair{"pid", &ServiceStatus::pid},
-                                      std::pair{"uptime_ns", &ServiceStatus::uptime_ns}};
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("pid", line.pid);
+    visit("uptime_ns", line.uptime_ns);
+  }
 };
 
 std::string encode_status(const ServiceStatus& status);

@@ -5,6 +5,7 @@
 #include <boost/unordered/unordered_flat_set.hpp>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 namespace gpushare::cluster {
 namespace {
@@ -193,6 +194,11 @@ bool Fields::has(const char* key) {
   return find(key) != nullptr;
 }
 
+bool Fields::is_list(const char* key) {
+  const Json* value = find(key);
+  return value != nullptr && value->is_array();
+}
+
 double Fields::checked(const char* key, const Json& value, Range range, const std::string& where) {
   if (within(range, value)) return value.get<double>();
   fail(where.empty() ? path(key) : where, value, allowed_text(range, &value));
@@ -293,6 +299,39 @@ const Json* Fields::array(const char* key, size_t low_count) {
   if (value->is_array() && value->size() >= low_count && value->size() <= kMaxElements) return value;
   fail(path(key), *value, allowed);
   return nullptr;
+}
+
+void Fields::each(const char* key, size_t low_count, const std::function<void(Fields&, size_t)>& f) {
+  const Json* list = array(key, low_count);
+  if (list == nullptr) return;
+  for (size_t i = 0; i < list->size() && ok(); ++i) {
+    Fields element(*this, key, i, (*list)[i]);
+    if (!ok()) return;
+    f(element, i);
+    element.done();
+  }
+}
+
+void Fields::with(const char* key, const std::function<void(Fields&)>& f) {
+  const Json* value = find(key);
+  if (value == nullptr) return missing(key, "an object");
+  Fields object(*this, key, kNoIndex, *value);
+  if (!ok()) return;
+  f(object);
+  object.done();
+}
+
+void Fields::each_named(const char* key, const std::function<void(Fields&, const std::string&)>& f) {
+  const Json* value = find(key);
+  if (value == nullptr) return missing(key, "an object of objects");
+  if (!value->is_object()) return fail(path(key), *value, "give an object of objects");
+  Fields all(*this, key, kNoIndex, *value);
+  for (auto at = value->begin(); at != value->end() && ok(); ++at) {
+    Fields inner(all, at.key().c_str(), kNoIndex, at.value());
+    if (!ok()) return;
+    f(inner, at.key());
+    inner.done();
+  }
 }
 
 std::vector<double> Fields::numbers(const char* key, size_t low_count, Range range) {

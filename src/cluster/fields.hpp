@@ -1,7 +1,7 @@
 // cluster: decisions above one device: which job goes to which device and beside whom, how much of it each gets, in
 // which configuration. Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be
 // called from sim, c_api/cluster, cli and tests; calls base and sched. Contents:
-//   fields, plan, kinds, schema   the JSON documents: reading them, the kinds there are, deciding one, their published schema
+//   fields, json, plan, kinds, schema   the JSON documents: reading and writing them, the kinds there are, deciding one, their published schema
 //   model/                        data that several kinds share: devices
 //   solve/                        solvers that several systems share
 //   services/, and a file or folder for each further kind; one file a system
@@ -13,9 +13,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -56,6 +57,7 @@ class Fields {
   Fields& operator=(const Fields&) = delete;
 
   bool has(const char* key);
+  bool is_list(const char* key);
   double number(const char* key, Range range);
   double number_or(const char* key, Range range, double fallback);
   uint64_t whole(const char* key, uint64_t low, uint64_t high);
@@ -80,41 +82,11 @@ class Fields {
   std::vector<std::pair<std::string, double>> named_numbers(const char* key, Range range);
 
   // Calls f(Fields& element, size_t index) for each object of the list, whose length must be at least `low_count`.
-  template <class F>
-  void each(const char* key, size_t low_count, F&& f) {
-    const Json* list = array(key, low_count);
-    if (list == nullptr) return;
-    for (size_t i = 0; i < list->size() && ok(); ++i) {
-      Fields element(*this, key, i, (*list)[i]);
-      if (!ok()) return;
-      f(element, i);
-      element.done();
-    }
-  }
+  void each(const char* key, size_t low_count, const std::function<void(Fields& element, size_t index)>& f);
   // Calls f(Fields& object) for the object at `key`.
-  template <class F>
-  void with(const char* key, F&& f) {
-    const Json* value = find(key);
-    if (value == nullptr) return missing(key, "an object");
-    Fields object(*this, key, kNoIndex, *value);
-    if (!ok()) return;
-    f(object);
-    object.done();
-  }
+  void with(const char* key, const std::function<void(Fields& object)>& f);
   // Calls f(Fields& object, const std::string& name) for each object of the object at `key`, in the order of the names.
-  template <class F>
-  void each_named(const char* key, F&& f) {
-    const Json* value = find(key);
-    if (value == nullptr) return missing(key, "an object of objects");
-    if (!value->is_object()) return fail(path(key), *value, "give an object of objects");
-    Fields all(*this, key, kNoIndex, *value);
-    for (auto at = value->begin(); at != value->end() && ok(); ++at) {
-      Fields inner(all, at.key().c_str(), kNoIndex, at.value());
-      if (!ok()) return;
-      f(inner, at.key());
-      inner.done();
-    }
-  }
+  void each_named(const char* key, const std::function<void(Fields& object, const std::string& name)>& f);
   // A list of `rows` lists of `columns` numbers each, row by row.
   std::vector<double> matrix(const char* key, size_t rows, size_t columns, Range range);
   // The value as it is; null if it is absent.

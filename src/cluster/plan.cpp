@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cluster/json.hpp"
+
 namespace gpushare::cluster {
 namespace {
 
@@ -89,7 +91,7 @@ base::Result<OrderedJson> decide_all(const char* chooses, const std::vector<std:
   OrderedJson results = OrderedJson::array();
   for (size_t i = 0; i < choices.size(); ++i) {
     if (options.progress) options.progress(choices[i], i, choices.size());
-    OrderedJson result = {{chooses, choices[i]}, {"solve_ms", 0.0}};
+    OrderedJson result = object({{chooses, choices[i]}, {"solve_ms", 0.0}});
     const uint64_t begin_ns = options.now_ns ? options.now_ns() : 0;
     GPUSHARE_RETURN_IF_ERROR(decide(choices[i], result, i + 1 == choices.size()).with_context(choices[i]));
     if (options.now_ns) result["solve_ms"] = static_cast<double>(options.now_ns() - begin_ns) / 1e6;
@@ -114,8 +116,8 @@ base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options
                                        [&](const std::string& choice, OrderedJson& result, bool) {
                                          return opened.problem->solve(choice, result);
                                        }));
-  return OrderedJson{
-      {"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}};
+  return object(
+      {{"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}});
 }
 
 base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options, const PlayOptions& play,
@@ -155,10 +157,10 @@ base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options,
                                          return opened.problem->play(choice, play, result,
                                                                      last ? spans : nullptr);
                                        }));
-  return OrderedJson{{"version", kDocumentVersion},
-                     {"kind", opened.kind->name},
-                     {"seed", play.seed},
-                     {"results", std::move(results)}};
+  return object({{"version", kDocumentVersion},
+                 {"kind", opened.kind->name},
+                 {"seed", play.seed},
+                 {"results", std::move(results)}});
 }
 
 }  // namespace gpushare::cluster

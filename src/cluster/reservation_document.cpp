@@ -2,6 +2,7 @@
 #include "cluster/reservation_document.hpp"
 
 #include "cluster/fields.hpp"
+#include "cluster/json.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -82,17 +83,17 @@ base::Result<Amounts> read_amounts(std::string_view text) {
 }
 
 std::string write_grant(const Grant& grant) {
-  return OrderedJson{{"alternative", grant.alternative}, {"nodes", grant.nodes}}.dump(
-      -1, ' ', false, OrderedJson::error_handler_t::replace);
+  return object({{"alternative", grant.alternative}, {"nodes", grant.nodes}})
+      .dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 std::string write_status(const ReservationTable& table) {
   OrderedJson resources = OrderedJson::array();
   for (const ReservationTable::Level& level : table.levels())
-    resources.push_back(
-        {{"node", level.node}, {"name", level.name}, {"capacity", level.capacity}, {"used", level.used}});
-  return OrderedJson{{"waiting", table.waiting()}, {"resources", std::move(resources)}}.dump(
-      -1, ' ', false, OrderedJson::error_handler_t::replace);
+    resources.push_back(object(
+        {{"node", level.node}, {"name", level.name}, {"capacity", level.capacity}, {"used", level.used}}));
+  return object({{"waiting", table.waiting()}, {"resources", std::move(resources)}})
+      .dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace gpushare::cluster

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cluster/ekya.hpp"
+#include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 #include "cluster/micro_profiler.hpp"
 
@@ -104,9 +105,9 @@ class RetrainingKindProblem final : public Problem {
     if (report.profiled > 0) {
       double seconds = 0;
       for (const RetrainingWindow& window : played.windows) seconds += window.profiling_s;
-      result["profiler"] = {{"profiled", report.profiled},
-                            {"median_error", report.median_error},
-                            {"mean_s", seconds / double(played.windows.size())}};
+      result["profiler"] = object({{"profiled", report.profiled},
+                                   {"median_error", report.median_error},
+                                   {"mean_s", seconds / double(played.windows.size())}});
     }
     if (spans == nullptr) return {};
     for (size_t w = 0; w < played.windows.size(); ++w) {
@@ -157,11 +158,11 @@ class RetrainingKindProblem final : public Problem {
         const StreamShare& share = window.phases[decided].shares[v];
         OrderedJson configuration;
         if (share.configuration >= 0) configuration = stream.windows[w][size_t(share.configuration)].name;
-        shares[stream.name] = {{"inference", share.inference},
-                               {"retraining", share.retraining},
-                               {"configuration", std::move(configuration)}};
+        shares[stream.name] = object({{"inference", share.inference},
+                                      {"retraining", share.retraining},
+                                      {"configuration", std::move(configuration)}});
       }
-      OrderedJson row = {{"accuracy", window.accuracy}, {"shares", std::move(shares)}};
+      OrderedJson row = object({{"accuracy", window.accuracy}, {"shares", std::move(shares)}});
       if (window.below_floor > 1e-9) row["below_floor"] = window.below_floor;
       if (!beyond.empty()) row["floor_out_of_reach"] = std::move(beyond);
       windows.push_back(std::move(row));

@@ -1,8 +1,20 @@
 // The published JSON Schema: a frame here, the fields of each kind in its own file.
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 
 namespace gpushare::cluster {
+namespace {
+
+OrderedJson texts(std::initializer_list<const char*> list) {
+  OrderedJson out = OrderedJson::array();
+  for (const char* text : list) out.push_back(text);
+  return out;
+}
+
+}  // namespace
 
 std::string schema(const std::vector<const Kind*>& known) {
   OrderedJson documents = OrderedJson::array();
@@ -32,35 +44,33 @@ std::string schema(const std::vector<const Kind*>& known) {
   })");
   for (const Kind* kind : known) {
     const OrderedJson own = OrderedJson::parse(kind->schema);
-    OrderedJson properties = {{"version", {{"const", kDocumentVersion}}},
-                              {"kind", {{"const", kind->name}}},
-                              {"devices", {{"$ref", "#/$defs/devices"}}}};
-    OrderedJson required = {"version", "kind"};
+    OrderedJson properties = object({{"version", object({{"const", kDocumentVersion}})},
+                                     {"kind", object({{"const", kind->name}})},
+                                     {"devices", object({{"$ref", "#/$defs/devices"}})}});
+    OrderedJson required = texts({"version", "kind"});
     if (kind->needs_devices) required.push_back("devices");
     properties.update(own.at("properties"));
     for (const auto& field : own.at("required")) required.push_back(field);
     if (own.contains("$defs")) definitions.update(own.at("$defs"));
-    definitions[kind->name] = {{"type", "object"},
-                               {"properties", std::move(properties)},
-                               {"required", std::move(required)},
-                               {"additionalProperties", false}};
-    documents.push_back({{"$ref", std::string("#/$defs/") + kind->name}});
+    definitions[kind->name] = object({{"type", "object"},
+                                      {"properties", std::move(properties)},
+                                      {"required", std::move(required)},
+                                      {"additionalProperties", false}});
+    documents.push_back(object({{"$ref", std::string("#/$defs/") + kind->name}}));
     names.push_back(kind->name);
   }
-  definitions["result"] = {
-      {"description", "What comes back: one entry of results a scheduler or objective."},
-      {"type", "object"},
-      {"properties",
-       {{"version", {{"const", kDocumentVersion}}},
-        {"kind", {{"enum", std::move(names)}}},
-        {"results",
-         {{"type", "array"},
-          {"items", {{"type", "object"}, {"required", OrderedJson::array({"solve_ms"})}}}}}}},
-      {"required", OrderedJson::array({"version", "kind", "results"})}};
-  const OrderedJson whole = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
-                             {"title", "gpushare cluster document, version 1"},
-                             {"oneOf", std::move(documents)},
-                             {"$defs", std::move(definitions)}};
+  const OrderedJson entry = object({{"type", "object"}, {"required", texts({"solve_ms"})}});
+  definitions["result"] =
+      object({{"description", "What comes back: one entry of results a scheduler or objective."},
+              {"type", "object"},
+              {"properties", object({{"version", object({{"const", kDocumentVersion}})},
+                                     {"kind", object({{"enum", std::move(names)}})},
+                                     {"results", object({{"type", "array"}, {"items", entry}})}})},
+              {"required", texts({"version", "kind", "results"})}});
+  const OrderedJson whole = object({{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                                    {"title", "gpushare cluster document, version 1"},
+                                    {"oneOf", std::move(documents)},
+                                    {"$defs", std::move(definitions)}});
   return whole.dump(2) + "\n";
 }
 

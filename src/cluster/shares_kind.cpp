@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "cluster/cilantro.hpp"
+#include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 #include "cluster/shares/rounds.hpp"
 
@@ -129,9 +130,9 @@ class SharesProblem final : public Problem {
     result["egalitarian"] = played.egalitarian;
     result["fairness"] = played.fairness;
     result["useful"] = played.useful;
-    result["last_quarter"] = {{"welfare", played.last_welfare},
-                              {"egalitarian", played.last_egalitarian},
-                              {"fairness", played.last_fairness}};
+    result["last_quarter"] = object({{"welfare", played.last_welfare},
+                                     {"egalitarian", played.last_egalitarian},
+                                     {"fairness", played.last_fairness}});
     OrderedJson coverage = OrderedJson::object();
     const auto cover = [&](const char* name, const shares::Coverage& seen, bool width) {
       if (seen.all == 0) return;
@@ -145,8 +146,8 @@ class SharesProblem final : public Problem {
     result["allocation"] = allocation_of(played.rounds.back().units);
     OrderedJson series = OrderedJson::array();
     for (const ShareResult& round : played.rounds)
-      series.push_back(
-          {{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}});
+      series.push_back(object(
+          {{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}}));
     result["series"] = std::move(series);
     if (spans == nullptr) return {};
     for (size_t j = 0; j < problem.jobs.size(); ++j)  // stretches of rounds with the same units

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cluster/fluid.hpp"
+#include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 
 namespace gpushare::cluster {
@@ -91,8 +92,8 @@ class TrialsProblem final : public Problem {
       for (const Trial& trial : group.trials) {
         const TrialResult::Row& got = plan.trials[row++];
         if (got.rejected) {
-          rejected.push_back(
-              {{"trial", trial.name}, {"reason", "memory_bytes is beyond the memory of every device"}});
+          rejected.push_back(object(
+              {{"trial", trial.name}, {"reason", "memory_bytes is beyond the memory of every device"}}));
         } else {
           shares.OrderedJson::object_t::Container::emplace_back(trial.name, size_of(got.width));
         }

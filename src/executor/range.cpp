@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <system_error>
+#include <thread>
 
 #include "base/cancel.hpp"
 #include "base/log.hpp"

@@ -2,6 +2,7 @@
 #include "framework/pools.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "base/round_up.hpp"
 #include "base/thread_local.hpp"

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 
+#include "cluster/json.hpp"
 #include "cluster/solve/shares.hpp"
 #include "sim/cluster_training.hpp"
 
@@ -128,7 +129,7 @@ class MixProblem final : public cluster::Problem {
         for (cluster::PlaySpan& span : own)
           spans->push_back({std::string(kPartNames[part]) + ", " + span.row, std::move(span.name),
                             span.begin_s, span.end_s});
-      OrderedJson inner = {{"scheduler", schedulers[part]}};
+      OrderedJson inner = cluster::object({{"scheduler", schedulers[part]}});
       inner.update(outcome.result);
       result["parts"][kPartNames[part]] = std::move(inner);
     }
@@ -389,20 +390,21 @@ std::string mix_schema() {
   OrderedJson specialists = OrderedJson::object();
   for (size_t part = 0; part < kParts; ++part) {
     const OrderedJson own = OrderedJson::parse(kind_of(part).schema);
-    properties[kPartNames[part]] = {{"type", "object"},
-                                    {"properties", own.at("properties")},
-                                    {"required", own.at("required")},
-                                    {"additionalProperties", false}};
-    specialists[kPartNames[part]] = {{"enum", kind_of(part).run_choices}};
+    properties[kPartNames[part]] = cluster::object({{"type", "object"},
+                                                    {"properties", own.at("properties")},
+                                                    {"required", own.at("required")},
+                                                    {"additionalProperties", false}});
+    specialists[kPartNames[part]] = cluster::object({{"enum", kind_of(part).run_choices}});
   }
-  properties["specialists"] = {
-      {"description", "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
-      {"type", "object"},
-      {"properties", std::move(specialists)},
-      {"additionalProperties", false}};
-  return OrderedJson{{"properties", std::move(properties)},
-                     {"required", OrderedJson::array()},
-                     {"$defs", std::move(definitions)}}
+  properties["specialists"] = cluster::object(
+      {{"description",
+        "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
+       {"type", "object"},
+       {"properties", std::move(specialists)},
+       {"additionalProperties", false}});
+  return cluster::object({{"properties", std::move(properties)},
+                          {"required", OrderedJson::array()},
+                          {"$defs", std::move(definitions)}})
       .dump();
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "sim/cluster_mix.hpp"
 #include "sim/csv.hpp"
@@ -215,16 +216,16 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
   if (result.reconfigured > 0) out["reconfigured"] = result.reconfigured;
   if (const cluster::PredictionReport& told = result.predictions; told.observations > 0) {
     const auto part = [](const cluster::PredictionReport::Part& values) {
-      return OrderedJson{
-          {"pairs", values.pairs}, {"error", values.error}, {"error_of_mean", values.mean_error}};
+      return cluster::object(
+          {{"pairs", values.pairs}, {"error", values.error}, {"error_of_mean", values.mean_error}});
     };
-    out["predictions"] = {
-        {"observations", told.observations}, {"early", part(told.early)}, {"late", part(told.late)}};
+    out["predictions"] = cluster::object(
+        {{"observations", told.observations}, {"early", part(told.early)}, {"late", part(told.late)}});
   }
   OrderedJson not_completed = OrderedJson::array();
   for (size_t j = 0; j < jobs.size() && not_completed.size() < kMostNamed; ++j)
     if (result.jobs[j].end_s < 0)
-      not_completed.push_back({{"name", jobs[j].name}, {"reason", result.jobs[j].reason}});
+      not_completed.push_back(cluster::object({{"name", jobs[j].name}, {"reason", result.jobs[j].reason}}));
   out["not_completed"] = std::move(not_completed);
 }
 

@@ -16,8 +16,7 @@ std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
 
 std::vector<Device> read_devices(Fields& document) {
   std::vector<Device> devices;
-  const Json* value = document.find("devices");
-  if (value == nullptr || !value->is_array()) {
+  if (!document.is_list("devices")) {
     devices.resize(document.whole("devices", 1, kMaxElements));
     for (size_t i = 0; i < devices.size(); ++i) devices[i].id = std::to_string(i);
     return devices;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 #include "cluster/services/igniter.hpp"
 #include "cluster/services/kernels.hpp"
@@ -136,15 +137,15 @@ class ServicesProblem final : public Problem {
     OrderedJson rows = OrderedJson::array();
     for (size_t s = 0; s < services_.size(); ++s) {
       const ServedService& served = played.services[s];
-      rows.push_back({{"service", services_[s].name},
-                      {"requests", served.requests},
-                      {"in_time", served.in_time},
-                      {"late", served.late},
-                      {"dropped", served.dropped},
-                      {"unplaced", served.unplaced},
-                      {"latency_p50_ms", served.latency_p50_ms},
-                      {"latency_p99_ms", served.latency_p99_ms},
-                      {"batch_mean", served.batch_mean}});
+      rows.push_back(object({{"service", services_[s].name},
+                             {"requests", served.requests},
+                             {"in_time", served.in_time},
+                             {"late", served.late},
+                             {"dropped", served.dropped},
+                             {"unplaced", served.unplaced},
+                             {"latency_p50_ms", served.latency_p50_ms},
+                             {"latency_p99_ms", served.latency_p99_ms},
+                             {"batch_mean", served.batch_mean}}));
     }
     result["services"] = std::move(rows);
     return {};
@@ -188,12 +189,12 @@ class ServicesProblem final : public Problem {
     std::vector<double> throughput(services_.size(), 0);
     for (const Replica& replica : placement.replicas) {
       throughput[replica.service] += replica.throughput_rps;
-      placements.push_back({{"service", services_[replica.service].name},
-                            {"device", devices_[replica.device].id},
-                            {"batch", replica.batch},
-                            {"share_percent", replica.share_percent},
-                            {"memory_percent", memory_percent(replica)},
-                            {"latency_ms", replica.latency_ms}});
+      placements.push_back(object({{"service", services_[replica.service].name},
+                                   {"device", devices_[replica.device].id},
+                                   {"batch", replica.batch},
+                                   {"share_percent", replica.share_percent},
+                                   {"memory_percent", memory_percent(replica)},
+                                   {"latency_ms", replica.latency_ms}}));
     }
     result["placements"] = std::move(placements);
     OrderedJson::object_t served;  // appended to, not searched: names are told apart already
@@ -203,13 +204,13 @@ class ServicesProblem final : public Problem {
     result["served_rps"] = std::move(served);
     OrderedJson unserved = OrderedJson::array();
     for (const auto& [service, reason] : placement.unserved)
-      unserved.push_back({{"service", services_[service].name}, {"reason", reason}});
+      unserved.push_back(object({{"service", services_[service].name}, {"reason", reason}}));
     result["unserved"] = std::move(unserved);
     OrderedJson measured = OrderedJson::array();
     for (const Service& service : services_)
       for (const Configuration& configuration : service.configurations) {
         if (!configuration.of_kernels) continue;
-        measured.push_back({{"service", service.name}, {"batch", configuration.batch}});
+        measured.push_back(object({{"service", service.name}, {"batch", configuration.batch}}));
         for (size_t m = 0; m < kMetrics; ++m)
           measured.back()[kMetricFields[m]] = configuration.compute_percent[m];
       }

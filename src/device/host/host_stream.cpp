@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <system_error>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"

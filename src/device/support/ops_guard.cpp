@@ -3,6 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
 
 namespace gpushare::device {
 
@@ -16,6 +20,28 @@ int32_t write_backend_error(const base::Status& status, gpushare_backend_error* 
   std::memcpy(error.message, status.message().data(), length);
   std::memcpy(out_error, &error, std::min<size_t>(out_error->struct_size, sizeof(error)));
   return GPUSHARE_OK;
+}
+
+int32_t keep_failure(base::ThreadStatus& last_error, base::Status status) noexcept {
+  const int32_t code = status.code();
+  if (code != GPUSHARE_NOT_READY) last_error.set(std::move(status));
+  return code;
+}
+
+int32_t keep_exception(base::ThreadStatus& last_error, const char* op) noexcept {
+  last_error.set({});  // building a message could fail again
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return GPUSHARE_HOST_OUT_OF_MEMORY;
+  } catch (...) {
+    try {
+      last_error.set({GPUSHARE_INTERNAL, std::string(op) + ": unexpected exception"});
+    } catch (const std::bad_alloc&) {
+      // INTERNAL without a message
+    }
+    return GPUSHARE_INTERNAL;
+  }
 }
 
 const base::Status& not_ready() {

@@ -5,8 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <new>
-#include <string>
+#include <utility>
 
 #include "base/cancel.hpp"
 #include "base/status.hpp"
@@ -19,6 +18,11 @@ namespace gpushare::device {
 // last_error does.
 int32_t write_backend_error(const base::Status& status, gpushare_backend_error* out_error);
 
+// Keeps a failure in `last_error`. Returns its code.
+int32_t keep_failure(base::ThreadStatus& last_error, base::Status status) noexcept;
+// The same for the exception that is being handled, which is no ForcedUnwind.
+int32_t keep_exception(base::ThreadStatus& last_error, const char* op) noexcept;
+
 // Runs `body` (returning base::Status) and keeps a failure in `last_error`, the backend's thread-local slot.
 // No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. NOT_READY is an answer
 // and is not kept.
@@ -26,22 +30,11 @@ template <class Body>
 GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard_op(base::ThreadStatus& last_error, const char* op, Body&& body) {
   try {
     base::Status status = body();
-    if (status.ok()) return GPUSHARE_OK;
-    const int32_t code = status.code();
-    if (code != GPUSHARE_NOT_READY) last_error.set(std::move(status));
-    return code;
-  } catch (const std::bad_alloc&) {
-    last_error.set({});  // building a message could fail again
-    return GPUSHARE_HOST_OUT_OF_MEMORY;
+    return status.ok() ? GPUSHARE_OK : keep_failure(last_error, std::move(status));
   } catch (const base::ForcedUnwind&) {
     throw;  // a host function that a simulated device runs on the thread that waits for it ends the thread
   } catch (...) {
-    try {
-      last_error.set({GPUSHARE_INTERNAL, std::string(op) + ": unexpected exception"});
-    } catch (...) {
-      last_error.set({});
-    }
-    return GPUSHARE_INTERNAL;
+    return keep_exception(last_error, op);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "base/no_signals.hpp"

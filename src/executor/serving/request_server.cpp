@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/cancel.hpp"
 #include "base/clock.hpp"
 #include "base/flat_hash.hpp"
 #include "base/log.hpp"
@@ -351,13 +352,13 @@ class RequestServer::Impl {
         told_[i].answer = std::move(entries_.find(told_[i].outcome.id)->second.answer);
       }
     }
-    struct Unlocked {
-      explicit Unlocked(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
-      ~Unlocked() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+    struct Released {
+      explicit Released(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
+      ~Released() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
       base::Mutex& mutex;
     };
     {
-      const Unlocked unlocked(mutex_);
+      const Released released(mutex_);
       const InsideServer inside(this);
       while (told_next_ < told_count_) {
         Told& told = told_[told_next_++];

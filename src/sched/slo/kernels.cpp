@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define GPUSHARE_SLO_X86 1
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12's own AVX-512 header trips these (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #endif
 

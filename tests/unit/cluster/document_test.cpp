@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "support/catch.hpp"
 #include "support/sanitizers.hpp"

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "support/catch.hpp"
 

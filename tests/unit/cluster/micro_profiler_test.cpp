@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"

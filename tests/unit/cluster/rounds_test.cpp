@@ -3,6 +3,7 @@
 #include <cmath>
 #include <random>
 
+#include "cluster/json.hpp"
 #include "cluster/learn/load_forecast.hpp"
 #include "cluster/learn/performance.hpp"
 #include "cluster/plan.hpp"

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "sim/cluster_simulation.hpp"
 #include "sim/cluster_training.hpp"

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <memory>
 
+#include "cluster/json.hpp"
 #include "cluster/plan.hpp"
 #include "sim/cluster_simulation.hpp"
 #include "sim/cluster_training.hpp"
