@@ -15,13 +15,13 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* The reference `old_NAME` to a function of the C library, by the version that x86-64 had from the start, or another. */
-#define OLD_OF(name, version) __asm__(".symver old_" #name ", " #name "@GLIBC_" version)
-#define OLD(name) OLD_OF(name, "2.2.5")
+/* The reference `old_NAME` to a function of the C library, by the version that x86-64 had from the start, or by another name and version. */
+#define OLD_OF(name, old, version) __asm__(".symver old_" #name ", " #old "@GLIBC_" version)
+#define OLD(name) OLD_OF(name, name, "2.2.5")
 /* A function that goes on to its old version with all arguments as they are. */
-#define GOES_ON(name) GOES_ON_TO(name, "2.2.5")
-#define GOES_ON_TO(name, version)                                                                       \
-  OLD_OF(name, version);                                                                                \
+#define GOES_ON(name) GOES_ON_TO(name, name, "2.2.5")
+#define GOES_ON_TO(name, old, version)                                                                  \
+  OLD_OF(name, old, version);                                                                           \
   __asm__(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", @function\n" #name \
           ":\n  jmp *old_" #name "@GOTPCREL(%rip)\n.size " #name ", . - " #name "\n.popsection")
 
@@ -29,7 +29,7 @@
 GOES_ON(dladdr);
 GOES_ON(dlclose);
 GOES_ON(dlerror);
-GOES_ON_TO(dlinfo, "2.3.3");
+GOES_ON_TO(dlinfo, dlinfo, "2.3.3");
 GOES_ON(dlopen);
 GOES_ON(dlsym);
 /* libpthread's until 2.34, or 2.32 */
@@ -53,6 +53,12 @@ GOES_ON(hypot);
 GOES_ON(log);
 GOES_ON(log2);
 GOES_ON(pow);
+/* Headers since 2.38 say these for the functions without the prefix. The new ones know binary numbers too. */
+GOES_ON_TO(__isoc23_sscanf, __isoc99_sscanf, "2.7");
+GOES_ON_TO(__isoc23_strtol, strtol, "2.2.5");
+GOES_ON_TO(__isoc23_strtoll, strtoll, "2.2.5");
+GOES_ON_TO(__isoc23_strtoul, strtoul, "2.2.5");
+GOES_ON_TO(__isoc23_strtoull, strtoull, "2.2.5");
 
 /* These were inline functions until 2.33. The first argument is the version of struct stat. */
 OLD(__fxstat);
