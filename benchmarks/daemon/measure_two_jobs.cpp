@@ -85,7 +85,8 @@ double kernel_s() {
     kernels.run();
     times.push_back(now_s() - start);
   }
-  if (std::isnan(kernels.sum)) give_up("a kernel's sum is no number");  // a sum that nobody reads is not computed
+  // A sum that nobody reads is not computed.
+  if (std::isnan(kernels.sum)) give_up("a kernel's sum is no number");
   std::nth_element(times.begin(), times.begin() + 128, times.end());
   return times[128];
 }
