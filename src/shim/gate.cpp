@@ -266,16 +266,20 @@ void know_green(const Green& green) {
     if (!__atomic_compare_exchange_n(&row.context, &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
       continue;
-    row.primary = green.primary;
-    row.ordinal = green.ordinal;
+    store(row.primary, green.primary);
+    store(row.ordinal, green.ordinal);
     store(row.context, green.context);
     return;
   }
 }
 
 Green green_of(uint64_t context) {
-  for (const Green& row : g_contexts.greens)
-    if (load(row.context) == context && context > 1) return row;
+  for (const Green& row : g_contexts.greens) {
+    if (load(row.context) != context || context <= 1) continue;
+    const Green found{context, load(row.primary), load(row.ordinal)};
+    // Else it was destroyed meanwhile, and the row may be another's.
+    if (load(row.context) == context) return found;
+  }
   return {context, context, -1};
 }
 
