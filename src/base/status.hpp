@@ -18,7 +18,7 @@
 
 namespace gpushare::base {
 
-// A status with its message. OK is a null pointer, so success costs nothing; copies share the detail. What only failures need is
+// A status with its message. OK is a null pointer, so success costs nothing; copies share the detail. The code for failures is
 // in status.cpp: every function of the project that may fail would otherwise repeat it.
 class [[nodiscard]] Status {
  public:
