@@ -197,8 +197,8 @@ class MixProblem final : public cluster::Problem {
     return tables;
   }
 
-  // What each part is worth in the partition into whole devices that is expected to be the best, or, where what really
-  // happens is known, is it: less is a loss.
+  // The value of each part in the partition into whole devices that is expected to be the best, or that is the best where
+  // the real course is known. Less is a loss.
   std::vector<double> floors(const Mode& mode) const {
     const std::vector<cluster::ValueTable> tables = by_devices(mode, specialists_);
     const auto units = cluster::maximise_sum(tables, static_cast<int64_t>(devices_.size()));

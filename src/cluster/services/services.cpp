@@ -57,7 +57,7 @@ std::array<double, kMetrics> read_kernels(Fields& configuration, const Multiproc
   return meter.percent();
 }
 
-// What is not given of the metrics comes from the kernels.
+// Metrics that are not given come from the kernels.
 Configuration read_configuration(Fields& fields, const std::optional<Multiprocessors>& sms) {
   Configuration configuration;
   configuration.batch = static_cast<uint32_t>(fields.whole("batch", 1, 1'000'000));
@@ -274,7 +274,7 @@ const Kind& services_kind() {
             "additionalProperties": false
           },
           "service_configuration": {
-            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. What is not given of ao_percent, wao_percent and wsm_percent comes from kernels: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
+            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. Those of ao_percent, wao_percent and wsm_percent that are not given come from kernels: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
             "type": "object",
             "properties": {
               "batch": {"type": "integer", "minimum": 1},

@@ -141,7 +141,7 @@ TEST_CASE("configurations that are never on the Pareto front are profiled no mor
   problem.streams[0].windows[0][0].accuracy = 95;
   told = profile_retraining(problem, {1, 2}, no_error, report);
   CHECK(names(6) == std::vector<std::string>{"bad", "cheap", "good"});
-  // What is dropped takes no time, and is not chosen though it would be best.
+  // A dropped configuration takes no time, and is not chosen though it would be best.
   for (auto& window : problem.streams[0].windows)
     for (RetrainingConfiguration& configuration : window) configuration.profile = profile;
   problem.streams[0].windows[0][0].accuracy = 60;

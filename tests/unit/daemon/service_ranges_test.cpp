@@ -221,9 +221,10 @@ TEST_CASE("a session that waits for room hears as soon as a page-out in parts ha
   CHECK(b.need(2 * kMiB) == GPUSHARE_OK);
 }
 
-TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one of another process") {
-  SharedService shared;  // 64 MiB
-  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+namespace {
+
+// a goes out for an allocation of b, which does not use the bytes, so a is on its way in again.
+void begin_page_in(const RangeOwner& a, const RangeOwner& b) {
   a.tell(MessageType::kAllowPaging, 1);
   a.heard();
   REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
@@ -232,6 +233,14 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   (void)b.next({MessageType::kRoomMade});
   b.tell(MessageType::kRoomUsed, 1);
   (void)a.next({MessageType::kPageIn});
+}
+
+}  // namespace
+
+TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one of another process") {
+  SharedService shared;  // 64 MiB
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
+  begin_page_in(a, b);
   REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
   (void)a.next({MessageType::kTurnBack});
   CHECK(b.need(30 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
@@ -256,14 +265,7 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
 TEST_CASE("a page-in turns back for a guaranteed session of another process that waits for admission") {
   SharedService shared([](daemon::ServiceOptions& options) { options.policy = "priority"; });  // 64 MiB
   const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
-  a.tell(MessageType::kAllowPaging, 1);
-  a.heard();
-  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
-  (void)a.next({MessageType::kPageOut});
-  a.tell(MessageType::kPageDone, 1);
-  (void)b.next({MessageType::kRoomMade});
-  b.tell(MessageType::kRoomUsed, 1);
-  (void)a.next({MessageType::kPageIn});
+  begin_page_in(a, b);
   RawProcess c(shared);
   REQUIRE(c.hello() == GPUSHARE_OK);
   auto message = arrive(1, 30 * kMiB);

@@ -274,7 +274,7 @@ TEST_CASE("a session that is being paged out gives its bytes as they go") {
 
 namespace {
 
-// Of two sessions the opportunistic one, 1, is on its way in.
+// Session 1 of two is opportunistic and on its way in.
 void begin_page_in(Scheduler& scheduler) {
   SessionSpec low = spec(1, 60, 10);
   low.cls = SessionClass::kOpportunistic;
