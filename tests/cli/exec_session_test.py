@@ -282,9 +282,11 @@ def work():
 all = [threading.Thread(target=work) for _ in range(16)]
 for each in all: each.start()
 for each in all: each.join()
-os._exit(0)"""))
+sys.stdin.readline()
+os._exit(0)"""), stdin=subprocess.PIPE)
         top = self.eventually(lambda top: len(top["sessions"]) >= 2)
         self.assertEqual(len(top["sessions"]), 2)
+        threads.stdin.close()
         self.assertEqual(threads.wait(timeout=60), 0, threads.stderr.read())
         self.assertIn(16 * 200, [each.kernels for each in self.recorded()[1]])
 
