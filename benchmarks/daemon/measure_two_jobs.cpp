@@ -41,6 +41,7 @@ constexpr double kMinutesA = 43.0, kMinutesB = 91.1, kArrival = 26;
 constexpr size_t kSliceWords = (256 << 10) / 8;
 // The slowdown that B accepts, as in the simulator's table: AntMan's B loses 0.7 min while A does its last 17.
 constexpr double kTarget = 0.05;
+constexpr double kGuess = 100e-6;  // of a kernel, in s, until it was measured
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -52,14 +53,17 @@ const char* name_of(Way way) {
   return kWays[static_cast<size_t>(way)];
 }
 
-// One kernel adds 1 to each word of the next slice and computes for a while: some 80 us.
+// One kernel adds 1 to each word of the next slice, which it sets to 1 at first, and computes for a while: some 80 us.
 struct Kernels {
   std::vector<uint64_t*> slices;
   uint64_t next = 0;
   double sum = 1;
   void run() {
-    uint64_t* const words = slices[next++ % slices.size()];
-    for (size_t i = 0; i < kSliceWords; ++i) words[i] += 1;
+    uint64_t* const words = slices[next % slices.size()];
+    if (next++ < slices.size())
+      std::fill_n(words, kSliceWords, 1);
+    else
+      for (size_t i = 0; i < kSliceWords; ++i) words[i] += 1;
     double x = sum;
     for (int i = 0; i < 20'000; ++i) x = x * 0.999999 + 1e-3;
     sum = x;
@@ -67,29 +71,13 @@ struct Kernels {
   bool whole() const {
     for (size_t s = 0; s < slices.size(); ++s) {
       const uint64_t visits = next / slices.size() + (s < next % slices.size() ? 1 : 0);
+      if (visits == 0) continue;
       for (size_t i = 0; i < kSliceWords; ++i)
         if (slices[s][i] != visits) return false;
     }
     return true;
   }
 };
-
-// How long a kernel takes on this machine now, alone.
-double kernel_s() {
-  std::vector<uint64_t> words(64 * kSliceWords);
-  Kernels kernels;
-  for (size_t s = 0; s < 64; ++s) kernels.slices.push_back(&words[s * kSliceWords]);
-  std::vector<double> times;
-  for (int i = 0; i < 256; ++i) {
-    const double start = now_s();
-    kernels.run();
-    times.push_back(now_s() - start);
-  }
-  // A sum that nobody reads is not computed.
-  if (std::isnan(kernels.sum)) give_up("a kernel's sum is no number");
-  std::nth_element(times.begin(), times.begin() + 128, times.end());
-  return times[128];
-}
 
 struct Outcome {
   double began = 0, ended = 0;
@@ -133,13 +121,9 @@ Outcome run_job(gs::Runtime& runtime, const JobSpec& job, bool gated, double est
   if (gated) gate = std::make_unique<gs::Gate>(session);
   Kernels kernels;
   const uint64_t bytes = (job.is_a ? kBytesA : kBytesB) - kEphemeral;
-  {
-    const gs::Iteration iteration = session.begin_iteration();
-    for (uint64_t at = 0; at < bytes; at += kBlock) {
-      auto* const words = reinterpret_cast<uint64_t*>(session.alloc_bytes(gs::Kind::model, kBlock));
-      std::memset(words, 0, kBlock);
-      for (size_t s = 0; s < kBlock / 8; s += kSliceWords) kernels.slices.push_back(words + s);
-    }
+  for (uint64_t at = 0; at < bytes; at += kBlock) {
+    auto* const words = reinterpret_cast<uint64_t*>(session.alloc_bytes(gs::Kind::model, kBlock));
+    for (size_t s = 0; s < kBlock / 8; s += kSliceWords) kernels.slices.push_back(words + s);
   }
   const auto estimate = std::chrono::nanoseconds(static_cast<int64_t>(estimate_s * 1e9));
   // Short iterations: B has thousands beside A, as in the paper, and the time that the controller learns in is a small part.
@@ -367,9 +351,15 @@ int main(int argc, char** argv) try {
   if (mkdtemp(folder) == nullptr) give_up("mkdtemp");
   setenv("GPUSHARE_SOCKET", (std::string(folder) + "/socket").c_str(), 1);
   Work work;
-  work.kernel_s = kernel_s();
-  work.b = static_cast<uint64_t>(b_seconds / work.kernel_s);
-  work.a = static_cast<uint64_t>(b_seconds * kMinutesA / kMinutesB / work.kernel_s);
+  const auto set_work = [&](double kernel_s) {
+    work.kernel_s = kernel_s;
+    work.b = static_cast<uint64_t>(b_seconds / kernel_s);
+    work.a = static_cast<uint64_t>(b_seconds * kMinutesA / kMinutesB / kernel_s);
+  };
+  set_work(kGuess);
+  // How long a kernel takes on this machine now, in a job that is alone.
+  const Outcome alone = run_alone(true, work);
+  set_work((alone.ended - alone.began) / static_cast<double>(work.a));
   measure(false, work, rounds);
   measure(true, work, rounds);
   std::filesystem::remove_all(folder);

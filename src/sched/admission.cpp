@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
@@ -105,6 +106,9 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   }
   Placement found = find_lane(finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
                               may_open_lane(session));
+  if ((found.kind == Placement::Kind::kJoin || found.kind == Placement::Kind::kEnlarge) &&
+      own_lane_comes(session, lanes[found.lane]))
+    return {};
   if (session.spec.profiling && found.kind != Placement::Kind::kNone) {
     // All that is free, on top of what the lane has.
     const uint64_t room = free_bytes() - session.persistent_bytes;
@@ -115,6 +119,19 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
                                std::max(found.bytes, session.ephemeral_bytes));
   }
   return found;
+}
+
+// A guaranteed session does not take turns with an opportunistic one while others shrink and leave it room for a lane of its own.
+bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const {
+  if (above_limit == 0 || session.view.cls != SessionClass::kGuaranteed || !may_open_lane(session))
+    return false;
+  if (std::none_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
+        return member->view.cls == SessionClass::kOpportunistic;
+      }))
+    return false;
+  uint64_t room = free_bytes();
+  for (const auto& [id, each] : sessions) room = base::add_saturated(room, each->above_bytes);
+  return room >= base::add_saturated(session.persistent_bytes, session.ephemeral_bytes);
 }
 
 bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {

@@ -14,6 +14,8 @@ constexpr double kAloneGain = 1.0 / 256, kCostGain = 1.0 / 64;
 constexpr double kNoise = 3;
 // A choice is known after so many samples.
 constexpr double kKnownSamples = 4;
+// A choice under which nobody did anything is known as such after so many.
+constexpr double kKnownWork = 64;
 // Shares never tried are taken to be a little better than the line between their neighbours: they come to be tried.
 constexpr double kOptimism = 0.95;
 constexpr size_t kFirstShare = 2;  // the first that is tried: a sixteenth
@@ -218,8 +220,6 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
     ++g.since_alone;
     double work = 0;
     for (const auto& [id, each] : opportunistic_) work += each.weight * each.work;
-    // Nobody used the share; but what was let in before may have run still. It tells nothing of either.
-    if (work <= 0 && guaranteed_.size() == 1) return;
     const double cost = relative - 1;
     double charge = cost;
     Pick during = g.during;
@@ -276,7 +276,8 @@ void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
       cost = kOptimism * (below_cost + part * (above_cost - below_cost));
       work = below_work + part * (curve[above].work.value - below_work);
     } else if (below < kShares) {
-      if (share > 2 * share_at(below)) break;  // not by more than twice in one step
+      // What was never tried is reached by steps of twice at most.
+      if (choice.cost.count == 0 && share > 2 * share_at(below)) break;
       cost = (choice.cost.count > 0 ? 1 : kOptimism) * below_cost * share / share_at(below);
       work = below_work * share / share_at(below);
     } else if (above < kShares && above != i) {
@@ -295,7 +296,8 @@ void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
       // As good as it may well be: a choice that looks bad by chance is tried again, and one that looks good is used
       // and so measured.
       cost = std::max(0.0, choice.cost.value - noise / std::sqrt(std::min(n, 2 / kCostGain)));
-      work = choice.work.value;
+      // A launch may be longer than what the share allows for one iteration, and come in a later one.
+      work = choice.work.value <= 0 && n < kKnownWork ? weight * share : choice.work.value;
       below = i;
       below_cost = need;
       below_work = work;
@@ -424,12 +426,22 @@ void OpController::apply() {
   ++version_;
 }
 
+// What 1 ns of the work that is let in costs the session, at most: less than 1 ns only if that was measured.
+double OpController::known_cost(const Guaranteed& g) const {
+  const auto curve = g.curves.find(force_.who);
+  if (force_.share == kAlone || curve == g.curves.end()) return 1;
+  const Mean& cost = curve->second[force_.share].cost;
+  if (cost.count < kKnownSamples || g.alone.value <= 0) return 1;
+  const double error = g.alone.deviation() / g.alone.value / std::sqrt(std::min(cost.count, 2 / kCostGain));
+  return std::clamp((std::max(0.0, cost.value) + error) / share_at(force_.share), 1e-3, 1.0);
+}
+
 OpController::Allowance OpController::allowance(SessionId id) const {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end() || guaranteed_.empty()) return {};
   double least = 0;
   for (const auto& [other, g] : guaranteed_) {
-    const double ns = g.alone.value * target_of(g) / 4;
+    const double ns = g.alone.value * std::min(1.0, target_of(g) / 4 / known_cost(g));
     least = least == 0 ? ns : std::min(least, ns);
   }
   Allowance allowed;

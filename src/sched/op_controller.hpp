@@ -157,6 +157,7 @@ class OpController {
   void measure(Guaranteed& g, double device_ns, uint64_t now_ns);
   bool anyone_wants() const;
   SessionId left_behind() const;
+  double known_cost(const Guaranteed& g) const;
   void apply();
   void start(Guaranteed& g);
   void opportunistic_changed();

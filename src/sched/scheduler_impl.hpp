@@ -371,6 +371,7 @@ struct Scheduler::Impl {
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   bool may_open_lane(const SessionRecord& session) const;
   Placement placement(const SessionRecord& session) const;
+  bool own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const;
   WaitingList::Room room() const;  // what place() has for a session that shares the device
   // Bytes that claim() would have for the session, and at most has for sessions behind it.
   WaitingList::Room claimable_room(const SessionRecord& session) const;

@@ -121,6 +121,44 @@ TEST_CASE("a guaranteed session has the bytes that opportunistic ones shrink by,
   }
 }
 
+// Otherwise the iterations of both would take turns for as long as both run.
+TEST_CASE("a guaranteed session waits for a lane of its own while opportunistic ones shrink") {
+  Coordinated of(32, "pack");
+  of.coordinate(CoordinatorOptions{});
+  const auto arrive = [&](uint64_t id, SessionClass cls, uint64_t bytes) {
+    SessionSpec spec;
+    spec.id = id;
+    spec.cls = cls;
+    spec.persistent_bytes = bytes;
+    spec.ephemeral_bytes = 2;
+    spec.least_bytes = cls == kSpareClass ? 6 : 0;
+    REQUIRE(of.scheduler->arrive(spec, of.now_ns).ok());
+    of.carry_out();
+  };
+  const auto shrink_to = [&](uint64_t bytes) {
+    REQUIRE(of.scheduler->set_need(1, bytes, 2, of.now_ns).ok());
+    of.carry_out();
+  };
+  arrive(1, kSpareClass, 18);
+  arrive(2, kSureClass, 24);
+  CHECK(of.limits[1] == 6);
+  shrink_to(10);
+  CHECK_FALSE(of.runs(2));
+  shrink_to(6);  // enough for the lane of the other
+  CHECK_FALSE(of.runs(2));
+  shrink_to(4);
+  CHECK(of.runs(2));
+  CHECK(of.scheduler->lane_of(1) != of.scheduler->lane_of(2));
+  // One that does not shrink is paged out.
+  of.leave(2);
+  shrink_to(18);
+  arrive(3, kSureClass, 24);
+  shrink_to(6);
+  CHECK_FALSE(of.runs(3));
+  of.pass(kShrinkTimeNs);
+  CHECK(of.runs(3));
+}
+
 TEST_CASE("a session that does not shrink is paged out, and comes back when there is room") {
   Coordinated of(32);
   of.coordinate(CoordinatorOptions{});

@@ -110,6 +110,58 @@ TEST_CASE("work that costs nothing gets the whole device but for iterations of c
   CHECK(got > 950);
 }
 
+// Launches take a fifth of an iteration, so a small share lets one in at times only. Its work then looks like nothing, or like more than
+// that of larger shares.
+TEST_CASE("shares that let a launch in at times only are left for larger ones") {
+  bool least_tried = false;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    test::Random random(seed);
+    OpController controller;
+    controller.arrive(kFirst, SessionClass::kGuaranteed, 1, 0.05);
+    controller.arrive(kOther, SessionClass::kOpportunistic);
+    constexpr double kAloneNs = 1e8, kLaunchNs = 2e7;
+    uint64_t now_ns = 0;
+    double paid_ns = 0, done_ns = 0;
+    for (int i = 0; i < 4000; ++i) {
+      controller.began(kFirst, now_ns);
+      const double share = controller.allowance(kOther).share;
+      least_tried = least_tried || share == OpController::share_at(0);
+      double work_ns = 0;
+      for (paid_ns += kAloneNs * share; paid_ns > 0; paid_ns -= kLaunchNs) work_ns += kLaunchNs;
+      double took_ns =
+          kAloneNs * (0.9 + static_cast<double>(test::uniform(random, 0, 200)) / 1000) + work_ns * 0.02;
+      if (work_ns > 0 && test::uniform(random, 0, 99) == 0) took_ns *= 2;  // held up
+      now_ns += static_cast<uint64_t>(took_ns);
+      controller.progressed(kOther, static_cast<uint64_t>(work_ns));
+      controller.finished(kFirst, static_cast<uint64_t>(took_ns), now_ns);
+      if (i >= 3000) done_ns += work_ns;
+    }
+    CAPTURE(seed);
+    CHECK(done_ns > 500 * kAloneNs);
+  }
+  CHECK(least_tried);
+}
+
+TEST_CASE("as much may be in flight as costs a quarter of the target") {
+  for (const double cost : {0.0, 0.02, 0.04}) {
+    Device device;
+    device.cost = cost;
+    device.controller.arrive(kFirst, SessionClass::kGuaranteed, 1, 0.05);
+    device.come(kOther);
+    device.iterate(5);
+    const auto most = [&] { return static_cast<double>(device.controller.allowance(kOther).in_flight_ns); };
+    CHECK(most() == Approx(0.05 / 4 * 1e8));  // nothing is known of the cost
+    device.iterate(500);
+    do device.iterate();
+    while (device.shares < 1);
+    device.controller.began(kFirst, device.now_ns);
+    REQUIRE(device.controller.allowance(kOther).share == 1);
+    CAPTURE(cost);
+    CHECK(most() == Approx(1e8 * (cost == 0 ? 1 : 0.05 / 4 / cost)).epsilon(0.01));
+    device.controller.finished(kFirst, static_cast<uint64_t>(1e8 * (1 + cost)), device.now_ns);
+  }
+}
+
 TEST_CASE("a change of the iteration time by a fifth pauses the others and is learned") {
   Device device;
   device.controller.arrive(kFirst, SessionClass::kGuaranteed);
