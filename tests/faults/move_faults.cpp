@@ -48,6 +48,7 @@ class Moves {
  public:
   static constexpr uint64_t kBlockBytes = 5 * kMiB;  // ends in the middle of a granule
   static constexpr int kBlocks = 4;
+  static constexpr uint64_t kKeptBytes = 2 * kMiB;  // a granule, so it goes out as well
 
   explicit Moves(const std::string& device) : runtime_(open_runtime(moving_options(device))) {
     bystander_ = open_session(*runtime_, need("bystander", 4 * kMiB, 2 * kMiB));
@@ -59,6 +60,12 @@ class Moves {
       blocks_.push_back(must(mover_->alloc(memory::Kind::kModel, kBlockBytes, 0)));
       REQUIRE(fill(*mover_, blocks_.back(), kBlockBytes, value(i)).ok());
     }
+    const auto iteration = mover_->begin(kPlentyNs);
+    REQUIRE(iteration.ok());
+    kept_ = must((*iteration)->alloc(kKeptBytes, 0));
+    REQUIRE_OK((*iteration)->keep(kept_));
+    REQUIRE_OK((*iteration)->end());
+    REQUIRE_OK(fill(*mover_, kept_, kKeptBytes, 0x6B));
     REQUIRE(runtime_->synchronize(GPUSHARE_NO_TIMEOUT).ok());
   }
 
@@ -102,6 +109,7 @@ class Moves {
       // A fault in a move is no failure of the session.
       CHECK(mover_->info().state != executor::SessionState::kFailed);
       for (int i = 0; i < kBlocks; ++i) CHECK(holds(*mover_, blocks_[i], kBlockBytes, value(i)));
+      CHECK(holds(*mover_, kept_, kKeptBytes, 0x6B));
       // It still moves, both ways.
       REQUIRE_OK(mover_->set_quota(8 * kMiB));
       iterate(*mover_, 24);
@@ -111,6 +119,7 @@ class Moves {
       iterate(*mover_, 40);
       CHECK(mover_->info().spilled_bytes == 0);
       for (int i = 0; i < kBlocks; ++i) CHECK(holds(*mover_, blocks_[i], kBlockBytes, value(i)));
+      CHECK(holds(*mover_, kept_, kKeptBytes, 0x6B));
       CHECK(runtime_->check() == "");
       CHECK(mover_->close().ok());
       CHECK(bystander_->close().ok());
@@ -162,7 +171,7 @@ class Moves {
 
   std::shared_ptr<executor::Runtime> runtime_;
   std::shared_ptr<executor::Session> bystander_, mover_;
-  memory::Address pattern_ = 0;
+  memory::Address pattern_ = 0, kept_ = 0;
   std::vector<memory::Address> blocks_;
   std::vector<base::Status> failures_;
 };
