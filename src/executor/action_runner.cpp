@@ -562,7 +562,7 @@ base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap&
   uint64_t moved = 0;
   for (memory::ElasticRange* range : session.ranges_)
     if (status.ok() && moved == 0) status = range->restore(paging_stream_, bytes, &moved);
-  if (status.ok() && moved == 0) status = heap.page_in(paging_stream_, bytes);
+  if (status.ok() && moved == 0 && heap.paged_out()) status = heap.page_in(paging_stream_, bytes);
   *out_done = status.ok() && moved == 0 && !heap.paged_out();
   for (memory::ElasticRange* range : session.ranges_) {
     if (!status.ok())

@@ -510,7 +510,7 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return false;
   const uint64_t tag = extent->heap->tag(handle);
   const bool away = away_part(*extent, handle.offset_bytes, BlockTag::bytes(tag)) > 0;
-  *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX,
+  *out_info = {address, BlockTag::bytes(tag),    BlockTag::kind(tag), session(), UINT32_MAX,
                false,   away || own_blocks_out()};
   return true;
 }

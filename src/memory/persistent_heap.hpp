@@ -190,8 +190,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // Moves kept blocks, whole granules of most_bytes together at most. False: others may be to follow.
   bool move_kept(bool home, const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
   void send_kept_out(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
-  base::Status bring_kept_home(const device::Stream& stream, uint64_t most_bytes)
-      GPUSHARE_REQUIRES(control_);
+  base::Status bring_kept_home(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
   base::Status kept_lost() const;
 
   Shared& shared_;

@@ -351,7 +351,8 @@ struct Keeper {
 
 // Kept blocks go last, a part at a time. Who needs no more than the session's other bytes does not wait for them; who needs
 // more waits for their copies, and no longer.
-TEST_CASE("a guaranteed session waits for the kept blocks of an opportunistic one only if it needs their bytes") {
+TEST_CASE(
+    "a guaranteed session waits for the kept blocks of an opportunistic one only if it needs their bytes") {
   Keeper keeper;
   executor::Runtime& runtime = *keeper.runtime;
   const uint64_t more = GENERATE(0, kSlowKept);
