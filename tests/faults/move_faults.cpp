@@ -71,6 +71,7 @@ class Moves {
 
   executor::Runtime& runtime() { return *runtime_; }
   const std::vector<base::Status>& failures() const { return failures_; }
+  bool kept_went() const { return kept_went_; }
   bool failed_with(int32_t code) const {
     return std::any_of(failures_.begin(), failures_.end(), [&](const auto& f) { return f.code() == code; });
   }
@@ -86,6 +87,8 @@ class Moves {
     auto guaranteed = runtime_->open_session(need("guaranteed", 2 * kMiB, 2 * kMiB));
     if (note(guaranteed.status())) {
       (void)note((*guaranteed)->alloc(memory::Kind::kModel, 20 * kMiB, 0).status());
+      const auto kept = runtime_->find(kept_);
+      kept_went_ = kept.ok() && kept->spilled;
       (void)note((*guaranteed)->close());
     }
     iterate(*mover_, 2);
@@ -172,6 +175,7 @@ class Moves {
   std::shared_ptr<executor::Runtime> runtime_;
   std::shared_ptr<executor::Session> bystander_, mover_;
   memory::Address pattern_ = 0, kept_ = 0;
+  bool kept_went_ = false;
   std::vector<memory::Address> blocks_;
   std::vector<base::Status> failures_;
 };
@@ -230,6 +234,7 @@ TEST_CASE("a fault at call n of moves out and home, for every n: every byte is i
     if (!fired) {
       for (const base::Status& failure : moves.failures()) UNSCOPED_INFO(failure.to_string());
       CHECK(moves.failures().empty());
+      CHECK(moves.kept_went());
     }
     moves.verify(false);
   }
