@@ -86,7 +86,7 @@ class Moves {
     (void)runtime_->trim();
     auto guaranteed = runtime_->open_session(need("guaranteed", 2 * kMiB, 2 * kMiB));
     if (note(guaranteed.status())) {
-      (void)note((*guaranteed)->alloc(memory::Kind::kModel, 20 * kMiB, 0).status());
+      (void)note((*guaranteed)->alloc(memory::Kind::kModel, 30 * kMiB, 0).status());
       const auto kept = runtime_->find(kept_);
       kept_went_ = kept.ok() && kept->spilled;
       (void)note((*guaranteed)->close());
@@ -120,7 +120,10 @@ class Moves {
       CHECK(out.promised_persistent_bytes + out.promised_ephemeral_bytes <= 12 * kMiB);
       REQUIRE_OK(mover_->set_quota(0));
       iterate(*mover_, 40);
-      CHECK(mover_->info().spilled_bytes == 0);
+      // A kept block whose way home failed stays in host memory until the next page-in.
+      const auto kept = runtime_->find(kept_);
+      REQUIRE(kept.ok());
+      CHECK(mover_->info().spilled_bytes == (kept->spilled ? kKeptBytes : 0));
       for (int i = 0; i < kBlocks; ++i) CHECK(holds(*mover_, blocks_[i], kBlockBytes, value(i)));
       CHECK(holds(*mover_, kept_, kKeptBytes, 0x6B));
       CHECK(runtime_->check() == "");
