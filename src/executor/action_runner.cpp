@@ -214,7 +214,7 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
         page(action, lane, outbox);
       break;
     case Action::Kind::kTurnBack:
-      turn_back(*action.session);
+      turn_back(*action.session, outbox);
       break;
     case Action::Kind::kDrop:
       action.session->dropped_.store(true, std::memory_order_release);
@@ -343,9 +343,9 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
     if (out && begins) session.residence_gate_.close();
     if (out && begins && status.ok()) status = save_ranges(session);
     if (status.ok()) {
-      status = paging_stream_.record(paging_start_);
-      if (status.ok()) status = move_part(session, *heap, out, &done, &given);
-      if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
+      const bool timed = paging_stream_.record(paging_start_).ok();
+      status = move_part(session, *heap, out, &done, &given);
+      if (timed && status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
         const auto elapsed = paging_end_.elapsed_since(paging_start_);
         if (elapsed.ok()) device_ns = *elapsed;
       }
@@ -408,13 +408,27 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   session.state_changed_.notify_all();
 }
 
-// Nothing is copied: host memory still has the bytes that have come in.
-void ActionRunner::turn_back(SessionImpl& session) {
+// Nothing is copied: host memory still has the bytes that have come in. If only kept blocks are missing, it has the others
+// no more, and the page-in ends at once.
+void ActionRunner::turn_back(SessionImpl& session, Outbox& outbox) {
   const auto is_page_in = [&](const Action& action) {
     return action.session.get() == &session && action.kind == Action::Kind::kPageIn;
   };
-  if (session.ended_ || std::erase_if(parts_, is_page_in) + std::erase_if(actions_, is_page_in) == 0) return;
-  if (memory::PersistentHeap* const heap = session.heap_.load(); heap != nullptr) {
+  if (session.ended_) return;
+  memory::PersistentHeap* const heap = session.heap_.load();
+  const auto part = std::find_if(parts_.begin(), parts_.end(), is_page_in);
+  if (part != parts_.end() && heap != nullptr && !heap->own_blocks_out()) {
+    const Action last = std::move(*part);
+    parts_.erase(part);
+    {
+      const Unlocked unlocked(runtime_.mutex_);
+      heap->stop_page_in();
+    }
+    if (!runtime_.collapsed_) carry_out(last, outbox);
+    return;
+  }
+  if (std::erase_if(parts_, is_page_in) + std::erase_if(actions_, is_page_in) == 0) return;
+  if (heap != nullptr) {
     const Unlocked unlocked(runtime_.mutex_);
     heap->stop_page_in();
     base::MutexLock lock(session.range_mutex_);
@@ -522,14 +536,22 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
     session.claim_what_it_has(0);
     return {};
   }
-  if (!heap.paged_out()) GPUSHARE_RETURN_IF_ERROR(heap.page_out(paging_stream_, bytes, out_given));
-  base::MutexLock lock(session.range_mutex_);
-  *out_done = heap.paged_out();
-  for (memory::ElasticRange* range : session.ranges_) {
-    if (!*out_done || !range->is_going()) continue;
-    GPUSHARE_RETURN_IF_ERROR(range->drop(paging_stream_, bytes, out_given));
-    *out_done = !range->is_going();
+  // Kept blocks go last: nobody gets their bytes before all of them are out.
+  const bool own_out = heap.own_blocks_out();
+  bool dropped = false, ranges_go = false;
+  {
+    base::MutexLock lock(session.range_mutex_);
+    for (memory::ElasticRange* range : session.ranges_) {
+      if (own_out && !dropped && range->is_going()) {
+        GPUSHARE_RETURN_IF_ERROR(range->drop(paging_stream_, bytes, out_given));
+        dropped = true;
+      }
+      ranges_go = ranges_go || range->is_going();
+    }
   }
+  if (!dropped && !heap.paged_out())
+    GPUSHARE_RETURN_IF_ERROR(heap.page_out(paging_stream_, bytes, out_given));
+  *out_done = heap.paged_out() && !ranges_go;
   return {};
 }
 
@@ -540,7 +562,7 @@ base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap&
   uint64_t moved = 0;
   for (memory::ElasticRange* range : session.ranges_)
     if (status.ok() && moved == 0) status = range->restore(paging_stream_, bytes, &moved);
-  if (status.ok() && moved == 0) status = heap.page_in(paging_stream_, bytes);
+  if (status.ok() && moved == 0 && heap.paged_out()) status = heap.page_in(paging_stream_, bytes);
   *out_done = status.ok() && moved == 0 && !heap.paged_out();
   for (memory::ElasticRange* range : session.ranges_) {
     if (!status.ok())

@@ -344,7 +344,7 @@ std::string DeviceMemoryImpl::report(size_t top_holders) const {
   holders.reserve(open_heaps_.size());
   for (const PersistentHeapImpl* heap : open_heaps_) {
     const HeapStats stats = heap->stats();
-    holders.push_back({heap->name(), stats.live_bytes, stats.promised_bytes, heap->paged_out()});
+    holders.push_back({heap->name(), stats.live_bytes, stats.promised_bytes, heap->own_blocks_out()});
   }
   const size_t shown = std::min(top_holders, holders.size());
   std::partial_sort(holders.begin(), holders.begin() + static_cast<ptrdiff_t>(shown), holders.end(),

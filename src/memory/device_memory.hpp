@@ -117,21 +117,25 @@ class PersistentHeap {
   virtual void set_stream(const device::Stream* stream) = 0;
   // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses stay
   // reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the contiguous
-  // layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. From the first part of a
-  // page-out to the last part of a page-in blocks may be freed but not allocated.
+  // layout. Promoted blocks lie in lanes. Where the device can map host memory they go and come last, and those that
+  // cannot move stay where they are. Spilled ones are in host memory anyway. From the first part of a page-out to the
+  // last part of a page-in blocks may be freed but not allocated.
   //
-  // A call copies most_bytes at most. Until paged_out() tells the end, the same call is to follow. page_out adds to
-  // *out_given_bytes (may be null) what it has given back of the promise, and the rest of the promise is not held either
-  // once the heap is out. After a failure no byte is lost: the heap is resident if it was before the call; it is paged
+  // A call copies most_bytes at most, or a granule. Until paged_out() tells the end, the same call is to follow. page_out
+  // adds to *out_given_bytes (may be null) what it has given back of the promise, and the rest of the promise is not held
+  // either once own_blocks_out(). After a failure no byte is lost: the heap is resident if it was before the call; it is paged
   // out if page_in failed; and if a later part of page_out failed, the call may be repeated. Errors:
   // HOST_OUT_OF_MEMORY (the first part of page_out), DEVICE_OUT_OF_MEMORY (the first part of page_in), INVALID_STATE,
   // the stream's own.
   virtual base::Status page_out(const device::Stream& stream, uint64_t most_bytes = UINT64_MAX,
                                 uint64_t* out_given_bytes = nullptr) = 0;
   virtual base::Status page_in(const device::Stream& stream, uint64_t most_bytes = UINT64_MAX) = 0;
-  // A page-in that has begun and not ended did not begin. Copies nothing.
+  // A page-in that has begun and not ended did not begin. If only promoted blocks are missing, it has ended instead, and
+  // those that are in host memory stay there until the next page-in. Copies nothing.
   virtual void stop_page_in() = 0;
-  virtual bool paged_out() const = 0;
+  virtual bool paged_out() const = 0;  // from the end of a page-out to the end of the page-in
+  // All but promoted blocks is out: a page-out may have to go on for these.
+  virtual bool own_blocks_out() const = 0;
   virtual HeapStats stats() const = 0;
   // stats().peak_bytes counts from now on.
   virtual void reset_peak() = 0;

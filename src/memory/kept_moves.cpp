@@ -1,7 +1,8 @@
-// Kept blocks of sessions that are paged out, which lie in lanes. A granule goes to host memory and comes home as those of heaps do
-// (spill_moves.cpp), when its session is paged out and in. Only granules move whose blocks nobody uses meanwhile: in an
-// open lane, where other sessions place blocks, those that such blocks fill; in a closed one, all in which nothing else
-// lies. A closed lane that has no blocks left gives its memory back.
+// Kept blocks of sessions that are paged out, which lie in lanes. A granule goes to host memory and comes home as those
+// of heaps do (spill_moves.cpp), when its session is paged out and in: after the session's own blocks, in parts as these.
+// Only granules move whose blocks nobody uses meanwhile: in an open lane, where other sessions place blocks, those that
+// such blocks fill; in a closed one, all in which nothing else lies. A closed lane that has no blocks left gives its
+// memory back.
 //
 // A granule that cannot move stays where it is; its session reads and writes it there, and it is tried again at the
 // next page-out or page-in.
@@ -28,7 +29,7 @@ std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const
       Held& granule = granules[at / granularity];
       granule.live_bytes += end - at;
       granule.of_heap |= of != nullptr && of == heap;
-      granule.of_others |= of == nullptr || (of != heap && !of->paged_out());
+      granule.of_others |= of == nullptr || (of != heap && !of->own_blocks_out());
       at = end;
     }
   });
@@ -83,7 +84,7 @@ void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
   // A session may have used its kept blocks on its own stream since it was paged out, which nobody records.
   std::vector<const device::Stream*> streams;
   for (const auto& [offset, heap] : promoted_) {
-    const device::Stream* own = heap == moves_for_ || heap->paged_out() ? heap->stream() : nullptr;
+    const device::Stream* own = heap == moves_for_ || heap->own_blocks_out() ? heap->stream() : nullptr;
     if (own == nullptr || std::find(streams.begin(), streams.end(), own) != streams.end()) continue;
     streams.push_back(own);
     out_uses->push_back(shared_.fences.at_end_of(*own));
@@ -103,15 +104,15 @@ void LaneImpl::moved(const MovableGranule& which, bool home, bool lost) {
   away_bytes_ = away ? away_bytes_ + granularity : away_bytes_ - granularity;
 }
 
-uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, const FenceList& before,
-                             const device::Stream& stream) {
+uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, uint64_t most_bytes,
+                             const FenceList& before, const device::Stream& stream) {
   {
     ShortLockGuard lock(door_.lock_);
     moves_for_ = heap;
   }
   uint64_t bytes = 0;
   const base::Status status =
-      shared_.spill->move(spill_owner_, this, home, UINT64_MAX, UINT64_MAX, before, stream, &bytes);
+      shared_.spill->move(spill_owner_, this, home, most_bytes, UINT64_MAX, before, stream, &bytes);
   {
     ShortLockGuard lock(door_.lock_);
     moving_ = false;
@@ -123,47 +124,58 @@ uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, const Fe
   return bytes;
 }
 
-void LaneImpl::send_kept_out(const FenceList& before, const device::Stream& stream) {
+uint64_t LaneImpl::send_kept_out(const FenceList& before, const device::Stream& stream, uint64_t most_bytes) {
   base::MutexLock control(control_);
-  send_kept_out_here(before, stream);
+  return send_kept_out_here(before, stream, most_bytes);
 }
 
 void LaneImpl::send_closed_out(const device::Stream& stream) {
   base::MutexLock control(control_);
-  if (!is_open()) send_kept_out_here({}, stream);
+  if (!is_open()) (void)send_kept_out_here({}, stream, UINT64_MAX);
 }
 
-void LaneImpl::send_kept_out_here(const FenceList& before, const device::Stream& stream) {
-  if (!shared_.layout->has_host_tier() || is_shared() || range().bytes == 0) return;
+uint64_t LaneImpl::send_kept_out_here(const FenceList& before, const device::Stream& stream,
+                                      uint64_t most_bytes) {
+  if (!shared_.layout->has_host_tier() || is_shared() || range().bytes == 0) return 0;
   {
     ShortLockGuard lock(door_.lock_);
-    if (promoted_.empty()) return;
+    if (promoted_.empty()) return 0;
   }
   FenceList fences = before;
   if (!is_open()) fences.insert(fences.end(), closing_fences_.begin(), closing_fences_.end());
-  if (move_kept(false, nullptr, fences, stream) > 0) extend_to_target();
+  const uint64_t moved = move_kept(false, nullptr, most_bytes, fences, stream);
+  if (moved > 0) extend_to_target();
+  return moved;
 }
 
-void LaneImpl::bring_kept_home(PersistentHeapImpl& heap,
-                               const device::Stream& stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+// Until all have come home the heap lends nothing at boundaries, so the lane has of it what has come and no more.
+uint64_t LaneImpl::bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream,
+                                   uint64_t most_bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   base::MutexLock control(control_);
-  size_t granules = 0;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  uint64_t bytes = 0;
   {
     ShortLockGuard lock(door_.lock_);
     moves_for_ = &heap;
-    granules = coming_home();
+    bytes = std::min<uint64_t>(coming_home(), most_bytes / granularity) * granularity;
     moves_for_ = nullptr;
   }
-  if (granules == 0) return;
+  if (bytes == 0) return 0;
   // The heap lends what the lane needs for them. Without that they come if the device has room all the same.
-  const uint64_t lent = heap.lend_now(granules * shared_.layout->granularity_bytes());
-  {
+  const uint64_t lent = heap.lend_now(bytes);
+  const auto add = [&](uint64_t more) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {  // modulo 2^64
     ShortLockGuard lock(door_.lock_);
-    loans_[&heap].lent_bytes += lent;
-    lent_bytes_ += lent;
+    loans_[&heap].lent_bytes += more;
+    lent_bytes_ += more;
     loans_changed_ = true;
+  };
+  add(lent);
+  const uint64_t moved = move_kept(true, &heap, bytes, is_open() ? own_fence() : closing_fences_, stream);
+  if (moved < lent) {
+    add(moved - lent);
+    heap.take_back(lent - moved);
   }
-  (void)move_kept(true, &heap, is_open() ? own_fence() : closing_fences_, stream);
+  return moved;
 }
 
 bool LaneImpl::fits(uint64_t bytes) const {
@@ -207,7 +219,7 @@ void LaneImpl::renew_away() {
   }
   // As many granules go off the range's end as get memory of the device.
   if (bytes > 0 && bytes < range().bytes && shrink(range().bytes - bytes))
-    (void)move_kept(true, nullptr, own_fence(), *stream_);
+    (void)move_kept(true, nullptr, UINT64_MAX, own_fence(), *stream_);
   extend_to_target();
 }
 

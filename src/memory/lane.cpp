@@ -29,7 +29,7 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   if (owner_ != nullptr)
     return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs an iteration already"};
   if (!heap.is_open()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is closed"};
-  if (heap.paged_out()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is paged out"};
+  if (!heap.is_resident()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is paged out"};
   owner_ = &heap;
   spill_owner_.session.store(heap.session());
   door_.key_.store(++door_.last_key_, std::memory_order_relaxed);

@@ -60,10 +60,12 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
   uint64_t away_of(const PersistentHeapImpl& heap) const;  // of its kept blocks, in host memory
-  // A heap has just been paged out, or `heap` in: its kept blocks here go to host memory, or come home. A block that
-  // cannot move stays where it is.
-  void send_kept_out(const FenceList& before, const device::Stream& stream);
-  void bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream);
+  // Kept blocks of heaps that are out go to host memory, and those of `heap`, whose own blocks are in, come home: whole
+  // granules of most_bytes together at most. A block that cannot move stays where it is. Returns how many bytes have
+  // moved; if they are fewer, no others can now.
+  uint64_t send_kept_out(const FenceList& before, const device::Stream& stream, uint64_t most_bytes);
+  uint64_t bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream, uint64_t most_bytes);
+  void await_moves() { const base::MutexLock until_moved(control_); }
   // The same for a lane that has been closed, whose range nothing but kept blocks pins: after close(), with no lock of the
   // caller, because it copies. Nothing if the lane is open again.
   void send_closed_out(const device::Stream& stream);
@@ -134,9 +136,10 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
   void moved(const MovableGranule& granule, bool home, bool lost) override;
   // Returns how many bytes have moved.
-  uint64_t move_kept(bool home, const PersistentHeapImpl* heap, const FenceList& before,
+  uint64_t move_kept(bool home, const PersistentHeapImpl* heap, uint64_t most_bytes, const FenceList& before,
                      const device::Stream& stream) GPUSHARE_REQUIRES(control_);
-  void send_kept_out_here(const FenceList& before, const device::Stream& stream) GPUSHARE_REQUIRES(control_);
+  uint64_t send_kept_out_here(const FenceList& before, const device::Stream& stream, uint64_t most_bytes)
+      GPUSHARE_REQUIRES(control_);
   // The blocks that lie in each granule.
   struct Held {
     uint64_t live_bytes = 0;

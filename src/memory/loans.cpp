@@ -132,11 +132,10 @@ uint64_t PersistentHeapImpl::on_loan() const {
 
 uint64_t PersistentHeapImpl::lend(uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  return control ? lend_now(bytes) : 0;
+  return control && is_resident() ? lend_now(bytes) : 0;
 }
 
 uint64_t PersistentHeapImpl::lend_now(uint64_t bytes) {
-  if (residency_.load() != Residency::kResident) return 0;
   uint64_t lent = 0;
   {
     ShortLockGuard lock(lock_);
@@ -157,7 +156,7 @@ void PersistentHeapImpl::take_back(uint64_t bytes) {
 
 void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  if (control && residency_.load() == Residency::kResident) restore(false);
+  if (control && is_resident()) restore(false);
 }
 
 void PersistentHeapImpl::restore(bool may_wait) {

@@ -8,9 +8,13 @@
 // While it is out, blocks can be freed but not placed, so the runs of live bytes that were saved cover all
 // that must come back. No failure loses a byte: a failed first part leaves the heap resident, a later one leaves it
 // where it is, to be tried again, and a failed part of a page-in leaves it paged out with all its bytes in host memory.
-// Blocks that it kept lie in lanes; they go and come after it (kept_moves.cpp).
+// Blocks that it kept lie in lanes; they go and come after its own blocks, in parts as well (kept_moves.cpp). A kept
+// block that cannot move stays where it is, so a page-in of which only kept blocks are missing may end at any time.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
 #include "base/units.hpp"
 #include "memory/lane.hpp"
 #include "memory/persistent_heap.hpp"
@@ -111,8 +115,14 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream, uint64_t
   base::MutexLock control(control_);
   if (!shared_.layout->can_page())
     return {GPUSHARE_UNSUPPORTED, "the contiguous layout cannot page a session out and keep its addresses"};
-  const bool begins = residency_.load() == Residency::kResident;
-  if (!begins && residency_.load() != Residency::kPaging)
+  most_bytes = std::max(most_bytes, shared_.layout->granularity_bytes());
+  const Residency was = residency_.load();
+  const bool begins = was == Residency::kResident;
+  if (was == Residency::kOut) {
+    send_kept_out(stream, most_bytes);
+    return {};
+  }
+  if (!begins && was != Residency::kPaging)
     return {GPUSHARE_INVALID_STATE,
             is_open() ? "the session is paged out already" : "the persistent heap is closed"};
   if (begins) {
@@ -144,13 +154,39 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream, uint64_t
   const auto given = give_saved(from);
   if (!given.ok()) return stay(given.status());  // INVALID_STATE only: a broken invariant
   if (out_given_bytes != nullptr) *out_given_bytes += *given;
-  out_from_ = from;
+  most_bytes -= std::exchange(out_from_, from) - from;
   if (from > 0) return {};
-  residency_.store(Residency::kPagedOut);
+  residency_.store(Residency::kOut);
   shared_.paged_out_bytes.fetch_add(saved_bytes(), std::memory_order_relaxed);
-  // The page-out is made whatever becomes of the kept blocks.
-  for (LaneImpl* lane : borrowers()) lane->send_kept_out(own_fences(), stream);
+  send_kept_out(stream, most_bytes);
   return {};
+}
+
+bool PersistentHeapImpl::move_kept(bool home, const device::Stream& stream, uint64_t most_bytes) {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  for (LaneImpl* lane : borrowers()) {
+    if (most_bytes >= granularity)
+      most_bytes -= home ? lane->bring_kept_home(*this, stream, most_bytes)
+                         : lane->send_kept_out(own_fences(), stream, most_bytes);
+    if (most_bytes < granularity) return false;
+  }
+  return true;
+}
+
+// The page-out is made whatever becomes of the kept blocks.
+void PersistentHeapImpl::send_kept_out(const device::Stream& stream, uint64_t most_bytes) {
+  if (move_kept(false, stream, most_bytes)) residency_.store(Residency::kPagedOut);
+}
+
+base::Status PersistentHeapImpl::bring_kept_home(const device::Stream& stream, uint64_t most_bytes) {
+  const bool all = move_kept(true, stream, most_bytes);
+  if (kept_lost_.load()) return kept_lost();
+  if (all) residency_.store(Residency::kResident);
+  return {};
+}
+
+base::Status PersistentHeapImpl::kept_lost() const {
+  return {GPUSHARE_INTERNAL, "session '" + name() + "': the device lost blocks that it kept"};
 }
 
 void PersistentHeapImpl::unback_all() {
@@ -164,16 +200,18 @@ void PersistentHeapImpl::unback_all() {
 void PersistentHeapImpl::stop_page_in() {
   base::MutexLock control(control_);
   if (coming_in_) unback_all();
+  if (residency_.load() != Residency::kIn || kept_lost_.load()) return;
+  // A boundary may still move granules that it chose before the session's own blocks were in.
+  for (LaneImpl* lane : borrowers()) lane->await_moves();
+  residency_.store(Residency::kResident);
 }
 
 base::Status PersistentHeapImpl::page_in(const device::Stream& stream, uint64_t most_bytes) {
   base::MutexLock control(control_);
-  if (residency_.load() != Residency::kPagedOut)
-    return {GPUSHARE_INVALID_STATE, "the session is not paged out"};
-  const auto lost = [this] {
-    return base::Status(GPUSHARE_INTERNAL, "session '" + name() + "': the device lost blocks that it kept");
-  };
-  if (kept_lost_.load()) return lost();
+  if (!paged_out()) return {GPUSHARE_INVALID_STATE, "the session is not paged out"};
+  if (kept_lost_.load()) return kept_lost();
+  most_bytes = std::max(most_bytes, shared_.layout->granularity_bytes());
+  if (residency_.load() == Residency::kIn) return bring_kept_home(stream, most_bytes);
   const auto stay_out = [&](const base::Status& status) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     unback_all();
     return status.with_context("paging in session '" + name() + "'");
@@ -190,16 +228,15 @@ base::Status PersistentHeapImpl::page_in(const device::Stream& stream, uint64_t 
   }
   const auto copied = copy_runs(in_until_, saved_bytes(), most_bytes, valid_, stream, false);
   if (!copied.ok()) return stay_out(copied.status());
-  in_until_ = *copied;
+  most_bytes -= std::min(most_bytes, *copied - std::exchange(in_until_, *copied));
   if (in_until_ < saved_bytes()) return {};
   shared_.paged_in_bytes.fetch_add(saved_bytes(), std::memory_order_relaxed);
   shared_.spill->chunks().give(saved_chunks_);
   saved_runs_.clear();
   valid_.clear();
   coming_in_ = false;
-  residency_.store(Residency::kResident);
-  for (LaneImpl* lane : borrowers()) lane->bring_kept_home(*this, stream);
-  return kept_lost_.load() ? lost() : base::Status();
+  residency_.store(Residency::kIn);
+  return bring_kept_home(stream, most_bytes);
 }
 
 }  // namespace gpushare::memory

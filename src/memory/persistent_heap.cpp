@@ -510,8 +510,8 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return false;
   const uint64_t tag = extent->heap->tag(handle);
   const bool away = away_part(*extent, handle.offset_bytes, BlockTag::bytes(tag)) > 0;
-  *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX,
-               false,   away || paged_out()};
+  *out_info = {address, BlockTag::bytes(tag),    BlockTag::kind(tag), session(), UINT32_MAX,
+               false,   away || own_blocks_out()};
   return true;
 }
 
@@ -567,7 +567,7 @@ HeapStats PersistentHeapImpl::stats() const {
 
 void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
   ShortLockGuard lock(lock_);
-  const bool out = paged_out();
+  const bool out = own_blocks_out();
   for (const Extent& extent : extents_) {
     SegmentSnapshot segment;
     segment.address = extent.range.base;

@@ -66,7 +66,15 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
                         uint64_t* out_given_bytes) override;
   base::Status page_in(const device::Stream& stream, uint64_t most_bytes) override;
   void stop_page_in() override;
-  bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
+  bool paged_out() const override {
+    const Residency residency = residency_.load();
+    return residency == Residency::kPagedOut || residency == Residency::kIn;
+  }
+  bool own_blocks_out() const override {
+    const Residency residency = residency_.load();
+    return residency == Residency::kOut || residency == Residency::kPagedOut;
+  }
+  bool is_resident() const { return residency_.load() == Residency::kResident; }
   HeapStats stats() const override;
   void reset_peak() override;
   PersistentHeapImpl& impl() override { return *this; }
@@ -104,7 +112,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
-  enum class Residency : uint8_t { kClosed, kResident, kPaging, kPagedOut };
+  // kPaging: its own blocks go out. kOut: they are out, and its kept blocks may be to follow. kIn: its own blocks are in
+  // again, and its kept blocks may be to follow.
+  enum class Residency : uint8_t { kClosed, kResident, kPaging, kOut, kPagedOut, kIn };
   struct Granule {
     uint64_t last_use = 0;
     uint64_t live_bytes = 0;  // while blocks move
@@ -177,6 +187,11 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // Gives the device memory back that only saved bytes from `at` on need; returns how much of the promise that was.
   base::Result<uint64_t> give_saved(uint64_t at) GPUSHARE_REQUIRES(control_);
   void unback_all() GPUSHARE_REQUIRES(control_);
+  // Moves kept blocks, whole granules of most_bytes together at most. False: others may be to follow.
+  bool move_kept(bool home, const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
+  void send_kept_out(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
+  base::Status bring_kept_home(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
+  base::Status kept_lost() const;
 
   Shared& shared_;
   SpillOwner spill_owner_;  // session, stream, spilled bytes

@@ -48,6 +48,7 @@ class Moves {
  public:
   static constexpr uint64_t kBlockBytes = 5 * kMiB;  // ends in the middle of a granule
   static constexpr int kBlocks = 4;
+  static constexpr uint64_t kKeptBytes = 2 * kMiB;  // a granule, so it goes out as well
 
   explicit Moves(const std::string& device) : runtime_(open_runtime(moving_options(device))) {
     bystander_ = open_session(*runtime_, need("bystander", 4 * kMiB, 2 * kMiB));
@@ -59,11 +60,18 @@ class Moves {
       blocks_.push_back(must(mover_->alloc(memory::Kind::kModel, kBlockBytes, 0)));
       REQUIRE(fill(*mover_, blocks_.back(), kBlockBytes, value(i)).ok());
     }
+    const auto iteration = mover_->begin(kPlentyNs);
+    REQUIRE(iteration.ok());
+    kept_ = must((*iteration)->alloc(kKeptBytes, 0));
+    REQUIRE_OK((*iteration)->keep(kept_));
+    REQUIRE_OK((*iteration)->end());
+    REQUIRE_OK(fill(*mover_, kept_, kKeptBytes, 0x6B));
     REQUIRE(runtime_->synchronize(GPUSHARE_NO_TIMEOUT).ok());
   }
 
   executor::Runtime& runtime() { return *runtime_; }
   const std::vector<base::Status>& failures() const { return failures_; }
+  bool kept_went() const { return kept_went_; }
   bool failed_with(int32_t code) const {
     return std::any_of(failures_.begin(), failures_.end(), [&](const auto& f) { return f.code() == code; });
   }
@@ -78,7 +86,9 @@ class Moves {
     (void)runtime_->trim();
     auto guaranteed = runtime_->open_session(need("guaranteed", 2 * kMiB, 2 * kMiB));
     if (note(guaranteed.status())) {
-      (void)note((*guaranteed)->alloc(memory::Kind::kModel, 20 * kMiB, 0).status());
+      (void)note((*guaranteed)->alloc(memory::Kind::kModel, 30 * kMiB, 0).status());
+      const auto kept = runtime_->find(kept_);
+      kept_went_ = kept.ok() && kept->spilled;
       (void)note((*guaranteed)->close());
     }
     iterate(*mover_, 2);
@@ -102,6 +112,7 @@ class Moves {
       // A fault in a move is no failure of the session.
       CHECK(mover_->info().state != executor::SessionState::kFailed);
       for (int i = 0; i < kBlocks; ++i) CHECK(holds(*mover_, blocks_[i], kBlockBytes, value(i)));
+      CHECK(holds(*mover_, kept_, kKeptBytes, 0x6B));
       // It still moves, both ways.
       REQUIRE_OK(mover_->set_quota(8 * kMiB));
       iterate(*mover_, 24);
@@ -109,8 +120,12 @@ class Moves {
       CHECK(out.promised_persistent_bytes + out.promised_ephemeral_bytes <= 12 * kMiB);
       REQUIRE_OK(mover_->set_quota(0));
       iterate(*mover_, 40);
-      CHECK(mover_->info().spilled_bytes == 0);
+      // A kept block whose way home failed stays in host memory until the next page-in.
+      const auto kept = runtime_->find(kept_);
+      REQUIRE(kept.ok());
+      CHECK(mover_->info().spilled_bytes == (kept->spilled ? kKeptBytes : 0));
       for (int i = 0; i < kBlocks; ++i) CHECK(holds(*mover_, blocks_[i], kBlockBytes, value(i)));
+      CHECK(holds(*mover_, kept_, kKeptBytes, 0x6B));
       CHECK(runtime_->check() == "");
       CHECK(mover_->close().ok());
       CHECK(bystander_->close().ok());
@@ -162,7 +177,8 @@ class Moves {
 
   std::shared_ptr<executor::Runtime> runtime_;
   std::shared_ptr<executor::Session> bystander_, mover_;
-  memory::Address pattern_ = 0;
+  memory::Address pattern_ = 0, kept_ = 0;
+  bool kept_went_ = false;
   std::vector<memory::Address> blocks_;
   std::vector<base::Status> failures_;
 };
@@ -221,6 +237,7 @@ TEST_CASE("a fault at call n of moves out and home, for every n: every byte is i
     if (!fired) {
       for (const base::Status& failure : moves.failures()) UNSCOPED_INFO(failure.to_string());
       CHECK(moves.failures().empty());
+      CHECK(moves.kept_went());
     }
     moves.verify(false);
   }

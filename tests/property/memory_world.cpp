@@ -202,9 +202,14 @@ void World::arm_fault() {
   armed_ = true;
 }
 
+uint64_t Session::held() const {
+  if (!out || coming) return promised;
+  return heap->own_blocks_out() ? 0 : promised - given;
+}
+
 uint64_t World::promised() const {
   uint64_t sum = 0;
-  for (const Session& session : sessions_) sum += session.home + (session.out ? 0 : session.promised);
+  for (const Session& session : sessions_) sum += session.home + session.held();
   for (const LaneModel& lane : lanes_)
     if (lane.lane != nullptr) sum += lane.promised();
   return sum + memory_->stats().pinned_bytes;

@@ -60,8 +60,12 @@ struct Session {
   uint64_t home = 0;  // device memory behind spilled blocks
   const device::Stream* stream = nullptr;
   size_t running_in = SIZE_MAX;
-  bool out = false;
+  bool out = false;     // from the first part of its page-out to the last of its page-in
+  bool coming = false;  // its page-in has begun
+  uint64_t given = 0;   // of its promise, by the parts of its page-out
   std::vector<Block> blocks;
+
+  uint64_t held() const;  // of its promise
 };
 
 struct LaneModel {

@@ -120,28 +120,37 @@ void World::alloc_spilled() {
   born(list.back(), session->stream, true);
 }
 
+// A part of a page-out or page-in, which may be all of it.
 void World::page() {
   Session* session = any_session();
   if (session == nullptr || session->running_in != SIZE_MAX) return;
   const device::Stream& stream = streams_[kLanes + pick(2)];
-  if (session->out) {
-    if (session->promised > room()) return;
-    const auto status = session->heap->page_in(stream);
+  const uint64_t part = chance(2) ? UINT64_MAX : (1 + pick(4)) * granule_;
+  if (session->heap->paged_out()) {
+    base::Status status;
+    if (session->coming && chance(6)) {
+      session->heap->stop_page_in();
+      session->coming = false;
+    } else {
+      if (!session->coming && session->promised > room()) return;
+      status = session->heap->page_in(stream, part);
+      session->coming = status.ok();
+    }
     if (!status.ok()) {
       must_be_memory(status);
       REQUIRE(armed_);
-      REQUIRE(session->heap->paged_out());
-      return;
+      REQUIRE(session->heap->own_blocks_out());
     }
-    session->out = false;
-    REQUIRE(!session->heap->paged_out());
+    if (session->heap->paged_out()) return;
+    session->out = session->coming = false;
     for (const Block& block : session->blocks) probe(block, session->stream);
     return;
   }
   uint64_t before[kLanes] = {};
   for (size_t i = 0; i < kLanes; ++i)
     if (lanes_[i].lane != nullptr) before[i] = lanes_[i].lane->stats().size_bytes;
-  const auto status = session->heap->page_out(stream);
+  if (!session->out) session->given = 0;
+  const auto status = session->heap->page_out(stream, part, &session->given);
   if (!memory_->can_page()) {
     REQUIRE(status.code() == GPUSHARE_UNSUPPORTED);
     return;
@@ -149,15 +158,17 @@ void World::page() {
   if (!status.ok()) {
     must_be_memory(status);
     REQUIRE(armed_);
-    REQUIRE(!session->heap->paged_out());
+    REQUIRE(!session->out);
     return;
   }
   session->out = true;
-  REQUIRE(session->heap->paged_out());
-  // Lanes give back what it lent, as far as no block pins it.
+  REQUIRE(session->given <= session->promised);
+  if (part == UINT64_MAX) REQUIRE(session->heap->paged_out());
+  // Lanes give back what it lent, as far as no block pins it. One that was short of its size, because the device still used
+  // what could have been added, may have it again.
   for (size_t i = 0; i < kLanes; ++i)
     if (lanes_[i].lane != nullptr && lanes_[i].running == SIZE_MAX)
-      REQUIRE(lanes_[i].lane->stats().size_bytes <= std::max(before[i], pinned_in(i)));
+      REQUIRE(lanes_[i].lane->stats().size_bytes <= std::max({before[i], lanes_[i].bytes, pinned_in(i)}));
 }
 
 // Granules go out to host memory, or come home.

@@ -326,6 +326,78 @@ TEST_CASE(
   CHECK(runtime->close().ok());
 }
 
+// A byte takes 1 ns to copy within the device as well, as kept blocks do.
+constexpr Setup kSlow = {"sim?total_bytes=134217728&copy_gbps=1&copy_latency_ns=0&memory_gbps=2",
+                         memory::Layout::kVirtual};
+constexpr uint64_t kSlowPart = 2 * kMiB, kSlowKept = 20 * kMiB, kSlowBlocks = 80 * kMiB;
+
+struct Keeper {
+  Keeper() {
+    auto options = options_of(kSlow, "priority");
+    options.spill_move_bytes = kSlowPart;
+    options.spill_move_ns = 1'000'000'000;
+    runtime = open_runtime(std::move(options));
+    session = open_session(*runtime, lower(kSlowKept + kSlowBlocks, kSlowKept, false));
+    const auto iteration = begun(*session);
+    const auto kept = iteration->alloc(kSlowKept, 0);
+    REQUIRE(kept.ok());
+    REQUIRE_OK(iteration->keep(*kept));
+    REQUIRE_OK(iteration->end());
+    REQUIRE(session->alloc(memory::Kind::kModel, kSlowBlocks, 0).ok());
+  }
+  std::shared_ptr<executor::Runtime> runtime;
+  std::shared_ptr<executor::Session> session;
+};
+
+// Kept blocks go last, a part at a time. Who needs no more than the session's other bytes does not wait for them; who needs
+// more waits for their copies, and no longer.
+TEST_CASE(
+    "a guaranteed session waits for the kept blocks of an opportunistic one only if it needs their bytes") {
+  Keeper keeper;
+  executor::Runtime& runtime = *keeper.runtime;
+  const uint64_t more = GENERATE(0, kSlowKept);
+  auto guaranteed = open_session(runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
+  const auto info = runtime.info();
+  const uint64_t free = info->capacity_bytes - info->promised_bytes;
+  const auto block = guaranteed->alloc(memory::Kind::kModel, free + kSlowBlocks + more, 0);
+  INFO(block.status().to_string());
+  REQUIRE(block.ok());
+  CHECK(guaranteed->info().room_waited_ns <= longest_ns(kSlowBlocks + more, kSlowPart));
+  CHECK(runtime.check() == "");
+  REQUIRE_OK(guaranteed->close());
+  REQUIRE_OK(keeper.session->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  CHECK(keeper.session->info().spilled_bytes == 0);
+  CHECK(runtime.check() == "");
+  CHECK(runtime.close().ok());
+}
+
+// The newcomer arrives at any point of the holder's way in. If only kept blocks are missing, that ends at once.
+TEST_CASE("a guaranteed session does not wait for kept blocks of an opportunistic one to come home") {
+  constexpr uint64_t kNeeds = 50 * kMiB;
+  Keeper keeper;
+  executor::Runtime& runtime = *keeper.runtime;
+  for (uint64_t round = 1; round <= 40; ++round) {
+    CAPTURE(round);
+    auto first = open_session(runtime, need("first", 100 * kMiB, 2 * kMiB, 1));
+    REQUIRE_OK(first->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    while (keeper.session->info().state != executor::SessionState::kPagedOut ||
+           keeper.session->info().spilled_bytes < kSlowKept)
+      std::this_thread::yield();
+    REQUIRE_OK(first->close());
+    // Half of the rounds wait until kept blocks come home.
+    while (round % 2 == 0 && keeper.session->info().spilled_bytes == kSlowKept) std::this_thread::yield();
+    auto newcomer = open_session(runtime, need("newcomer", kNeeds - 2 * kMiB, 2 * kMiB, 1));
+    REQUIRE_OK(newcomer->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(newcomer->info().queued_ns <= longest_ns(kNeeds, 2 * kSlowPart));
+    CHECK(runtime.check() == "");
+    REQUIRE_OK(newcomer->close());
+    REQUIRE_OK(keeper.session->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    CHECK(keeper.session->info().spilled_bytes == 0);
+    CHECK(runtime.check() == "");
+  }
+  CHECK(runtime.close().ok());
+}
+
 TEST_CASE("an allocation of a guaranteed session does not wait for the page-in of an opportunistic one") {
   auto options = options_of(kDevice, "priority");
   options.spill_move_bytes = 2 * kMiB;

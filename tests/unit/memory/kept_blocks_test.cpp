@@ -355,9 +355,10 @@ TEST_CASE("kept blocks of sessions that are paged out and in keep their bytes an
   struct One {
     PersistentHeap* heap;
     std::map<Address, Block> kept;
+    bool out = false;
   };
   std::vector<One> sessions;
-  for (memory::SessionId id = 1; id <= 3; ++id) sessions.push_back({f.heap(id, 12 * kMiB), {}});
+  for (memory::SessionId id = 1; id <= 3; ++id) sessions.push_back({f.heap(id, 12 * kMiB), {}, false});
   for (One& one : sessions) one.heap->set_stream(&stream);
   Lane* lanes[2] = {};
   const auto fail_sometimes = [&](bool on) {
@@ -390,10 +391,15 @@ TEST_CASE("kept blocks of sessions that are paged out and in keep their bytes an
       lane = nullptr;
     } else if (what < 3) {
       const bool out = !one.heap->paged_out();
+      const uint64_t part = uniform(random, 0, 1) == 0 ? UINT64_MAX : uniform(random, 1, 6 * kMiB);
       fail_sometimes(uniform(random, 0, 3) == 0);
-      const base::Status status = out ? one.heap->page_out(paging) : one.heap->page_in(paging);
+      if (!out && uniform(random, 0, 7) == 0) one.heap->stop_page_in();
+      const base::Status status = out                     ? one.heap->page_out(paging, part)
+                                  : one.heap->paged_out() ? one.heap->page_in(paging, part)
+                                                          : base::Status();
       CHECK(status.code() != GPUSHARE_INTERNAL);
       fail_sometimes(false);
+      one.out = out ? one.out || status.ok() : one.heap->paged_out();
       for (const auto& [address, block] : one.kept)
         went_out |= out && status.ok() && f.memory->find(address)->spilled;
     } else if (what == 3 && !one.kept.empty()) {
@@ -401,7 +407,7 @@ TEST_CASE("kept blocks of sessions that are paged out and in keep their bytes an
       std::advance(block, static_cast<ptrdiff_t>(uniform(random, 0, one.kept.size() - 1)));
       CHECK_OK(f.memory->free(block->first));
       one.kept.erase(block);
-    } else if (!one.heap->paged_out()) {
+    } else if (!one.out) {
       if (lane == nullptr) {
         auto opened = f.memory->open_lane(0, 16 * kMiB, stream);
         if (!opened.ok()) continue;
@@ -461,6 +467,134 @@ TEST_CASE("a kept block that its paged-out session uses comes home after that us
   opener.join();
   CHECK_OK(own.synchronize());
   CHECK(all_are(reinterpret_cast<const uint8_t*>(used), kMiB, 7));
+  CHECK_OK(f.memory->close_heap(heap));
+}
+
+// Between two parts anything may happen that may happen to a session that is out.
+TEST_CASE("kept blocks go out in parts after their session's own blocks, and come home in parts after them") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto own = f.stream(), of_lane = f.stream(), paging = f.stream();
+  PersistentHeap *heap = f.heap(1, 16 * kMiB), *other = f.heap(2, 8 * kMiB);
+  heap->set_stream(&own);
+  other->set_stream(&of_lane);
+  Lane* lane = f.lane(0, 16 * kMiB, of_lane);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(8 * kMiB, 0)), freed = must(lane->alloc(2 * kMiB, 0));
+  CHECK_OK(of_lane.fill(kept, 7, 8 * kMiB));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->keep(freed));
+  CHECK_OK(lane->end_iteration(nullptr));
+  const Address block = must(heap->alloc(Kind::kModel, 4 * kMiB, 0));
+  CHECK_OK(own.fill(block, 8, 4 * kMiB));
+  CHECK_OK(of_lane.synchronize());
+  // The lane has its whole size beside kept blocks that are away.
+  const auto others_iteration = [&](uint64_t bytes) {
+    CHECK_OK(of_lane.synchronize());
+    CHECK_OK(lane->begin_iteration(*other, false));
+    CHECK_OK(of_lane.fill(must(lane->alloc(bytes, 0)), 0xEE, bytes));
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(f.memory->check() == "");
+  };
+  const auto fail_copy = [&] {
+    gpushare_backend_fault fault{sizeof(fault), GPUSHARE_FAULT_LAUNCH_FAILS, 1, 0};
+    CHECK_OK(f.device->set_fault(fault));
+  };
+  enum class Then { kNothing, kFree, kIterate, kFail, kLaneCloses, kHeapCloses };
+  const Then then = GENERATE(Then::kNothing, Then::kFree, Then::kIterate, Then::kFail, Then::kLaneCloses,
+                             Then::kHeapCloses);
+  const bool at_home = GENERATE(false, true);  // the same on the way home
+  uint64_t given = 0, away = 0;
+  CHECK_OK(heap->page_out(paging, 2 * kMiB, &given));
+  CHECK_FALSE(heap->own_blocks_out());
+  CHECK_OK(heap->page_out(paging, 2 * kMiB, &given));
+  CHECK(heap->own_blocks_out());
+  CHECK_FALSE(heap->paged_out());
+  CHECK(given >= 4 * kMiB);
+  CHECK(heap->kept_away_bytes() == 0);
+  CHECK(lane->begin_iteration(*heap, false).code() == GPUSHARE_INVALID_STATE);
+  const auto happens = [&] {
+    if (then == Then::kFree) CHECK_OK(f.memory->free(freed));
+    if (then == Then::kIterate) others_iteration(heap->kept_away_bytes() + 6 * kMiB);
+    if (then == Then::kFail) fail_copy();
+    if (then == Then::kLaneCloses) CHECK_OK(f.memory->close_lane(lane));
+    if (then == Then::kHeapCloses) CHECK_OK(f.memory->close_heap(heap));
+    CHECK(f.memory->check() == "");
+    return then != Then::kHeapCloses;
+  };
+  for (int parts = 0; !heap->paged_out(); ++parts) {
+    if (parts == 2 && !at_home && !happens()) return;
+    CHECK_OK(heap->page_out(paging, 3 * kMiB, &given));  // a granule
+    if (then == Then::kFail && parts == 2 && !at_home) break;
+    if (then != Then::kLaneCloses) CHECK(heap->kept_away_bytes() <= away + 2 * kMiB);
+    away = heap->kept_away_bytes();
+    CHECK(f.memory->check() == "");
+  }
+  CHECK(heap->paged_out());
+  CHECK(given >= 4 * kMiB);
+  const bool without = then == Then::kFree && !at_home;
+  if (then != Then::kFail || at_home) CHECK(heap->kept_away_bytes() == (without ? 8 : 10) * kMiB);
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(kept), 8 * kMiB, 7));
+  CHECK(heap->page_out(paging).code() == GPUSHARE_INVALID_STATE);
+  away = heap->kept_away_bytes();
+  while (heap->own_blocks_out()) CHECK_OK(heap->page_in(paging, 2 * kMiB));
+  CHECK(heap->paged_out());
+  CHECK(heap->kept_away_bytes() == away);
+  CHECK(heap->alloc(Kind::kModel, 1, 0).status().code() == GPUSHARE_INVALID_STATE);
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(block), 4 * kMiB, 8));
+  for (int parts = 0; heap->paged_out(); ++parts) {
+    if (parts == 2 && at_home && !happens()) return;
+    CHECK_OK(heap->page_in(paging, 3 * kMiB));
+    CHECK(heap->kept_away_bytes() + (then == Then::kFree ? 4 : 2) * kMiB >= away);
+    away = heap->kept_away_bytes();
+    CHECK(f.memory->check() == "");
+  }
+  // A copy that failed leaves its blocks where they are, which the session reads there.
+  CHECK((away > 0) == (then == Then::kFail && at_home));
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(kept), 8 * kMiB, 7));
+  CHECK_OK(heap->page_out(paging));
+  CHECK_OK(heap->page_in(paging));
+  CHECK(heap->kept_away_bytes() == 0);
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(kept), 8 * kMiB, 7));
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(block), 4 * kMiB, 8));
+  CHECK(f.memory->check() == "");
+  CHECK_OK(f.memory->close_heap(heap));
+}
+
+TEST_CASE("a page-in that is stopped when only kept blocks are missing has ended") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto own = f.stream(), of_lane = f.stream(), paging = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  heap->set_stream(&own);
+  Lane* lane = f.lane(0, 16 * kMiB, of_lane);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(8 * kMiB, 0));
+  CHECK_OK(of_lane.fill(kept, 7, 8 * kMiB));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(of_lane.synchronize());
+  CHECK_OK(heap->page_out(paging));
+  CHECK_OK(heap->page_in(paging, 2 * kMiB));
+  CHECK(heap->paged_out());
+  CHECK(heap->kept_away_bytes() == 6 * kMiB);
+  heap->stop_page_in();
+  CHECK_FALSE(heap->paged_out());
+  CHECK(heap->kept_away_bytes() == 6 * kMiB);
+  CHECK(f.memory->check() == "");
+  // It runs as it is, and the lane has its size.
+  CHECK_OK(of_lane.synchronize());
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  CHECK_OK(of_lane.fill(must(lane->alloc(16 * kMiB, 0)), 0xEE, 16 * kMiB));
+  CHECK_OK(of_lane.fill(kept, 9, 8 * kMiB));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(f.memory->check() == "");
+  CHECK_OK(of_lane.synchronize());
+  // What is away stays there when it is paged out, and comes home when it is paged in.
+  CHECK_OK(heap->page_out(paging));
+  CHECK(heap->kept_away_bytes() == 8 * kMiB);
+  CHECK_OK(heap->page_in(paging));
+  CHECK(heap->kept_away_bytes() == 0);
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(kept), 8 * kMiB, 9));
+  CHECK(f.memory->check() == "");
   CHECK_OK(f.memory->close_heap(heap));
 }
 
