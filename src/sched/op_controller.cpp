@@ -276,7 +276,7 @@ void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
       cost = kOptimism * (below_cost + part * (above_cost - below_cost));
       work = below_work + part * (curve[above].work.value - below_work);
     } else if (below < kShares) {
-      // What was never tried is reached by steps of twice at most.
+      // A share that was never tried is reached by steps of twice at most.
       if (choice.cost.count == 0 && share > 2 * share_at(below)) break;
       cost = (choice.cost.count > 0 ? 1 : kOptimism) * below_cost * share / share_at(below);
       work = below_work * share / share_at(below);

@@ -588,7 +588,7 @@ TEST_CASE("a page-in that is stopped when only kept blocks are missing has ended
   CHECK_OK(lane->end_iteration(nullptr));
   CHECK(f.memory->check() == "");
   CHECK_OK(of_lane.synchronize());
-  // What is away stays there when it is paged out, and comes home when it is paged in.
+  // A block that is away stays there when it is paged out, and comes home when it is paged in.
   CHECK_OK(heap->page_out(paging));
   CHECK(heap->kept_away_bytes() == 8 * kMiB);
   CHECK_OK(heap->page_in(paging));

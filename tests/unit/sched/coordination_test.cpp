@@ -149,7 +149,7 @@ TEST_CASE("a guaranteed session waits for a lane of its own while opportunistic 
   shrink_to(4);
   CHECK(of.runs(2));
   CHECK(of.scheduler->lane_of(1) != of.scheduler->lane_of(2));
-  // One that does not shrink is paged out.
+  // A session that does not shrink is paged out.
   of.leave(2);
   shrink_to(18);
   arrive(3, kSureClass, 24);
