@@ -376,7 +376,7 @@ TEST_CASE("a guaranteed session does not wait for kept blocks of an opportunisti
   constexpr uint64_t kNeeds = 50 * kMiB;
   Keeper keeper;
   executor::Runtime& runtime = *keeper.runtime;
-  for (uint64_t round = 1; round <= 40; ++round) {
+  for (uint64_t round = 1; round <= 16; ++round) {
     CAPTURE(round);
     auto first = open_session(runtime, need("first", 100 * kMiB, 2 * kMiB, 1));
     REQUIRE_OK(first->wait_admitted(GPUSHARE_NO_TIMEOUT));
