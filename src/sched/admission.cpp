@@ -123,15 +123,14 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
 
 // A guaranteed session does not take turns with an opportunistic one while others shrink and leave it room for a lane of its own.
 bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const {
-  if (above_limit == 0 || session.view.cls != SessionClass::kGuaranteed || !may_open_lane(session))
+  if (above_limit_bytes == 0 || session.view.cls != SessionClass::kGuaranteed || !may_open_lane(session))
     return false;
   if (std::none_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
         return member->view.cls == SessionClass::kOpportunistic;
       }))
     return false;
-  uint64_t room = free_bytes();
-  for (const auto& [id, each] : sessions) room = base::add_saturated(room, each->above_bytes);
-  return room >= base::add_saturated(session.persistent_bytes, session.ephemeral_bytes);
+  return base::add_saturated(free_bytes(), above_limit_bytes) >=
+         base::add_saturated(session.persistent_bytes, session.ephemeral_bytes);
 }
 
 bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {

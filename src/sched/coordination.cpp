@@ -91,7 +91,7 @@ void Scheduler::Impl::coordinate(uint64_t now_ns) {
     }
   (void)coordinator->take_actions();  // the views below say all; who gives way is waited for by promises
   coordinate_at_ns = coordinator->look_again_ns();
-  above_limit = 0;
+  above_limit_bytes = 0;
   for (SessionRecord* session : all) {
     if (session->worth_ns) {
       release(*session);
@@ -120,7 +120,7 @@ void Scheduler::Impl::watch_limit(SessionRecord& session, uint64_t now_ns) {
   const uint64_t above = need - session.limit_bytes;
   if (session.above_bytes == 0 || above < session.above_bytes) session.above_since_ns = now_ns;
   session.above_bytes = above;
-  ++above_limit;
+  above_limit_bytes = base::add_saturated(above_limit_bytes, above);
   coordinate_at_ns =
       std::min(coordinate_at_ns,
                base::add_saturated(session.above_since_ns, coordinator->options().shrink_patience_ns));

@@ -215,7 +215,7 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (any_spare() && claim_spares(session, now_ns)) return true;
   if (!options.paging) return false;
   // The coordinator makes room for it: others shrink to their limits, or have been stopped.
-  if (above_limit > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
+  if (above_limit_bytes > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
   // Merging lanes copies nothing.
   if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
                                                          session.persistent_bytes + session.ephemeral_bytes))

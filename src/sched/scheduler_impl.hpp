@@ -191,7 +191,7 @@ struct Scheduler::Impl {
   uint64_t context_bytes = 0;
   std::optional<Coordinator> coordinator;
   uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
-  uint32_t above_limit = 0;              // sessions that have more than their limit
+  uint64_t above_limit_bytes = 0;        // what sessions have above their limits, together
   size_t alternating = 0;                // sessions that do
   SessionId place_for = kNoSession;      // who has the place of those whose stays are over
   uint64_t stays_end_ns = kUnknown;      // when that is to be asked again

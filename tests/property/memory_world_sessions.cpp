@@ -164,8 +164,8 @@ void World::page() {
   session->out = true;
   REQUIRE(session->given <= session->promised);
   if (part == UINT64_MAX) REQUIRE(session->heap->paged_out());
-  // Lanes give back what it lent, as far as no block pins it. One that was short of its size, because the device still used
-  // what could have been added, may have it again.
+  // Lanes give back what it lent, as far as no block pins it. A lane that was short of its size, because the device still
+  // used what could have been added, may have it again.
   for (size_t i = 0; i < kLanes; ++i)
     if (lanes_[i].lane != nullptr && lanes_[i].running == SIZE_MAX)
       REQUIRE(lanes_[i].lane->stats().size_bytes <= std::max({before[i], lanes_[i].bytes, pinned_in(i)}));

@@ -274,7 +274,7 @@ const Kind& services_kind() {
             "additionalProperties": false
           },
           "service_configuration": {
-            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. Those of ao_percent, wao_percent and wsm_percent that are not given come from kernels: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
+            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. The kernels give ao_percent, wao_percent and wsm_percent where these are not given: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
             "type": "object",
             "properties": {
               "batch": {"type": "integer", "minimum": 1},
