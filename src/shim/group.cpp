@@ -166,7 +166,7 @@ uint32_t g_setup_lock;
 
 void set_up() {
   const LockedByProcess lock(g_setup_lock);
-  const bool child = g_page != nullptr && g_mark != nullptr && *g_mark == 0;
+  const bool child = g_page != nullptr && g_mark != nullptr && load(*g_mark) == 0;
   if (g_page == nullptr || child) {
     if (child) {
       // A context does not survive fork: nothing that the parent holds is this process's.
@@ -213,7 +213,8 @@ void set_up() {
     }
     g_slot = slot;
     store(g_page, page);
-    if (g_mark != nullptr) *g_mark = 1;
+    // Last: a thread that sees it finds the page and the slot of this process.
+    if (g_mark != nullptr) store(*g_mark, 1);
   }
 }
 
