@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 9;
+inline constexpr uint16_t kProtocolMinor = 10;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -73,11 +73,15 @@ enum class MessageType : uint16_t {
   // Since minor version 8. From the process to the daemon.
   kContext,
   // Since minor version 9. From the process to the daemon, of one session: bytes of a page-out that goes in parts.
+  // Since minor version 10 also of a session of a group: by its first part, of 0 bytes or more, it says that from now on
+  // it gets no blocks on the device. If the rest cannot follow, it says PageOutFailed and stays as it is, until PageIn.
+  // An Admit means that it may run as it is, because others have been promised what went.
   kPagePart,
   // As kRangeAsk, for an allocation: ranges of opportunistic sessions alone.
   kRangeAskLower,
   // Since minor version 9. From the daemon to the process, of one session: another one needs the bytes of its page-in. The answer
-  // is Unplaced if it gives the page-in up; else PageDone is under way.
+  // is Unplaced if it gives the page-in up; else PageDone is under way. Since minor version 10 also of a session of a group,
+  // which ends its page-in at once and says PageDone.
   kTurnBack,
 };
 

@@ -105,6 +105,7 @@ struct RemoteSession {
   bool ready = false;  // waits for a turn
   bool leased = false;
   bool pages = false;    // was told to page out or in, and has not answered
+  bool begun = false;    // to page out, the last time: it gets no blocks on the device until it is in again
   bool overdue = false;  // its turn was taken back, and it has not said that it is done
   size_t pieces = 0;     // of its shared lane that it was sent
   uint64_t epoch = 0;
@@ -159,7 +160,12 @@ struct Claim {
   size_t pages = 0;              // members that were told to page out or in, and have not answered
   bool pages_out = false;        // it is out, or on the way there
   bool page_out_failed = false;  // for one of its members: the others come in again
-  bool has_room = false;         // it was told that room is made, and has not said that it has used it
+  uint64_t part_bytes = 0;       // that its members have moved out, and that nobody is promised yet
+  // That it lacks and uses from the host: a page-out ended in part (end_in_part()). They come in while it has turns, and
+  // then it may have to go out at once.
+  uint64_t short_bytes = 0;
+  bool comes_home = false, goes_out_next = false;
+  bool has_room = false;  // it was told that room is made, and has not said that it has used it
   uint64_t granted_ns = 0;
   uint64_t believed_ns = 0;      // service since then
   uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
@@ -279,6 +285,15 @@ class SharedDevice {
   void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, bool out);
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
+  // Promises others what the members of the claim have moved out, once all of them have begun to.
+  void give_parts(Claim& claim, uint64_t now_ns);
+  // A group cannot go out whole. What others have been promised of it stays on the host, where the group uses it until
+  // there is room again.
+  void end_in_part(Claim& claim, uint64_t now_ns);
+  void tell_out(const Claim& claim, client::MessageType type);  // its members that have begun to go out
+  bool regrow(Claim& claim, uint64_t now_ns);  // to all of its bytes; false: there is no room
+  void come_home(Claim& claim);                // it has been promised them
+  bool regrow_all(uint64_t now_ns);            // true if one has
   // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
@@ -388,6 +403,7 @@ class SharedDevice {
   std::vector<uint64_t> room_victims_;
   uint64_t room_free_bytes_ = 0;  // so many bytes free are enough for it
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
+  std::vector<uint64_t> short_;   // claims with short bytes
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
   sched::ElasticRanges elastic_;

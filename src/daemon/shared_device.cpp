@@ -1,4 +1,5 @@
-// Memory of one device that processes share, and the messages about it; turns.cpp has the turns, room.cpp what makes room.
+// Memory of one device that processes share, and the messages about it; turns.cpp has the turns, room.cpp what makes
+// room, paging.cpp page-outs and page-ins.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
@@ -24,7 +25,8 @@ using client::MessageType;
 
 namespace {
 
-constexpr uint16_t kTurnBackMinor = 9;  // since when processes give a page-in up
+// Since when processes give a page-in up, and those of groups end it.
+constexpr uint16_t kTurnBackMinor = 9, kGroupTurnBackMinor = 10;
 
 constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
 constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // processes map no less
@@ -177,7 +179,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   process.sessions.emplace(session.number, &session);
   carry_out_all();
   if (joins) tell_terms(session, scheduler_.view(claim->id).cls, 0);
-  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out)
+  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out &&
+      claim->short_bytes == 0)
     tell(session, MessageType::kAdmit);
   // A restarted daemon hears of an iteration under way: it has the turn, where nobody else has it already.
   if ((message.flags & client::kRunning) != 0 && claim->lane != sched::kNoLane) {
@@ -211,6 +214,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
   carry_out_all();
   if (set.ok() && wanted_bytes > before_bytes)
     session.range_kept_bytes -= std::min(session.range_kept_bytes, wanted_bytes - before_bytes);
+  if (set.ok() && claim.short_bytes > 0) come_home(claim);
   if (set.ok() && claim.shares_lane && claim.lane != sched::kNoLane && !send_lane(claim)) {
     (void)set_need(claim, before_p, before_e, now_ns);
     set = {GPUSHARE_DEVICE_OUT_OF_MEMORY,
@@ -314,13 +318,15 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       break;
     case MessageType::kPageDone:
     case MessageType::kPageOutFailed:
-      if (std::exchange(session.pages, false)) paged(claim, type == MessageType::kPageDone, now_ns);
+      if (!std::exchange(session.pages, false)) break;
+      session.begun = session.begun || (claim.pages_out && type == MessageType::kPageDone);
+      paged(claim, type == MessageType::kPageDone, now_ns);
       break;
     case MessageType::kPagePart:
-      // The members of a group are out when all are.
-      if (!session.pages || !claim.pages_out || claim.members.size() > 1) break;
-      scheduler_.page_part(claim.id, value, now_ns);
-      room_part();
+      if (!session.pages || !claim.pages_out) break;
+      session.begun = true;
+      claim.part_bytes = base::add_saturated(claim.part_bytes, value);
+      give_parts(claim, now_ns);
       break;
     case MessageType::kRoomUsed:
       claim.has_room = false;
@@ -390,54 +396,6 @@ void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass 
   tell(session, MessageType::kLimit, limit_bytes);
 }
 
-void SharedDevice::start_paging(Claim& claim, bool out) {
-  claim.pages_out = out;
-  claim.page_out_failed = false;
-  for (const auto& member : claim.members) {
-    if (!std::exchange(member->pages, true)) ++claim.pages;
-    if (member->process->socket)
-      tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
-    else
-      silent_.push_back(claim.id);
-  }
-}
-
-bool SharedDevice::answer_for_silent() {
-  const std::vector<uint64_t> silent = std::exchange(silent_, {});
-  for (const uint64_t id : silent) {
-    const auto found = claims_.find(id);
-    if (found == claims_.end()) continue;
-    Claim& claim = *found->second;
-    for (const auto& member : claim.members)
-      if (!member->process->socket && std::exchange(member->pages, false))
-        paged(claim, !claim.pages_out, base::host_now_ns());
-  }
-  return !silent.empty();
-}
-
-// A group is out, or in again, when all of its members are. Where one cannot go out, none does.
-void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
-  claim.page_out_failed = claim.page_out_failed || (claim.pages_out && !done);
-  if (--claim.pages > 0) return;
-  if (claim.page_out_failed && claim.pages_out && claim.members.size() > 1) {
-    start_paging(claim, false);
-    claim.page_out_failed = true;
-    return;
-  }
-  claim.paging = false;
-  if (claim.page_out_failed) {
-    claim.page_out_failed = claim.pages_out = false;
-    scheduler_.page_out_failed(claim.id, now_ns);
-  } else {
-    scheduler_.page_done(claim.id, now_ns);
-    if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
-    claim.lane = scheduler_.lane_of(claim.id);
-    if (claim.group != 0 && !claim.pages_out)
-      tell(claim, MessageType::kAdmit);  // members that came meanwhile
-  }
-  room_step(claim.id);
-}
-
 void SharedDevice::carry_out(const sched::Action& action) {
   if (action.kind == sched::ActionKind::kOpenLane) {
     if (holders_.size() <= action.lane) {
@@ -475,7 +433,8 @@ void SharedDevice::carry_out(const sched::Action& action) {
         images_.let_go(session);
         if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
       }
-      start_paging(claim, true);
+      claim.goes_out_next = claim.comes_home;
+      if (!claim.comes_home) start_paging(claim, true);
       break;
     case sched::ActionKind::kPageIn:
       claim.lane = action.lane;
@@ -483,12 +442,19 @@ void SharedDevice::carry_out(const sched::Action& action) {
         unplace(claim, base::host_now_ns());
         break;
       }
+      if (claim.short_bytes > 0 && !regrow(claim, base::host_now_ns())) {
+        claim.pages_out = false;
+        scheduler_.page_done(claim.id, base::host_now_ns());
+        tell_out(claim, MessageType::kAdmit);
+        break;
+      }
       claim.paging = true;
       start_paging(claim, false);
       break;
     case sched::ActionKind::kTurnBack:  // who cannot comes in, and is asked to go out then
-      if (claim.group == 0 && claim.members.front()->process->minor >= kTurnBackMinor)
-        tell(claim, MessageType::kTurnBack);
+      for (const auto& member : claim.members)
+        if (member->process->minor >= (claim.group == 0 ? kTurnBackMinor : kGroupTurnBackMinor))
+          tell(*member, MessageType::kTurnBack);
       break;
     case sched::ActionKind::kTerms:
       claim.limit_bytes = action.bytes;
@@ -560,6 +526,7 @@ void SharedDevice::pump() {
     moved = carry_out_all();
     moved = answer_for_silent() || moved;
     const uint64_t now_ns = base::host_now_ns();
+    moved = regrow_all(now_ns) || moved;
     if (!std::exchange(contended_, contended()) &&
         contended_)  // who was asked before has the whole lease from now on
       for (Claim* holder : holders_)

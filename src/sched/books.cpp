@@ -43,6 +43,10 @@ uint64_t Scheduler::context_bytes() const {
 uint64_t Scheduler::persistent_bytes() const {
   return impl_->persistent_bytes;
 }
+uint64_t Scheduler::gone_bytes(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  return session == nullptr ? 0 : session->gone_bytes;
+}
 uint32_t Scheduler::lanes_open() const {
   return impl_->lanes_open;
 }

@@ -159,8 +159,10 @@ class Scheduler final : public Authority {
   uint64_t promised_bytes() const override;
   Limit capacity() const override;
   Limit quota(SessionId session) const;  // of its need; zeros without one
-  uint64_t context_bytes() const;        // of promised_bytes
-  uint64_t persistent_bytes() const;     // likewise, the sum of P
+  // By page_part(), of a page-out that is under way.
+  uint64_t gone_bytes(SessionId session) const;
+  uint64_t context_bytes() const;     // of promised_bytes
+  uint64_t persistent_bytes() const;  // likewise, the sum of P
   uint32_t lanes_open() const;
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;

@@ -110,7 +110,11 @@ void note_event(Session& session, const Incoming& message) {
   if (message.descriptor >= 0) close(message.descriptor);
   if (message.type() == MessageType::kAdmit) session.admitted = true;
   if (message.type() == MessageType::kPageOut) session.paging = Paging::out;
-  if (message.type() == MessageType::kPageIn) session.paging = Paging::in;
+  if (message.type() == MessageType::kPageIn) {
+    session.paging = Paging::in;
+    session.turned_back = false;
+  }
+  if (message.type() == MessageType::kTurnBack) session.turned_back = true;
   if (message.type() == MessageType::kWanted) session.wanted = true;
   if (message.type() != MessageType::kReply) return;
   const auto reply = client::fields_of<client::Reply>(message.bytes, message.size);
@@ -150,6 +154,7 @@ void disconnect(Session& session) {
   session.epoch = 0;
   session.admitted = false;
   session.paging = Paging::nothing;
+  session.sent_out = false;
   session.wanted = false;
 }
 
@@ -196,6 +201,7 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
     std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
     return welcome.code != 0 ? Outcome::unserved : Outcome::absent;
   }
+  session.daemon_minor = welcome.minor;
   session.options = g_options;
   take_share(&session.options);
   auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, ++session.sequence);

@@ -33,9 +33,12 @@ struct Session {
   uint64_t epoch;  // of the turn that this side has; 0: none
   uint64_t told_bytes, asked_bytes;
   uint32_t sequence;
+  uint16_t daemon_minor;  // the daemon's version of the protocol
   bool admitted;
   bool lost;
   Paging paging;
+  bool sent_out;  // by this daemon, which says when the process may come in: it may have a turn before that
+  bool turned_back;       // somebody else needs the room of the page-in that is under way, or was the last
   bool wanted;            // the daemon has said that it wants the turn
   bool slow;              // after its last work it did not come back within kPatienceNs
   uint64_t free_ns;       // device time of this turn before somebody else waited for it

@@ -19,8 +19,9 @@ namespace {
 // Attributes of a device, types of places.
 constexpr uint32_t kHasVirtualMemory = 102, kHostNode = 134, kHasHostMemory = 141;
 constexpr int32_t kOnDevice = 1, kOnHostNode = 3;
-// At most so much comes home at a time: some 10 ms at 25 GB/s.
-constexpr uint64_t kMostHome = 256 << 20;
+// At most so much moves at a time, home or out in a part, and for so long, but for a block that is larger: as
+// executor::kSpillMoveBytes and kSpillMoveNs.
+constexpr uint64_t kMostMoved = 256 << 20, kMostMovedNs = 10'000'000;
 
 struct Location {
   int32_t type, id;
@@ -149,9 +150,10 @@ bool move(Range* range, Lies to) {
 uint32_t g_out[kSeats];  // 1: the process's blocks of the device are on the host for others
 
 // Moves ranges that are `away` to the device, as far as the device really has room.
-void come_back(int place) {
+void come_back(int place, bool (*stops)(void* who), void* who) {
   Range range;
-  for (uint64_t from = 0; hold_range(place, from, Lies::away, &range); from = range.begin + range.size) {
+  for (uint64_t from = 0; (stops == nullptr || !stops(who)) && hold_range(place, from, Lies::away, &range);
+       from = range.begin + range.size) {
     const bool came = move(&range, Lies::device);
     release_range(range);
     if (came) discharge_host(-1, range.size);
@@ -185,33 +187,56 @@ uint64_t reached_by(int place) {
   return is_counted(place) ? load(g_reached[place]) : 0;
 }
 
-bool page_out(int place) {
-  if (is_capturing_any()) return false;
+Went page_out(int place, TellPart tell_part, void* who) {
+  if (is_capturing_any()) return Went::nothing;
   // Small blocks and other kinds of memory stay on the device. If they are more than a quarter of all, moving the rest
   // would not help.
   const uint64_t counted = counted_here(place);
-  if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4) return false;
+  uint64_t charged = range_bytes(place, Lies::device);
+  if (counted - charged - range_bytes(place, Lies::away) > counted / 4) return Went::nothing;
+  // For all blocks at once: nothing goes if the limit on pinned memory does not let all go.
+  if (!charge_host(-1, charged)) return Went::nothing;
+  // On the host since a page-in that ended early, or for want of room. Of a page-out that ended in part the daemon knows.
+  const uint64_t there = is_out(place) ? 0 : range_bytes(place, Lies::away);
   // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
+  if (tell_part != nullptr) tell_part(who, there);
+  uint64_t bytes = 0, since_ns = host_ns();  // of the part
+  bool went = true;
   Range range;
-  for (uint64_t from = 0; hold_range(place, from, Lies::device, &range); from = range.begin + range.size) {
-    const bool charged = charge_host(-1, range.size), went = charged && move(&range, Lies::away);
+  for (uint64_t from = 0; went && hold_range(place, from, Lies::device, &range);
+       from = range.begin + range.size) {
+    const uint64_t took_ns = host_ns() - since_ns;
+    if (tell_part != nullptr && bytes != 0 &&
+        (bytes + range.size > kMostMoved ||
+         took_ns + took_ns / (bytes >> 20) * (range.size >> 20) > kMostMovedNs)) {
+      tell_part(who, bytes);
+      bytes = 0;
+      since_ns = host_ns();
+    }
+    // A thread that had looked before may have got one since.
+    const uint64_t more = range.size > charged ? range.size - charged : 0;
+    went = more == 0 || charge_host(-1, more);
+    if (went) charged += more;
+    went = went && move(&range, Lies::away);
+    if (went) charged -= range.size;
     release_range(range);
-    if (went) continue;
-    if (charged) discharge_host(-1, range.size);
-    page_in(place);
-    return false;
+    if (went) bytes += range.size;
   }
-  return true;
+  discharge_host(-1, charged);
+  if (went) return Went::all;
+  if (tell_part != nullptr) return Went::in_part;
+  page_in(place, nullptr, nullptr);
+  return Went::nothing;
 }
 
 bool is_out(int place) {
   return load(g_out[place]) != 0;
 }
 
-void page_in(int place) {
+void page_in(int place, bool (*stops)(void* who), void* who) {
   __atomic_store_n(&g_out[place], 0U, __ATOMIC_SEQ_CST);
-  come_back(place);
+  come_back(place, stops, who);
 }
 
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result) {
@@ -286,10 +311,10 @@ bool wants_home(int place) {
 
 void bring_home(int place) {
   if (!moves() || is_capturing_any()) return;
-  come_back(place);
+  come_back(place, nullptr, nullptr);
   uint64_t moved = 0, from = 0;
   Range range;
-  while (moved < kMostHome && hold_range(place, from, Lies::spilled, &range)) {
+  while (moved < kMostMoved && hold_range(place, from, Lies::spilled, &range)) {
     const bool fits = charge(range.place, range.size);
     const bool came = fits && move(&range, Lies::device);
     release_range(range);

@@ -45,11 +45,17 @@ void bring_home(int place);
 // Without a daemon this moves them at once, after memory of the device was freed.
 void bring_home_alone(int place);
 
+// Who hears of the parts of a page-out: bytes that have gone. By the first, perhaps of none, it hears that blocks which the
+// process gets from now on lie on the host.
+using TellPart = void (*)(void* who, uint64_t bytes);
+enum class Went : uint8_t { nothing, in_part, all };
 // The process gives the device to others: all its movable blocks go to the host, and their room on the device stays
-// counted. False: not all could go, so none went.
-bool page_out(int place);
-// The process has the device again. Blocks for which the device really has no room stay on the host and are slower.
-void page_in(int place);
+// counted. They go in parts if somebody hears of them. `in_part`: the rest cannot follow, and what went stays there until
+// page_in(). Without anybody who hears, all go or nothing does.
+Went page_out(int place, TellPart tell_part, void* who);
+// The process has the device again. Blocks for which the device really has no room stay on the host and are slower, and so
+// do those left when `stops`, which may be null, says so.
+void page_in(int place, bool (*stops)(void* who), void* who);
 bool is_out(int place);
 
 }  // namespace gpushare::shim

@@ -46,6 +46,8 @@ constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
 // it would find in flight is bounded.
 constexpr uint64_t kRecentNs = 100'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
+// Since when daemons promise parts of a group's page-out, and know what they have promised.
+constexpr uint16_t kPartsMinor = 10;
 
 uint32_t g_joining[kSeats];  // the number of the process whose thread is joining
 uint32_t g_beginning;        // the same, of its first thread that joins at all
@@ -212,8 +214,8 @@ uint64_t patience_ns(const Session& session) {
 
 void give_back(Session& session, uint64_t service_ns) {
   Turn& now = turn(session.seat);
-  if (is_out(session.seat))
-    page_in(session.seat);
+  if (is_out(session.seat) && session.admitted && !session.sent_out)
+    page_in(session.seat, nullptr, nullptr);
   else if (wants_home(session.seat))
     bring_home(session.seat);
   account(session, service_ns);
@@ -282,26 +284,43 @@ void tell_changes(Session& session, uint64_t now_ns) {
   say(session, message);
 }
 
-// The daemon asks only while the process has no turn, so nothing of it runs.
+void tell_part(void* session, uint64_t bytes) {
+  tell(*static_cast<Session*>(session), MessageType::kPagePart, bytes);
+}
+
+// Whether the daemon has taken the page-in back.
+bool is_turned_back(void* argument) {
+  Session& session = *static_cast<Session*>(argument);
+  Incoming message{};
+  while (receive(session.socket, &message) > 0) note_event(session, message);
+  return session.turned_back;
+}
+
+// The daemon asks the process to go out only while it has no turn, so nothing of it runs. A process that is out in part has
+// turns, and comes in between two.
 void page(Session& session) {
   if (session.paging == Paging::nothing) {
     // A daemon that knows nothing of it has admitted a process whose blocks were out.
-    if (session.admitted && session.epoch == 0 && is_out(session.seat)) page_in(session.seat);
+    if (session.admitted && session.epoch == 0 && is_out(session.seat) && !session.sent_out)
+      page_in(session.seat, nullptr, nullptr);
     return;
   }
-  const bool out = session.paging == Paging::out;
-  session.paging = Paging::nothing;
-  session.admitted = !out;
-  bool done = true;
-  if (!out) {
-    page_in(session.seat);
-  } else if (session.epoch != 0 || !load_settings().pageable) {
-    done = false;
-  } else {
-    done = page_out(session.seat);
+  if (session.paging == Paging::in) {
+    if (session.epoch != 0) return;
+    session.paging = Paging::nothing;
+    page_in(session.seat, is_turned_back, &session);
+    session.sent_out = false;
+    session.admitted = true;
+    tell(session, MessageType::kPageDone);
+    return;
   }
-  if (!done) session.admitted = true;
-  tell(session, done ? MessageType::kPageDone : MessageType::kPageOutFailed);
+  session.paging = Paging::nothing;
+  Went went = Went::nothing;
+  if (session.epoch == 0 && load_settings().pageable)
+    went = page_out(session.seat, session.daemon_minor >= kPartsMinor ? tell_part : nullptr, &session);
+  session.sent_out = session.sent_out || went != Went::nothing;
+  session.admitted = went == Went::nothing;
+  tell(session, went == Went::all ? MessageType::kPageDone : MessageType::kPageOutFailed);
 }
 
 // One look at the turn. Returns how long nothing needs another.
@@ -326,6 +345,7 @@ uint64_t step(Session& session) {
       // A process that has become opportunistic is measured from its next turn on.
       // Blocks on the host for which there is room on the device come there when nothing runs.
       if (!holds_turn(session, word) || word.state == LeaseState::kWanted || session.options.cls == 1 ||
+          session.paging == Paging::in ||
           (now_ns - session.looked_ns >= kLookNs && wants_home(session.seat))) {
         give_back(session, drain(session, load(now.touched) != 0 ? session.looked_ns : now_ns));
         return 0;
@@ -339,7 +359,7 @@ uint64_t step(Session& session) {
     case Phase::quantum: {
       look_at_events(session.seat, true);
       const bool contended = word.state == LeaseState::kWanted;
-      if (!holds_turn(session, word)) {
+      if (!holds_turn(session, word) || session.paging == Paging::in) {
         give_back(session, drain(session, 0));
         return 0;
       }
@@ -424,20 +444,20 @@ void begin_process() {
 // Waits until the daemon has memory for the process.
 Outcome await_admission(Session& session, char* out_why, size_t size) {
   Incoming message{};
-  for (bool told = false; !session.admitted;) {
-    if (await(session, MessageType::kAdmit, &message, 1'000'000'000)) {
+  for (int looks = 0; !session.admitted; ++looks) {
+    if (await(session, MessageType::kAdmit, &message, kLookNs)) {
       session.admitted = true;
       break;
     }
+    page(session);  // a group that was out comes in, with this process
     pollfd wait{session.socket, POLLRDHUP, 0};
     if (poll(&wait, 1, 0) != 0 && (wait.revents & (POLLHUP | POLLRDHUP)) != 0) {
       std::snprintf(out_why, size, "it has gone");
       return Outcome::absent;
     }
-    if (!told)
+    if (looks == 9)
       log_line("process %d waits: the daemon at %s has no %llu bytes to promise now", session.process,
                g_options.socket, static_cast<unsigned long long>(session.told_bytes));
-    told = true;
   }
   return Outcome::joined;
 }

@@ -213,5 +213,155 @@ time.sleep(100)
         self.finish(low)
 
 
+class Parts(Recorded):
+    """A program of seven blocks on a device of 16 MiB, whose copies go on when the test says so. Each is a part, since it takes as long as one may."""
+
+    BLOCKS, MEBIBYTES = 7, 2
+
+    # The program says "out N" when N copies have been made and the next one waits. It goes on, and sees that its bytes are right, until it is told to end.
+    # Files in the folder of its argument tell a thread of it what to do.
+    HOLDER = f"""
+import pathlib, select, threading
+recorder, folder = ctypes.CDLL(os.environ['GPUSHARE_CUDA_DRIVER']), pathlib.Path(sys.argv[1])
+recorder.recorder_copies.restype = ctypes.c_uint64
+blocks, word = [ctypes.c_uint64() for _ in range({BLOCKS})], ctypes.c_uint64()
+for at, block in enumerate(blocks):
+    ask('cuMemAlloc_v2', ctypes.byref(block), ctypes.c_uint64({MEBIBYTES} << 20))
+    word.value = at + 1
+    ask('cuMemcpyHtoD_v2', block, ctypes.byref(word), ctypes.c_uint64(8))
+def obey():
+    for which in range(int(os.environ.get('STOPS', '0')) + 1):
+        while not (folder / f'go{{which}}').exists(): time.sleep(0.005)
+        recorder.recorder_let_copies(ctypes.c_uint64(int((folder / f'go{{which}}').read_text())))
+copies = os.environ.get('COPIES')
+if copies: recorder.recorder_let_copies(ctypes.c_uint64(int(copies)))
+if 'HOST' in os.environ: recorder.recorder_set_host_limit(ctypes.c_uint64(int(os.environ['HOST']) << 20))
+threading.Thread(target=obey, daemon=True).start()
+say('holds')
+while not select.select([sys.stdin], [], [], 0)[0]:
+    launch(a)
+    ask('cuStreamSynchronize', a)
+    for at, block in enumerate(blocks):
+        ask('cuMemcpyDtoH_v2', ctypes.byref(word), block, ctypes.c_uint64(8))
+        assert word.value == at + 1, (at, word.value)
+say(f'copies {{recorder.recorder_copies()}}')
+"""
+
+    def setUp(self):
+        super().setUp()
+        self.environment["RECORDER_DEVICE_SETTINGS"] = f"capacity_bytes={16 << 20}"
+        self.start_daemon("socket", "--stay", "0.02", "--policy", "priority", capacity=str(16 << 20))
+
+    def hold(self, *options, label, program=None, **more):
+        running = self.start("--pageable", *options, program=[*(program or self.python(self.KERNEL + self.HOLDER)), str(self.folder)],
+                             stdin=subprocess.PIPE, RECORDER_HOST_NODES="1", RECORDER_LABEL=label, **more)
+        running.label = label
+        return running
+
+    def says(self, running, word):
+        self.assertEqual(running.stdout.readline(), f"{word}\n", running.poll() is not None and running.stderr.read())
+
+    def low(self, *options, **more):
+        running = self.hold("--memory", "15MiB", *options, label="low", **more)
+        self.says(running, "holds")
+        return running
+
+    def high(self, label="high"):
+        """A program of higher rank that wants 4 MiB and so misses 3."""
+        body = "say('in')\nsys.stdin.readline()\n"
+        return self.hold("--memory", "4MiB", "--priority", "1", label=label, program=self.python(self.KERNEL + body))
+
+    def finish(self, running):
+        running.stdin.write("end\n")
+        running.stdin.flush()
+        out = running.stdout.read()
+        self.assertEqual(running.wait(timeout=120), 0, running.stderr.read())
+        return out
+
+    def go(self, which, copies=2**64 - 1):
+        path = self.folder / f"to{which}"
+        path.write_text(str(copies))
+        path.rename(self.folder / f"go{which}")
+
+    memory_of = Paging.memory_of
+
+    def until_memory_is(self, running, mebibytes):
+        Paging.until_memory_is(self, running, mebibytes << 20)
+
+    def test_a_program_that_waits_is_admitted_before_the_other_one_is_out_whole(self):
+        low = self.low(COPIES="2")
+        high = self.high()
+        self.says(high, "in")  # the third block is not out and cannot go
+        self.assertEqual(self.memory_of(low), (self.BLOCKS - 2) * self.MEBIBYTES << 20)
+        self.assertEqual([each["state"] for each in self.top()["sessions"] if each["persistent_bytes"] > 4 << 20], ["paging"])
+        self.go(0)
+        self.until_memory_is(low, 0)
+        self.finish(high)
+        self.until_memory_is(low, self.BLOCKS * self.MEBIBYTES)
+        self.finish(low)
+        self.eventually(lambda top: not top["sessions"] and top["devices"][0]["promised_bytes"] == 0)
+
+    def test_a_program_that_cannot_go_out_whole_uses_the_rest_from_the_host_until_there_is_room(self):
+        low = self.low(COPIES=str(10**6), HOST=str(2 * self.MEBIBYTES))
+        high = self.high()
+        self.says(high, "in")
+        self.until_memory_is(low, (self.BLOCKS - 2) * self.MEBIBYTES)
+        kernels = self.kernels_of(low)
+        self.eventually(lambda _: self.kernels_of(low) > kernels + 5)  # it has turns, and its blocks
+        self.assertEqual(self.memory_of(low), (self.BLOCKS - 2) * self.MEBIBYTES << 20)
+        self.assertEqual(self.top()["devices"][0]["promised_bytes"], (15 - 2 * self.MEBIBYTES + 4) << 20)
+        self.finish(high)
+        self.until_memory_is(low, self.BLOCKS * self.MEBIBYTES)
+        self.eventually(lambda top: top["devices"][0]["promised_bytes"] == 15 << 20)
+        self.finish(low)
+
+    def kernels_of(self, running):
+        return sum(each.kernels for each in self.recorded()[1] if each.label.decode() == running.label)
+
+    def test_a_page_in_ends_when_a_program_that_ranks_higher_needs_the_room(self):
+        low = self.low("--class", "opportunistic", STOPS="1", COPIES=str(self.BLOCKS + 2))
+        high = self.started_high()
+        self.until_memory_is(low, 0)
+        self.finish(high)
+        self.until_memory_is(low, 2 * self.MEBIBYTES)  # on its way in, the third block waits
+        self.assertEqual([each["state"] for each in self.top()["sessions"]], ["paging"])
+        high = self.high("again")
+        self.eventually(lambda top: len(top["sessions"]) == 2)
+        self.go(0)
+        self.says(high, "in")
+        self.finish(high)
+        self.until_memory_is(low, self.BLOCKS * self.MEBIBYTES)
+        # Out, in for 3 at most, these out again, and in.
+        self.assertLessEqual(int(self.finish(low).split()[-1]), 2 * self.BLOCKS + 6)
+
+    def started_high(self):
+        high = self.high()
+        self.says(high, "in")
+        return high
+
+    # A second process of the program, on a thread of the first.
+    SECOND = """
+import pathlib, subprocess, threading
+def begin_second():
+    while not (pathlib.Path(sys.argv[1]) / 'second').exists(): time.sleep(0.005)
+    subprocess.run([sys.executable, '-c', os.environ['SECOND']], check=True)
+    say('joined')
+threading.Thread(target=begin_second, daemon=True).start()
+"""
+
+    def test_a_process_that_joins_a_program_which_is_out_comes_in_with_it(self):
+        low = self.hold("--memory", "15MiB", label="low", program=self.python(self.KERNEL + self.SECOND + self.HOLDER),
+                        SECOND="import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\ncontext = ctypes.c_void_p()\n" + self.KERNEL)
+        self.says(low, "holds")
+        high = self.started_high()
+        self.until_memory_is(low, 0)
+        (self.folder / "second").touch()
+        self.eventually(lambda top: len(top["sessions"]) == 3)
+        self.finish(high)
+        self.says(low, "joined")
+        self.until_memory_is(low, self.BLOCKS * self.MEBIBYTES)
+        self.finish(low)
+
+
 if __name__ == "__main__":
     support.main()

@@ -46,6 +46,12 @@ void recorder_set_host_offset(uint64_t bytes);
 /* Sets the bytes that each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the
  * environment. */
 void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes);
+/* So many more copies between blocks of virtual memory go on from now on, each for 10 ms or longer, and the next one waits.
+ * UINT64_MAX: all do, as at first, and take no longer than they need. How many there were. */
+void recorder_let_copies(uint64_t copies);
+uint64_t recorder_copies(void);
+/* Physical memory of the host is refused from so many bytes on, those that there are included; at first no bound. */
+void recorder_set_host_limit(uint64_t bytes);
 /* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again). */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);

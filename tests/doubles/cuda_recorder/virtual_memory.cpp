@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -69,6 +70,12 @@ void end(std::map<uint64_t, Physical>::iterator it) {
   release(it->first);
   space().physical.erase(it);
 }
+std::atomic<uint64_t> g_let{UINT64_MAX}, g_copies{0}, g_host_limit{UINT64_MAX};
+// Until the next copy may go on.
+void await_let() {
+  if (g_let != UINT64_MAX) usleep(10'000);
+  while (g_copies >= g_let) usleep(500);
+}
 // Parts of the source that nobody wrote are skipped, so that large blocks take little time and memory.
 void copy_between(std::map<uint64_t, Mapping>::iterator to, uint64_t to_offset,
                   std::map<uint64_t, Mapping>::iterator from, uint64_t from_offset, uint64_t bytes) {
@@ -89,7 +96,9 @@ void copy_between(std::map<uint64_t, Mapping>::iterator to, uint64_t to_offset,
 // A copy in which an address of virtual memory takes part: an illegal address if nothing is mapped there.
 Result copy_bytes(uint64_t to, uint64_t from, uint64_t bytes) {
   constexpr Result kIllegalAddress = 700;
+  await_let();
   const std::lock_guard lock(space().mutex);
+  ++g_copies;
   const auto target = mapping_at(to), source = mapping_at(from), none = space().mapped.end();
   if ((target == none && is_reserved(to)) || (source == none && is_reserved(from))) return kIllegalAddress;
   if (target != none && source != none)
@@ -118,6 +127,16 @@ bool recorder::is_on_host(uint64_t address) {
   return it != space().mapped.end() && space().physical.at(it->second.handle).on_host;
 }
 
+RECORDER_API void recorder_let_copies(uint64_t copies) {
+  g_let = copies == UINT64_MAX ? copies : g_copies + copies;
+}
+RECORDER_API uint64_t recorder_copies() {
+  return g_copies;
+}
+RECORDER_API void recorder_set_host_limit(uint64_t bytes) {
+  g_host_limit = bytes;
+}
+
 RECORDER_API Result cuDeviceGetAttribute(P a, I b, I c) {
   RECORDER_NOTE(cuDeviceGetAttribute, a, b, c)
   if (b == 102 || b == 141) *static_cast<int*>(a) = is_modern();  // virtual memory; that of the host
@@ -133,6 +152,7 @@ RECORDER_API Result cuMemCreate(P a, L b, P c, L d) {
   int location[2] = {kDevice, 0};
   if (c != nullptr) std::memcpy(location, static_cast<char*>(c) + 8, sizeof location);
   const bool on_host = location[0] > kDevice;
+  if (on_host && recorder_host_bytes() + b > g_host_limit) return kOutOfMemory;
   const uint64_t handle = on_host ? allocate(0, current_device()) : allocate(b, location[1]);
   if (handle == 0) return kOutOfMemory;
   if (on_host) count_host(static_cast<int64_t>(b));

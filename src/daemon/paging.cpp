@@ -1,0 +1,139 @@
+// Page-outs and page-ins: what the sessions of a claim are told and answer, in parts, and groups that went out in part.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/saturate.hpp"
+#include "daemon/service.hpp"
+
+namespace gpushare::daemon {
+
+using client::MessageType;
+
+void SharedDevice::start_paging(Claim& claim, bool out) {
+  claim.pages_out = out;
+  claim.page_out_failed = false;
+  claim.part_bytes = 0;
+  for (const auto& member : claim.members) {
+    member->begun = false;
+    if (!std::exchange(member->pages, true)) ++claim.pages;
+    if (member->process->socket)
+      tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
+    else
+      silent_.push_back(claim.id);
+  }
+}
+
+bool SharedDevice::answer_for_silent() {
+  const std::vector<uint64_t> silent = std::exchange(silent_, {});
+  for (const uint64_t id : silent) {
+    const auto found = claims_.find(id);
+    if (found == claims_.end()) continue;
+    Claim& claim = *found->second;
+    for (const auto& member : claim.members)
+      if (!member->process->socket && std::exchange(member->pages, false))
+        paged(claim, !claim.pages_out, base::host_now_ns());
+  }
+  return !silent.empty();
+}
+
+// A group is out, or in again, when all of its members are. Where one cannot go out, none does, unless others have been
+// promised parts already.
+void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
+  claim.page_out_failed = claim.page_out_failed || (claim.pages_out && !done);
+  if (--claim.pages > 0) return give_parts(claim, now_ns);
+  if (std::exchange(claim.comes_home, false)) {
+    if (std::exchange(claim.goes_out_next, false)) return start_paging(claim, true);
+    return tell(claim, MessageType::kAdmit);  // members that came meanwhile
+  }
+  if (claim.page_out_failed && claim.pages_out && claim.group != 0) {
+    if (claim.short_bytes > 0 || scheduler_.gone_bytes(claim.id) > 0) return end_in_part(claim, now_ns);
+    if (claim.members.size() > 1 || claim.members.front()->begun) {
+      start_paging(claim, false);
+      claim.page_out_failed = true;
+      return;
+    }
+  }
+  claim.paging = false;
+  if (claim.page_out_failed) {
+    claim.page_out_failed = claim.pages_out = false;
+    scheduler_.page_out_failed(claim.id, now_ns);
+  } else {
+    scheduler_.page_done(claim.id, now_ns);
+    if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
+    claim.lane = scheduler_.lane_of(claim.id);
+    if (claim.group != 0 && !claim.pages_out)
+      tell(claim, MessageType::kAdmit);  // members that came meanwhile
+  }
+  room_step(claim.id);
+}
+
+// The limit holds for what the group has on the device and on the host. So what it has on the device is at most the limit less
+// the parts that are out, once no member gets blocks there that takes the place of a block which went and was freed.
+void SharedDevice::give_parts(Claim& claim, uint64_t now_ns) {
+  if (!claim.pages_out || claim.page_out_failed || claim.part_bytes == 0 ||
+      std::any_of(claim.members.begin(), claim.members.end(),
+                  [](const auto& member) { return member->pages && !member->begun; }))
+    return;
+  scheduler_.page_part(claim.id, std::exchange(claim.part_bytes, 0), now_ns);
+  room_part();
+}
+
+void SharedDevice::end_in_part(Claim& claim, uint64_t now_ns) {
+  const uint64_t gone = scheduler_.gone_bytes(claim.id);
+  claim.paging = claim.page_out_failed = claim.pages_out = false;
+  claim.short_bytes += gone;
+  const uint64_t of_p = std::min(gone, claim.persistent_bytes);
+  claim.persistent_bytes -= of_p;
+  claim.ephemeral_bytes -= std::min(claim.ephemeral_bytes, gone - of_p);
+  if (std::find(short_.begin(), short_.end(), claim.id) == short_.end()) short_.push_back(claim.id);
+  // In this order nothing of it is gone any more when the page-out ends.
+  (void)set_need(claim, claim.persistent_bytes, claim.ephemeral_bytes, now_ns);  // less is never refused
+  scheduler_.page_out_failed(claim.id, now_ns);
+  tell_out(claim, MessageType::kAdmit);
+  room_step(claim.id);
+}
+
+void SharedDevice::tell_out(const Claim& claim, MessageType type) {
+  for (const auto& member : claim.members)
+    if (member->begun) tell(*member, type);
+}
+
+bool SharedDevice::regrow(Claim& claim, uint64_t now_ns) {
+  const uint64_t bytes = claim.short_bytes, all = base::add_saturated(claim.persistent_bytes, bytes);
+  if (free_bytes() < bytes ||
+      !within(claim.limits.get(), &claim, claim.members.front()->name, bytes, now_ns).ok() ||
+      !set_need(claim, all, claim.ephemeral_bytes, now_ns).ok())
+    return false;
+  come_home(claim);
+  return true;
+}
+
+void SharedDevice::come_home(Claim& claim) {
+  claim.short_bytes = 0;
+  std::erase(short_, claim.id);
+  // Else all of it is to come in.
+  if (claim.paging || scheduler_.state(claim.id) != sched::SessionState::kResident) return;
+  claim.comes_home = true;
+  start_paging(claim, false);
+}
+
+// Room that is made for somebody comes first.
+bool SharedDevice::regrow_all(uint64_t now_ns) {
+  if (short_.empty() || room_for_ != 0 ||
+      std::any_of(claims_.begin(), claims_.end(), [](const auto& each) { return each.second->has_room; }))
+    return false;
+  bool any = false;
+  for (const uint64_t id : std::vector<uint64_t>(short_)) {
+    const auto found = claims_.find(id);
+    if (found == claims_.end())
+      std::erase(short_, id);
+    else if (!found->second->paging && scheduler_.state(id) == sched::SessionState::kResident)
+      any = regrow(*found->second, now_ns) || any;
+  }
+  return any;
+}
+
+}  // namespace gpushare::daemon
