@@ -26,6 +26,8 @@ struct Program : RawProcess {
     const client::Reply answered = reply();
     REQUIRE(answered.code == GPUSHARE_OK);
     slot = answered.value;
+    admitted = !events.empty();
+    events.clear();
   }
   client::Reply reply() const {
     for (;;) {
@@ -65,6 +67,7 @@ struct Program : RawProcess {
     events.pop_front();
     REQUIRE(std::string(client::message_name(first)) == client::message_name(type));
   }
+  bool admitted = false;  // at once
   mutable std::deque<MessageType> events;
 };
 
@@ -75,7 +78,7 @@ struct Group {
         a(service, 50 * kMiB, sched::SessionClass::kOpportunistic, 7),
         b(service, 50 * kMiB, sched::SessionClass::kOpportunistic, 7),
         wants(service, 2 * kMiB, sched::SessionClass::kGuaranteed) {
-    for (const Program* each : {&a, &b}) each->hears(MessageType::kAdmit);
+    for (const Program* each : {&a, &b, &wants}) REQUIRE(each->admitted);
   }
   uint64_t promised_mib() const { return shared.status().devices[0].promised_bytes / kMiB; }
   // The guaranteed session has room made, so the group goes out.
@@ -188,6 +191,7 @@ TEST_CASE("a group that went out in part goes on as it is, and comes in whole wh
   group.a.give_back(false);
   // One that comes meanwhile would get its blocks on the device, and waits.
   const Program late(shared, 50 * kMiB, sched::SessionClass::kOpportunistic, 7);
+  CHECK_FALSE(late.admitted);
   CHECK(group.wants.need(15 * kMiB) == GPUSHARE_OK);  // too little room still
   CHECK(group.promised_mib() == 53);
   CHECK(group.wants.need(14 * kMiB) == GPUSHARE_OK);
