@@ -77,7 +77,8 @@ inline Address must(base::Result<Address> result) {
 inline bool holds(const device::Stream& stream, Address address, uint64_t bytes, int value) {
   static std::vector<uint8_t> read;
   if (read.size() < bytes) read.resize(bytes);
-  CHECK_OK(stream.copy(reinterpret_cast<uintptr_t>(read.data()), address, bytes, GPUSHARE_COPY_DEVICE_TO_HOST));
+  CHECK_OK(
+      stream.copy(reinterpret_cast<uintptr_t>(read.data()), address, bytes, GPUSHARE_COPY_DEVICE_TO_HOST));
   CHECK_OK(stream.synchronize());
   return all_are(read.data(), bytes, value);
 }
