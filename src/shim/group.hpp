@@ -92,7 +92,8 @@ GroupPage& set_up_group();
 // The page, made ready on first use; in a child of fork, its own slot.
 inline GroupPage& group() {
   GroupPage* page = load(g_page);
-  return __builtin_expect(page == nullptr || (g_mark != nullptr && load(*g_mark) == 0), 0) ? set_up_group() : *page;
+  return __builtin_expect(page == nullptr || (g_mark != nullptr && load(*g_mark) == 0), 0) ? set_up_group()
+                                                                                           : *page;
 }
 // Gives back the slots of processes that have ended. Reads files.
 void reap(GroupPage& page);

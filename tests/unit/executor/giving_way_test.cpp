@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "executor/range.hpp"
 #include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
 #include "support/random.hpp"
@@ -311,7 +312,7 @@ TEST_CASE(
   auto holder = open_session(*runtime, lower(0, 2 * kMiB, false));
   REQUIRE(holder->alloc(memory::Kind::kModel, kBytes, 0).ok());
   for (uint64_t round = 1; round <= 10; ++round) {
-    auto first = open_session(*runtime, need("first", 100 * kMiB, 2 * kMiB, 1));
+    auto first = open_session(*runtime, need("first", 50 * kMiB, 2 * kMiB, 1));
     REQUIRE_OK(first->wait_admitted(GPUSHARE_NO_TIMEOUT));
     while (runtime->info()->paged_out_bytes_total < round * kBytes) std::this_thread::yield();
     REQUIRE_OK(first->close());
@@ -327,9 +328,9 @@ TEST_CASE(
 }
 
 // A byte takes 1 ns to copy within the device as well, as kept blocks do.
-constexpr Setup kSlow = {"sim?total_bytes=134217728&copy_gbps=1&copy_latency_ns=0&memory_gbps=2",
+constexpr Setup kSlow = {"sim?total_bytes=64MiB&copy_gbps=1&copy_latency_ns=0&memory_gbps=2",
                          memory::Layout::kVirtual};
-constexpr uint64_t kSlowPart = 2 * kMiB, kSlowKept = 20 * kMiB, kSlowBlocks = 80 * kMiB;
+constexpr uint64_t kSlowPart = 2 * kMiB, kSlowKept = 10 * kMiB, kSlowBlocks = 40 * kMiB;
 
 struct Keeper {
   Keeper() {
@@ -373,12 +374,12 @@ TEST_CASE(
 
 // The newcomer arrives at any point of the holder's way in. If only kept blocks are missing, that ends at once.
 TEST_CASE("a guaranteed session does not wait for kept blocks of an opportunistic one to come home") {
-  constexpr uint64_t kNeeds = 50 * kMiB;
+  constexpr uint64_t kNeeds = 26 * kMiB;
   Keeper keeper;
   executor::Runtime& runtime = *keeper.runtime;
   for (uint64_t round = 1; round <= 16; ++round) {
     CAPTURE(round);
-    auto first = open_session(runtime, need("first", 100 * kMiB, 2 * kMiB, 1));
+    auto first = open_session(runtime, need("first", 50 * kMiB, 2 * kMiB, 1));
     REQUIRE_OK(first->wait_admitted(GPUSHARE_NO_TIMEOUT));
     while (keeper.session->info().state != executor::SessionState::kPagedOut ||
            keeper.session->info().spilled_bytes < kSlowKept)

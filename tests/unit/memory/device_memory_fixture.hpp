@@ -4,8 +4,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "memory/device_memory.hpp"
+#include "support/bytes.hpp"
 #include "support/catch.hpp"
 #include "support/sizes.hpp"
 #include "support/status_checks.hpp"
@@ -68,6 +70,17 @@ inline Address must(base::Result<Address> result) {
   INFO(result.status().to_string());
   REQUIRE(result.ok());
   return *result;
+}
+
+// Whether each of a block's bytes is `value`. Used by one thread at a time. All calls read into the same memory: new pages for
+// each would take more time than the copies, under a sanitizer most of the time.
+inline bool holds(const device::Stream& stream, Address address, uint64_t bytes, int value) {
+  static std::vector<uint8_t> read;
+  if (read.size() < bytes) read.resize(bytes);
+  CHECK_OK(
+      stream.copy(reinterpret_cast<uintptr_t>(read.data()), address, bytes, GPUSHARE_COPY_DEVICE_TO_HOST));
+  CHECK_OK(stream.synchronize());
+  return all_are(read.data(), bytes, value);
 }
 
 inline std::string host() {
