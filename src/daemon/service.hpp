@@ -287,7 +287,7 @@ class SharedDevice {
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   // Promises others what the members of the claim have moved out, once all of them have begun to.
   void give_parts(Claim& claim, uint64_t now_ns);
-  // A group cannot go out whole. What others have been promised of it stays on the host, where the group uses it until
+  // A group cannot go out whole. Bytes that others have been promised stay on the host, where the group uses it until
   // there is room again.
   void end_in_part(Claim& claim, uint64_t now_ns);
   void tell_out(const Claim& claim, client::MessageType type);  // its members that have begun to go out

@@ -196,7 +196,7 @@ Went page_out(int place, TellPart tell_part, void* who) {
   if (counted - charged - range_bytes(place, Lies::away) > counted / 4) return Went::nothing;
   // For all blocks at once: nothing goes if the limit on pinned memory does not let all go.
   if (!charge_host(-1, charged)) return Went::nothing;
-  // On the host since a page-in that ended early, or for want of room. Of a page-out that ended in part the daemon knows.
+  // On the host since a page-in that ended early, or for want of room. The daemon knows of a page-out that ended in part.
   const uint64_t there = is_out(place) ? 0 : range_bytes(place, Lies::away);
   // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
