@@ -323,7 +323,7 @@ say(f'copies {{recorder.recorder_copies()}}')
         high = self.started_high()
         self.until_memory_is(low, 0)
         self.finish(high)
-        self.until_memory_is(low, 2 * self.MEBIBYTES)  # on its way in, the third block waits
+        self.until_memory_is(low, 3 * self.MEBIBYTES)  # on its way in; the third block's copy waits, its room is there
         self.assertEqual([each["state"] for each in self.top()["sessions"]], ["paging"])
         high = self.high("again")
         self.eventually(lambda top: len(top["sessions"]) == 2)
