@@ -101,7 +101,7 @@ void reap(GroupPage& page);
 inline bool is_counted(int device) {
   return device >= 0 && device < kDevices;
 }
-// What the group may have on the device of that place.
+// The group may have so many bytes on the device of that place.
 inline uint64_t device_limit(const GroupPage& page, int device) {
   const uint64_t limit = load(page.limits.device_bytes);
   if (!is_counted(device) || limit == kNoLimit) return limit;

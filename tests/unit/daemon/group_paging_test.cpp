@@ -15,7 +15,7 @@ namespace {
 
 using client::MessageType;
 
-// A process with one session, number 1. What the daemon tells it is kept until the test asks for it.
+// A process with one session, number 1. It keeps what the daemon tells it until the test asks for that.
 struct Program : RawProcess {
   Program(const SharedService& shared, uint64_t bytes, sched::SessionClass cls, uint64_t group = 0)
       : RawProcess(shared) {
@@ -189,7 +189,7 @@ TEST_CASE("a group that went out in part goes on as it is, and comes in whole wh
   group.a.says(MessageType::kReady);
   group.a.await(client::LeaseState::kBusy);
   group.a.give_back(false);
-  // One that comes meanwhile would get its blocks on the device, and waits.
+  // A process that comes meanwhile waits, since it would get its blocks on the device.
   const Program late(shared, 50 * kMiB, sched::SessionClass::kOpportunistic, 7);
   CHECK_FALSE(late.admitted);
   CHECK(group.wants.need(15 * kMiB) == GPUSHARE_OK);  // too little room still
@@ -288,16 +288,14 @@ TEST_CASE("sessions of a group that leave or die while it goes out leave the res
   group->begin_page_out();
   group->a.says(MessageType::kPagePart, 12 * kMiB);
   CHECK(group->promised_mib() == 52);
-  if (leaves)
-    group->b.says(MessageType::kLeave);
-  else
-    group->b.socket = {};  // its process lives: it answers nothing, and does not go
   if (leaves) {
+    group->b.says(MessageType::kLeave);
     CHECK(group->promised_mib() == 40);
     group->a.says(MessageType::kPageDone);
     group->wants.hears(MessageType::kRoomMade);
     CHECK(group->promised_mib() == 2);
   } else {
+    group->b.socket = {};  // its process lives: it answers nothing, and does not go
     group->a.says(MessageType::kPageDone);
     group->a.hears(MessageType::kPageIn);
     group->a.says(MessageType::kPageDone);
