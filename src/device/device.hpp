@@ -95,7 +95,7 @@ class Device {
   bool can(uint32_t capability) const { return (info_.capabilities & capability) != 0; }
   base::Result<gpushare_backend_device_info> refresh_info();
   uint64_t now_ns() const;
-  // Bytes that the process's contexts and other libraries have of the device, also after close(). Errors: UNSUPPORTED.
+  // Bytes that the process's contexts and other libraries have of the device, also after close(). Errors: UNSUPPORTED, NOT_READY.
   base::Result<uint64_t> context_bytes();
 
   base::Result<Address> alloc(uint64_t bytes);

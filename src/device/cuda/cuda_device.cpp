@@ -2,8 +2,10 @@
 #include "device/cuda/cuda_device.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -80,6 +82,10 @@ uint32_t pci_address(const Driver& driver, api::CUdevice gpu) {
   return domain << 16 | bus << 8 | device << 3;
 }
 
+// While other threads take and return memory, a context cannot be measured; 20 ms in all.
+constexpr int kMostLooks = 100;
+constexpr std::chrono::microseconds kBetweenLooks{200};
+
 }  // namespace
 
 base::Result<std::unique_ptr<Device>> Device::open(uint32_t index, const char* text) {
@@ -143,14 +149,20 @@ base::Result<uint64_t> Device::context_bytes(uint32_t index, const char* text) {
   GPUSHARE_ASSIGN_OR_RETURN(const Driver* driver, Driver::get(options.driver));
   api::CUdevice gpu = 0;
   GPUSHARE_RETURN_IF_ERROR(to_status(driver->cuDeviceGet(&gpu, static_cast<int>(index)), "cuDeviceGet"));
-  GPUSHARE_ASSIGN_OR_RETURN(const std::optional<uint64_t> own, Memory::bytes_of_all(*driver, gpu));
-  unsigned flags = 0;
-  int active = 1;
-  if (!own.has_value() && options.context == 0 &&
-      driver->cuDevicePrimaryCtxGetState(gpu, &flags, &active) == api::CUDA_SUCCESS && active == 0)
-    return uint64_t{0};
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t all, process_bytes(driver->path(), pci_address(*driver, gpu)));
-  return all - std::min(all, own.value_or(0));
+  for (int looks = 0; looks < kMostLooks; ++looks) {
+    if (looks > 0) std::this_thread::sleep_for(kBetweenLooks);
+    const Memory::QuietLook look;
+    GPUSHARE_ASSIGN_OR_RETURN(const std::optional<uint64_t> own, Memory::bytes_of_all(*driver, gpu));
+    unsigned flags = 0;
+    int active = 1;
+    if (!own.has_value() && options.context == 0 &&
+        driver->cuDevicePrimaryCtxGetState(gpu, &flags, &active) == api::CUDA_SUCCESS && active == 0)
+      return uint64_t{0};
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t all, process_bytes(driver->path(), pci_address(*driver, gpu)));
+    if (look.was_quiet()) return all - std::min(all, own.value_or(0));
+  }
+  return base::Status(GPUSHARE_NOT_READY,
+                      "other threads take and return memory of the device all the time: ask again");
 }
 
 uint64_t Device::now_ns() const {

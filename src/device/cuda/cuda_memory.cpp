@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "base/round_up.hpp"
@@ -20,6 +21,7 @@ std::string counted(size_t count, const char* what, const char* plural) {
 struct All {
   base::Mutex mutex;
   std::vector<const Memory*> memories GPUSHARE_GUARDED_BY(mutex);
+  std::atomic<uint64_t> changes_under_way{0}, changes_ended{0};
 };
 All& all() {
   static All* all = new All;  // devices may close while static destructors run
@@ -27,6 +29,23 @@ All& all() {
 }
 
 }  // namespace
+
+Memory::Change::Change() {
+  all().changes_under_way.fetch_add(1);
+}
+
+// In this order: who sees none under way sees this one among those that have ended.
+Memory::Change::~Change() {
+  all().changes_ended.fetch_add(1);
+  all().changes_under_way.fetch_sub(1);
+}
+
+Memory::QuietLook::QuietLook()
+    : ended_(all().changes_ended.load()), quiet_(all().changes_under_way.load() == 0) {}
+
+bool Memory::QuietLook::was_quiet() const {
+  return quiet_ && all().changes_under_way.load() == 0 && all().changes_ended.load() == ended_;
+}
 
 base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const MemoryOptions& options) {
   GPUSHARE_ENTER_CONTEXT(context);
@@ -102,6 +121,7 @@ Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_by
 }
 
 Memory::~Memory() {
+  const Change change;
   {
     base::MutexLock lock(all().mutex);
     std::erase(all().memories, this);
@@ -193,6 +213,7 @@ base::Result<Memory::Address> Memory::alloc(uint64_t bytes) {
   GPUSHARE_ENTER_CONTEXT(context_);
   if (bytes > limit_bytes_) return out_of_memory("mem_alloc", bytes);
   const uint64_t rounded = round_up(bytes, kAlignmentBytes);
+  const Change change;
   GPUSHARE_RETURN_IF_ERROR(take("mem_alloc", rounded));
   uint64_t room_for_pool = 0;
   {
@@ -215,6 +236,7 @@ base::Result<Memory::Address> Memory::alloc(uint64_t bytes) {
 }
 
 base::Status Memory::free(Address address) {
+  const Change change;
   uint64_t bytes = 0;
   {
     base::MutexLock lock(mutex_);

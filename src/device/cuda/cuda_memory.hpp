@@ -50,6 +50,17 @@ class Memory {
   // The memory of the GPU that all devices opened on it in this process have in use or pooled; nothing if none is open. Errors:
   // UNSUPPORTED (there is memory of other processes, which the system may count or not).
   static base::Result<std::optional<uint64_t>> bytes_of_all(const Driver& driver, api::CUdevice gpu);
+  // The driver's count of the process's memory agrees with bytes_of_all() only while no device of the process takes or returns
+  // memory. A look begins before both are asked; was_quiet() then says whether they can be compared. Thread-safe.
+  class QuietLook {
+   public:
+    QuietLook();
+    bool was_quiet() const;
+
+   private:
+    const uint64_t ended_;
+    const bool quiet_;
+  };
   // The bytes within the limit that nobody uses. Asks the driver.
   base::Result<uint64_t> free_bytes();
   uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory
@@ -131,6 +142,15 @@ class Memory {
   api::CUresult give_access(Address address, uint64_t bytes, bool writable);
   api::CUmemAllocationProp granule_properties() const;
   static api::CUmemAllocationProp host_properties(int node);
+
+  // Lives as long as the books and the driver may differ: from before an entry until after the driver's call for it.
+  class Change {
+   public:
+    Change();
+    ~Change();
+    Change(const Change&) = delete;
+    Change& operator=(const Change&) = delete;
+  };
 
   // Takes `bytes` of the limit, so that the check and the driver's call need no common lock.
   base::Status take(const char* call, uint64_t bytes);

@@ -25,6 +25,7 @@ base::Result<gpushare_backend_memory*> Memory::create_shared(uint64_t bytes) {
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "phys_create_shared of 0 bytes");
   GPUSHARE_RETURN_IF_ERROR(check_granules("phys_create_shared: size", bytes));
   GPUSHARE_ENTER_CONTEXT(context_);
+  const Change change;
   GPUSHARE_RETURN_IF_ERROR(take("phys_create_shared", bytes));
   uint64_t room_for_pool = 0;
   {

@@ -116,6 +116,7 @@ void Memory::recycle(const std::vector<Granule>& granules) {
 }
 
 bool Memory::trim(uint64_t keep_bytes) {
+  const Change change;
   std::vector<Granule> surplus;
   {
     base::MutexLock lock(mutex_);
@@ -137,6 +138,7 @@ base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "phys_create of 0 bytes");
   GPUSHARE_RETURN_IF_ERROR(check_granules("phys_create: size", bytes));
   GPUSHARE_ENTER_CONTEXT(context_);
+  const Change change;
   GPUSHARE_RETURN_IF_ERROR(take("phys_create", bytes));
   CaptureRelaxed relaxed(driver());
   auto memory = std::make_unique<Physical>();
@@ -208,6 +210,7 @@ std::unique_ptr<Memory::Physical> Memory::drop_mapping(Physical* memory) {
 
 void Memory::dispose(std::unique_ptr<Physical> memory) {
   if (memory == nullptr) return;
+  const Change change;
   if (!memory->shared && !memory->on_host) {
     recycle(memory->granules);
     return;

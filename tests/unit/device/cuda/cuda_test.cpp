@@ -48,6 +48,41 @@ TEST_CASE("a driver that cannot start or shows no device is UNAVAILABLE", "[cuda
   check_clean();
 }
 
+TEST_CASE("memory that other threads take and return meanwhile is not taken for the context's", "[cuda]") {
+  REQUIRE(standin_configure("context_bytes", 5 << 20) == 0);
+  {
+    const auto device = open(), other = open();
+    std::atomic<bool> stop{false};
+    std::thread thread([&] {
+      while (!stop) {
+        const auto block = other->alloc(3 << 20);
+        const auto granule = other->phys_create(2 << 20), shared = other->phys_create_shared(4 << 20);
+        std::this_thread::yield();
+        if (block.ok()) (void)other->free(*block);
+        if (granule.ok()) (void)other->phys_release(*granule);
+        if (shared.ok()) (void)other->phys_release(*shared);
+        std::this_thread::sleep_for(std::chrono::microseconds(300));
+      }
+    });
+    uint64_t wrong = 0, measured = 0;
+    for (int i = 0; i < 2000; ++i) {
+      const auto bytes = device->context_bytes();
+      if (bytes.ok()) {
+        ++measured;
+        if (*bytes != 5 << 20) ++wrong;
+      } else if (bytes.status().code() != GPUSHARE_NOT_READY) {
+        ++wrong;
+      }
+    }
+    stop = true;
+    thread.join();
+    CHECK(wrong == 0);
+    CHECK(measured > 0);
+  }
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+  check_clean();
+}
+
 TEST_CASE("what the process's context takes is told apart from the memory of its devices", "[cuda]") {
   REQUIRE(standin_configure("context_bytes", 5 << 20) == 0);
   {
