@@ -147,12 +147,19 @@ void forget_context(uint64_t context) {
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   char address[32] = "";
   const int place = place_of(ordinal);
-  uint64_t used = 0;
   *out_bytes = 0;
   if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
-  if (!nvml_process_bytes(address, &used)) return true;
-  const uint64_t counted = counted_here(place) - range_bytes(place, Lies::away) + kept;
+  // A block that another thread frees between the two figures would be taken for overhead, so they are read again.
+  const auto count = [&] { return counted_here(place) - range_bytes(place, Lies::away) + kept; };
+  uint64_t used = 0, before = 0, counted = count();
+  int looks = 0;
+  do {
+    before = counted;
+    if (!nvml_process_bytes(address, &used)) return true;
+    counted = count();
+  } while (counted != before && ++looks < 8);
+  if (counted < before) counted = before;
   *out_bytes = used > counted ? used - counted : 0;
   if (!note_overhead(place, *out_bytes)) return false;
   note_kept(place, kept);  // the rest is in what was measured
