@@ -347,7 +347,8 @@ uint64_t ReservationTable::next_tick_ns() const {
 // satisfy, keeps later ones from the resources that it asks for.
 void ReservationTable::pump(uint64_t now_ns) {
   std::vector<Entry*> passed;
-  for (auto& [id, entry] : entries_) {
+  for (auto& each : entries_) {
+    Entry& entry = each.second;
     if (entry.state != ReservationState::kWaiting) continue;
     const bool kept_back = std::any_of(passed.begin(), passed.end(), [&](const Entry* earlier) {
       return earlier->passed >= kMostPasses && overlaps(earlier->request, entry.request) &&

@@ -177,7 +177,7 @@ TEST_CASE(
   const auto number = [&](uint64_t least, uint64_t most) {
     return std::to_string(uniform(random, least, most));
   };
-  for (uint64_t i = 0; i < 4 * number_from("GPUSHARE_TEST_KILLS", 12); ++i) {
+  for (uint64_t i = 0; i < 4 * number_from("GPUSHARE_TEST_KILLS", rounds(12)); ++i) {
     std::unique_ptr<Worker>& worker = workers[uniform(random, 0, workers.size() - 1)];
     if (worker == nullptr)
       worker = std::make_unique<Worker>(std::vector<std::string>{

@@ -26,4 +26,9 @@ inline constexpr bool kSanitized = kThreadSanitizer;
 // For tests that let call n fail, for every n: ThreadSanitizer, there for the races, tries every third.
 inline constexpr uint64_t kFaultStep = kThreadSanitizer ? 3 : 1;
 
+// Of `all` rounds that differ by chance or by a delay, so many.
+constexpr int rounds(int all) {
+  return kThreadSanitizer ? (all + 2) / 3 : all;
+}
+
 }  // namespace gpushare::test

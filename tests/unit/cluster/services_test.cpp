@@ -12,6 +12,7 @@
 #include "cluster/services/serving.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare;
 using namespace gpushare::cluster;
@@ -171,7 +172,7 @@ TEST_CASE("exact placement agrees with brute force on small random instances", "
 
 TEST_CASE("placements keep every limit, and the bound holds when the search is cut", "[cluster]") {
   test::Random random(test::seed());
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < (test::kSanitized ? 15 : 50); ++i) {
     std::vector<ExactService> services(8);
     for (ExactService& service : services) {
       service.rate = static_cast<double>(test::uniform(random, 100, 900));

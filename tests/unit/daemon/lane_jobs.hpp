@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "support/bytes.hpp"
 #include "support/shared_service.hpp"
 #ifdef GPUSHARE_CUDA_STANDIN
 #include "unit/device/cuda/standin_support.hpp"
@@ -74,7 +75,7 @@ struct Job {
     GPUSHARE_RETURN_IF_ERROR(
         stream.copy(reinterpret_cast<uintptr_t>(found.data()), address, bytes, GPUSHARE_COPY_DEVICE_TO_HOST));
     GPUSHARE_RETURN_IF_ERROR(stream.synchronize());
-    if (found.find_first_not_of(static_cast<char>(value)) == std::string::npos) return {};
+    if (all_are(found.data(), bytes, value)) return {};
     return {GPUSHARE_INTERNAL, "somebody else wrote memory of this session"};
   }
   std::shared_ptr<executor::Iteration> begin() const {

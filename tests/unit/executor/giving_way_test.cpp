@@ -12,6 +12,7 @@
 #include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "support/status_checks.hpp"
 
 namespace {
@@ -254,7 +255,7 @@ TEST_CASE("no guaranteed session waits longer than the bound for an opportunisti
   const uint64_t from = seed();
   CAPTURE(from);
   Random random(from);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < rounds(40); ++round) {
     CAPTURE(round);
     const uint64_t part = uniform(random, 1, 4) * 2 * kMiB;
     auto options = options_of(kSlowLink, uniform(random, 0, 1) == 0 ? "fair" : "priority");
@@ -406,7 +407,7 @@ TEST_CASE("an allocation of a guaranteed session does not wait for the page-in o
   auto holder = open_session(*runtime, lower(2 * kMiB, 2 * kMiB, false));
   constexpr uint64_t kBytes = 100 * kMiB;
   const memory::Address theirs = filled(holder->alloc(memory::Kind::kModel, kBytes, 0), kBytes, 0x81);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < rounds(10); ++round) {
     auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB, 1));
     const memory::Address ours =
         filled(guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0), 60 * kMiB, 0x82);
@@ -542,7 +543,7 @@ TEST_CASE("a guaranteed session gets all that opportunistic sessions hold, whate
   CAPTURE(from, with_bytes);
   Random random(from);
   constexpr Setup kSim = {"sim?total_bytes=134217728", memory::Layout::kVirtual};
-  for (int round = 0; round < (with_bytes ? 12 : 60); ++round) {
+  for (int round = 0; round < rounds(with_bytes ? 12 : 60); ++round) {
     CAPTURE(round);
     const char* const policies[] = {"fair", "pack", "priority", "fifo"};
     auto options = options_of(with_bytes ? kDevice : kSim, policies[uniform(random, 0, 3)]);

@@ -5,6 +5,7 @@
 
 #include "memory/plan_solver.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -73,7 +74,7 @@ TEST_CASE("iterations go on while their plan is solved, and it is taken over at 
   auto stream = f.stream();
   PersistentHeap* heap = f.heap(1, 4 * kMiB);
   Lane* lane = f.lane(0, 32 * kMiB, stream);
-  constexpr uint64_t kBlocks = 20'000;
+  constexpr uint64_t kBlocks = kThreadSanitizer ? 5'000 : 20'000;
   const auto iterate = [&] {
     bool planned = false;
     REQUIRE(lane->begin_iteration(*heap, true).ok());

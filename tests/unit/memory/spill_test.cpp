@@ -8,6 +8,7 @@
 
 #include "support/bytes.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -166,7 +167,7 @@ TEST_CASE("a move that fails anywhere leaves every byte in its place") {
   for (const uint32_t kind :
        {uint32_t{GPUSHARE_FAULT_MAP_FAILS}, uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS},
         uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_HOST_OUT_OF_MEMORY}}) {
-    for (uint64_t at = 1; at <= 16; ++at) {
+    for (uint64_t at = 1; at <= 16; at += kFaultStep) {
       CAPTURE(kind, at);
       // Cached granules would keep the device from being asked.
       (void)f.memory->trim();
@@ -280,7 +281,7 @@ TEST_CASE("a move of the heap that fails anywhere leaves every byte in its place
   for (const uint32_t kind :
        {uint32_t{GPUSHARE_FAULT_MAP_FAILS}, uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS},
         uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_HOST_OUT_OF_MEMORY}}) {
-    for (uint64_t at = 1; at <= 12; ++at) {
+    for (uint64_t at = 1; at <= 12; at += kFaultStep) {
       CAPTURE(kind, at);
       for (const bool home : {false, true}) {
         (void)f.memory->trim();
