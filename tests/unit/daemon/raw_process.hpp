@@ -20,9 +20,10 @@ struct RawProcess : RawConnection {
   std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) const {
     return next({client::MessageType::kReply, client::MessageType::kWelcome}, descriptors);
   }
-  int32_t hello(uint16_t flags = 0, uint64_t pci_address = 0) {
+  int32_t hello(uint16_t flags = 0, uint64_t pci_address = 0, uint16_t minor = client::kProtocolMinor) {
     auto message = client::make_message<client::Hello>(client::MessageType::kHello);
     message.flags = flags;
+    message.minor = minor;
     message.pci_address = pci_address;
     REQUIRE(say(message));
     std::vector<client::Descriptor> descriptors;
