@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -17,9 +18,16 @@
 
 namespace gpushare::test {
 
+// No wait ends by time. A test that hangs says where, every half minute.
 template <class Condition>
-void eventually(Condition&& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void eventually(Condition&& condition, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  auto say_at = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!condition()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::chrono::steady_clock::now() < say_at) continue;
+    std::fprintf(stderr, "%s:%d: the condition is not true yet\n", file, line);
+    say_at += std::chrono::seconds(30);
+  }
 }
 
 struct SharedService {
