@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +42,12 @@ void drop_physical_if_unused(uint64_t handle) {
   (void)fallocate(w.memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(physical.file_offset), static_cast<off_t>(physical.bytes));
   physical.died = "released";
+}
+
+// Nobody may touch these pages until access is given. By the system call, like the host device: ThreadSanitizer is to keep its
+// record of a range that is mapped again.
+bool map_over(uint64_t address, uint64_t bytes, int flags, int file, uint64_t offset) {
+  return syscall(SYS_mmap, address, bytes, PROT_NONE, MAP_FIXED | flags, file, offset) != -1;
 }
 
 // An access to the block that the host has not seen finish.
@@ -178,10 +185,10 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
   const auto next = w.blocks.lower_bound(address);
   if (block_at(address) != nullptr || (next != w.blocks.end() && next->first < address + bytes))
     return call.misuse(CUDA_ERROR_INVALID_VALUE, hex(address) + " is mapped already");
-  void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-                      physical->second.own_file >= 0 ? physical->second.own_file : w.memory_file,
-                      static_cast<off_t>(physical->second.file_offset));
-  if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!map_over(address, bytes, MAP_SHARED,
+                physical->second.own_file >= 0 ? physical->second.own_file : w.memory_file,
+                physical->second.file_offset))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   ++physical->second.mappings;
   unbury(address, bytes);
   Block block;
@@ -251,8 +258,7 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   for (uint64_t at = address; at < address + bytes;) {
     const Block block = std::move(w.blocks[at]);
     w.blocks.erase(at);
-    mmap(reinterpret_cast<void*>(at), block.bytes, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    (void)map_over(at, block.bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     bury(at, block.bytes, "unmapped by " + call.text());
     --w.physicals[block.physical].mappings;
     drop_physical_if_unused(block.physical);
