@@ -26,7 +26,7 @@ inline constexpr bool kSanitized = kThreadSanitizer;
 // For tests that let call n fail, for every n: ThreadSanitizer, there for the races, tries every third.
 inline constexpr uint64_t kFaultStep = kThreadSanitizer ? 3 : 1;
 
-// Of `all` rounds that differ by chance or by a delay, so many.
+// The rounds of a test whose rounds differ by chance or by a delay: ThreadSanitizer plays a third of them.
 constexpr int rounds(int all) {
   return kThreadSanitizer ? (all + 2) / 3 : all;
 }

@@ -43,7 +43,7 @@ void keep_from_children(void* pages, uint64_t bytes) {
 }
 
 // Maps other pages over those of a reservation. Not by mmap(): ThreadSanitizer would forget who has accessed these addresses, and
-// writes its record of every page to do so, which was most of a test's time. Who maps them anew is ordered behind the accesses before.
+// writes its record of every page to do so, which was half of some tests' time. Accesses before and after must be ordered anyway.
 bool map_over(char* pages, uint64_t bytes, int protection, int flags, int file, uint64_t offset) {
   return syscall(SYS_mmap, pages, bytes, protection, MAP_FIXED | MAP_NORESERVE | flags, file, offset) != -1;
 }
