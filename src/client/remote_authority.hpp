@@ -73,6 +73,12 @@ class RemoteAuthority final : public sched::Authority {
   void dispatched(sched::SessionId session, sched::LaneId lane, uint64_t now_ns,
                   uint64_t iterations) override;
   void finished(sched::SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) override;
+  void ran_alone(sched::SessionId session, sched::LaneId lane, uint64_t device_ns, uint64_t now_ns,
+                 uint64_t iterations) override {
+    ready(session, now_ns);
+    dispatched(session, lane, now_ns, iterations);
+    finished(session, device_ns, now_ns, iterations);
+  }
   void leave(sched::SessionId session, uint64_t now_ns) override;
   base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;

@@ -39,7 +39,7 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions
   options.measures = true;
   options.least_stay_ns = service.least_stay_ns;
   // Also programs that a busy host is late with.
-  options.keeps_lag_ns = 100'000'000;
+  options.keeps_lag_ns = sched::kKeepsLagNs;
   return options;
 }
 

@@ -120,9 +120,7 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
   try {
     const uint64_t time = now();
     if (ended.iterations > 0) {
-      authority_->ready(session.id_, time);
-      authority_->dispatched(session.id_, lane.id, time, ended.iterations);
-      authority_->finished(session.id_, ended.totals.service_ns, time, ended.iterations);
+      authority_->ran_alone(session.id_, lane.id, ended.totals.service_ns, time, ended.iterations);
       session.iterations_done_ += ended.iterations;
       session.service_ns_ += ended.totals.service_ns;
       session.planned_iterations_ += ended.totals.planned;

@@ -118,6 +118,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   scheduling.paging = memory_->can_page();
   scheduling.confirms_lanes = true;
   scheduling.lane_finder = options.lane_finder;
+  scheduling.keeps_lag_ns = sched::kKeepsLagNs;
   scheduling.measures = true;
   if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
     GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());

@@ -198,6 +198,8 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   const LaneId id = session.lane;
   LaneRecord& lane = lanes[id];
   set_ready_slot(session, false);
+  stop_expecting(session);
+  session.paused_since_ns = kUnknown;
   lane.members.erase(std::find(lane.members.begin(), lane.members.end(), &session));
   set_overdue(session, false);
   session.lane = kNoLane;
@@ -218,6 +220,7 @@ bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   const LaneId from = session.lane;
   LaneRecord& lane = lanes[from];
   set_ready_slot(session, false);
+  stop_expecting(session);
   std::erase(lane.members, &session);
   session.lane = to;
   lanes[to].members.push_back(&session);

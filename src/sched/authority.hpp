@@ -113,6 +113,10 @@ class Authority {
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
   // `iterations` above 1: a run of equal iterations dispatched as one. 0: the turn was given back unused.
   virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
+  // may_lend() was true: the session has run so many equal iterations since it last finished one, one after the other.
+  // The same as ready(), dispatched() and finished().
+  virtual void ran_alone(SessionId session, LaneId lane, uint64_t device_ns, uint64_t now_ns,
+                         uint64_t iterations) = 0;
   // The session has ended, with nothing in flight. The actions that follow give its promise to others.
   virtual void leave(SessionId session, uint64_t now_ns) = 0;
   // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would
@@ -199,8 +203,8 @@ class Authority {
   virtual uint64_t look_again_ns() const = 0;
   // Time has passed: to be called at look_again_ns().
   virtual void look(uint64_t /*now_ns*/) {}
-  // True if the driver may run iterations of the session in its lane one after the other and report them together, by ready(),
-  // dispatched() and finished() with their number, before it reports or asks anything else: with no other session
+  // True if the driver may run iterations of the session in its lane one after the other and report them together, by
+  // ran_alone(), before it reports or asks anything else: with no other session
   // ready, no pick would answer otherwise, and nothing waits for a boundary of the lane.
   virtual bool may_lend(SessionId /*session*/, LaneId /*lane*/) const { return false; }
   // Actions decided since the last call, in the order to carry out. pick() decides some, too.

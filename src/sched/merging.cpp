@@ -7,37 +7,13 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
-namespace {
-
-// A lane is always busy if iterations take so much of its time, and if it has not done nothing for longer than the pause.
-constexpr double kBusy = 0.9;
-constexpr uint64_t kPauseNs = 10'000'000;
-// While somebody waits, how often it is looked whether a lane has become idle.
-constexpr uint64_t kLookNs = 100'000'000;
-
-}  // namespace
-
-void Scheduler::Impl::note_end(LaneRecord& lane, uint64_t device_ns, uint64_t now_ns) {
-  if (lane.ended_ns != 0 && now_ns > lane.ended_ns) {
-    const double share =
-        std::min(1.0, static_cast<double>(device_ns) / static_cast<double>(now_ns - lane.ended_ns));
-    lane.taken = lane.taken < 0 ? share : lane.taken + (share - lane.taken) / 4;
-  }
-  lane.ended_ns = latest_ns = now_ns;
-}
-
-bool Scheduler::Impl::always_busy(const LaneRecord& lane) const {
-  return lane.taken >= kBusy && (lane.busy() || !lane.ready.empty() || latest_ns <= lane.ended_ns + kPauseNs);
-}
 
 // A lane with a session that outranks the waiting one does not give way, because that session would have to share its turns.
 bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& session) const {
   if (!lane.open || !suits(lane, session)) return false;
-  const bool would_wait = traits.in_order && always_busy(lane);
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
     return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting ||
-           policy->outranks(member->view, session.view) ||
-           (would_wait && policy->before(member->view, session.view));
+           policy->outranks(member->view, session.view);
   });
 }
 
@@ -64,8 +40,6 @@ WaitingList::Room Scheduler::Impl::mergeable_room(const SessionRecord& session) 
 
 void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
   if (!traits.moves) return;
-  latest_ns = std::max(latest_ns, now_ns);
-  idle_look_ns = traits.in_order && lanes_open > 1 && !waiting.empty() ? now_ns + kLookNs : kUnknown;
   if (waiting.empty()) {
     if (promised() <= capacity.target_bytes)
       for (LaneRecord& lane : lanes) lane.closing = false;

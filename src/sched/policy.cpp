@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/policy.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -19,6 +20,17 @@ size_t first_by(std::span<const SessionView> candidates, Less less) {
   for (size_t i = 1; i < candidates.size(); ++i)
     if (less(candidates[i], candidates[best])) best = i;
   return best;
+}
+
+// Device time that candidate `picked` can receive before another one that shares with it is behind it in virtual time.
+template <class Shares>
+uint64_t until_behind(std::span<const SessionView> candidates, size_t picked, Shares shares) {
+  double next = INFINITY;
+  for (size_t i = 0; i < candidates.size(); ++i)
+    if (i != picked && shares(candidates[i])) next = std::min(next, candidates[i].virtual_ns);
+  const double gap = (next - candidates[picked].virtual_ns) * candidates[picked].weight;
+  if (!(gap < 1e19)) return kUnknown;
+  return gap <= 0 ? 0 : static_cast<uint64_t>(gap);
 }
 
 // A session that ends within ten stays runs to its end undisturbed; an endless one keeps nobody off for ever.
@@ -94,12 +106,7 @@ class Fair final : public Policy {
     });
   }
   uint64_t pick_holds_ns(LaneId, std::span<const SessionView> candidates, size_t picked) const override {
-    double next = INFINITY;
-    for (size_t i = 0; i < candidates.size(); ++i)
-      if (i != picked && candidates[i].virtual_ns < next) next = candidates[i].virtual_ns;
-    const double gap = (next - candidates[picked].virtual_ns) * candidates[picked].weight;
-    if (!(gap < 1e19)) return kUnknown;
-    return gap <= 0 ? 0 : static_cast<uint64_t>(gap);
+    return until_behind(candidates, picked, [](const SessionView&) { return true; });
   }
 };
 
@@ -107,11 +114,14 @@ class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
   PolicyTraits traits() const override {
-    return {
-        .paging = PagingRule::kByOrder, .moves = true, .in_order = true, .protects = true, .stay_factor = 1};
+    return {.paging = PagingRule::kByOrder, .moves = true, .protects = true, .stay_factor = 1};
   }
+  // Sessions of equal rank share by weight, as under fair.
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
-    return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
+    return first_by(candidates, [](const SessionView& a, const SessionView& b) {
+      return std::tuple(a.cls, -int64_t{a.priority}, a.virtual_ns, a.in_flight, a.id) <
+             std::tuple(b.cls, -int64_t{b.priority}, b.virtual_ns, b.in_flight, b.id);
+    });
   }
   bool before(const SessionView& a, const SessionView& b) const override {
     return std::tuple(a.cls, -int64_t{a.priority}, a.in_line, a.id) <
@@ -121,7 +131,11 @@ class Priority final : public Policy {
     return std::tuple(waiting.cls, -int64_t{waiting.priority}) <
            std::tuple(resident.cls, -int64_t{resident.priority});
   }
-  uint64_t pick_holds_ns(LaneId, std::span<const SessionView>, size_t) const override { return kUnknown; }
+  uint64_t pick_holds_ns(LaneId, std::span<const SessionView> candidates, size_t picked) const override {
+    return until_behind(candidates, picked, [&](const SessionView& other) {
+      return !outranks(candidates[picked], other) && !outranks(other, candidates[picked]);
+    });
+  }
 };
 
 constexpr std::array<const char*, 5> kNames = {"fifo", "srtf", "pack", "fair", "priority"};

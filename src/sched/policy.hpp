@@ -42,9 +42,6 @@ struct PolicyTraits {
   // A lane without work takes a session that waits for its turn in another lane, if it is large enough for it;
   // lanes merge when that lets in a session that waits.
   bool moves = false;
-  // The sessions of a lane run in the order of before(): a session behind a busy one would only wait in its lane. So lanes
-  // that are always busy do not merge for it.
-  bool in_order = false;
   // An iteration starts only while no backlogged session of another lane outranks its session.
   bool protects = false;
   // The policy decides by how sessions slow each other: the scheduler measures that where nobody has told it.
@@ -120,9 +117,8 @@ class Policy {
 // speed; the oldest
 //           session of a lane runs. No fairness among lanes.
 // fair      admits while safe; equal weighted service over all lanes of the device (start-time fair queueing).
-// priority  guaranteed before opportunistic, then larger priority, then arrival; may page out what ranks
-// strictly lower in
-//           class or priority.
+// priority  guaranteed before opportunistic, then larger priority; sessions of equal rank share by weight. May page
+//           out what ranks strictly lower in class or priority.
 // Errors: NOT_FOUND listing them.
 base::Result<std::unique_ptr<Policy>> make_policy(std::string_view name);
 std::span<const char* const> policy_names();

@@ -194,6 +194,9 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
   if (session->spec.alternates && !session->wanted())
     session->stay_rest_ns +=
         now_ns - std::min(now_ns, std::max(session->last_wanted_ns, session->stay_since_ns));
+  impl_->stop_expecting(*session);
+  if (session->paused_since_ns != kUnknown)
+    session->pauses.note(now_ns - std::min(now_ns, std::exchange(session->paused_since_ns, kUnknown)));
   session->ready = true;
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
@@ -269,12 +272,26 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   progressed(id, device_ns, now_ns, iterations, 0);
 }
 
+void Scheduler::ran_alone(SessionId id, LaneId lane, uint64_t device_ns, uint64_t now_ns,
+                          uint64_t iterations) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || iterations == 0) return;
+  // Nobody has seen the pauses between these iterations: they were equally long in the mean.
+  if (const uint64_t since_ns = std::exchange(session->paused_since_ns, kUnknown); since_ns != kUnknown) {
+    const uint64_t elapsed_ns = now_ns - std::min(now_ns, since_ns);
+    session->pauses.note((elapsed_ns - std::min(elapsed_ns, device_ns)) / iterations);
+  }
+  ready(id, now_ns);
+  dispatched(id, lane, now_ns, iterations);
+  finished(id, device_ns, now_ns, iterations);
+}
+
 void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations,
                            uint64_t left) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0) return;
   LaneRecord& lane = impl_->lanes[session->lane];
-  lane.progress_ns = session->last_wanted_ns = now_ns;
+  lane.progress_ns = now_ns;
   if (iterations > 0) impl_->longest_ns = std::max(impl_->longest_ns, device_ns / iterations);
   SessionView& view = session->view;
   const double expected = session->expected_in_flight_ns / view.in_flight;
@@ -288,14 +305,13 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
     impl_->advance(now_ns);
   }
   ++lane.completed;
-  if (impl_->traits.in_order) impl_->note_end(lane, device_ns, now_ns);
   view.service_ns += device_ns;
   view.iterations_done += iterations;
   if (view.iterations_done > 0) view.iteration_ns = view.service_ns / view.iterations_done;
   if (session->declared_ns != kUnknown) session->declared_ns -= std::min(session->declared_ns, device_ns);
   impl_->estimate_remaining(*session);
   impl_->show(*session);
-  impl_->note_lag(*session, now_ns);
+  impl_->pause(*session, now_ns);
   if (impl_->measured != nullptr) impl_->measured->finished(id, session->lane, device_ns, iterations, now_ns);
   impl_->policy->finished(view, session->lane, device_ns, now_ns);
   if (left > 0) dispatched(id, session->lane, now_ns, left);

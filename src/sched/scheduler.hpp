@@ -30,6 +30,7 @@
 #include "sched/measured_interference.hpp"
 #include "sched/policy.hpp"
 #include "sched/stays.hpp"
+#include "sched/turn_rules.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -73,6 +74,8 @@ class Scheduler final : public Authority {
   void not_ready(SessionId session, uint64_t now_ns) override;
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) override;
   void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) override;
+  void ran_alone(SessionId session, LaneId lane, uint64_t device_ns, uint64_t now_ns,
+                 uint64_t iterations) override;
   // Part of a run that was dispatched as one is done, `iterations` of it; `left` go on in the lane without a boundary.
   void progressed(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations, uint64_t left);
   void leave(SessionId session, uint64_t now_ns) override;

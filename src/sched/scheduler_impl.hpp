@@ -17,6 +17,7 @@
 #include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/stays.hpp"
+#include "sched/turn_rules.hpp"
 #include "sched/waiting_list.hpp"
 
 namespace gpushare::sched {
@@ -51,6 +52,13 @@ struct SessionRecord {
   double expected_in_flight_ns = 0;
   uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
   double lag_ns = 0;                    // virtual time by which it was behind the others then
+  Pauses pauses;                        // between its iterations
+  uint64_t paused_since_ns = kUnknown;  // resident, with nothing to run since then; kUnknown: it is not
+  uint64_t expected_from_ns = 0;
+  uint64_t expected_until_ns = 0;  // its lane may be left idle for it; see Impl::expected()
+  uint64_t soon_until_ns =
+      0;                 // nothing is enqueued before its turn; 0: it is not among its lane's paused ones
+  bool returns = false;  // its pauses are so short that it is expected back after each iteration
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
   uint32_t overtaken = 0;               // while it is in none; else the list counts
   bool queued_idle = false;             // the list is `idle`, else `waiting`
@@ -108,17 +116,20 @@ struct LaneRecord {
   double start_tag_ns = 0;           // virtual time of the session dispatched last, when it was
   uint64_t progress_ns = 0;          // when it was dispatched to while empty, or finished one
   uint64_t held_back_ns = kUnknown;  // pick left it idle for others' sake: until when at most
-  // Part of its time that iterations take, in the mean over the last ones; below 0 while it is not known. When the last ended.
-  double taken = -1;
-  uint64_t ended_ns = 0;
   SessionId picked = kNoSession;
   std::vector<SessionRecord*> members;
   std::vector<SessionRecord*> flying;  // those with something in flight
+  std::vector<SessionRecord*> paused;  // those that have nothing to run, and usually come back soon
   std::vector<SessionView> ready;
   size_t ready_position = 0;       // in Impl::ready_lanes, while anybody is ready
   uint64_t least_ready_bytes = 0;  // at most the least E of those ready
 
   bool busy() const { return dispatched != completed; }
+  // Enqueueing another iteration only when this one has ended would cost little.
+  bool long_in_flight() const {
+    return std::any_of(flying.begin(), flying.end(),
+                       [](const SessionRecord* each) { return each->view.iteration_ns >= kLongNs; });
+  }
   // Nobody of it is picked: a turn in memory that others have, too, may not have ended.
   bool held_up() const { return overdue > 0 && trust_group != 0; }
   // Each of its sessions is on its way to another lane.
@@ -175,8 +186,6 @@ struct Scheduler::Impl {
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
   uint64_t longest_ns = 0;              // iteration
-  uint64_t latest_ns = 0;               // of what tells whether lanes are busy
-  uint64_t idle_look_ns = kUnknown;     // when to look whether lanes that were have become idle
   size_t held_back = 0;                 // lanes that pick left idle for others' sake
   std::vector<SessionView> movable;     // room for pick's use
   uint32_t overdue = 0;                 // sessions in lanes
@@ -234,6 +243,26 @@ struct Scheduler::Impl {
   // scheduler.cpp
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
   void set_ready_slot(SessionRecord& session, bool present);
+  void pause(SessionRecord& session, uint64_t now_ns);  // it has nothing to run from now on
+  void stop_expecting(SessionRecord& session);
+  // The session's thread is about to begin its next iteration: the session keeps its rank, its weight and its lag, and a
+  // lane whose turn would be the session's is left idle until then.
+  static bool expected(const SessionRecord& session, uint64_t now_ns) {
+    return now_ns >= session.expected_from_ns && now_ns < session.expected_until_ns && may_return(session);
+  }
+  static bool may_return(const SessionRecord& session) {
+    return session.state == SessionState::kResident && !session.evicting && !session.stopped &&
+           !session.overdue;
+  }
+  // The candidates for pick: those ready and those expected, of the lane, or of all lanes that are not held up. Work that is
+  // enqueued behind an iteration cannot be taken back, so in a busy lane also those that run and are expected back
+  // afterwards, and those that usually come back soon: nobody is enqueued before them whose turn would be theirs.
+  std::span<const SessionView> with_expected(std::span<const SessionView> ready, LaneId lane, uint64_t now_ns,
+                                             SessionId except = kNoSession);
+  // `picked` is not ready yet: nothing is dispatched before it is.
+  bool waits_for(LaneRecord& lane, const SessionView& picked, uint64_t now_ns);
+  // A resident session ranks above this one, so what this one has in flight in advance would be in the other one's way.
+  bool runs_ahead(const LaneRecord& lane, const SessionView& view) const;
   void advance(uint64_t now_ns);                                 // the device's virtual time
   void note_lag(SessionRecord& session, uint64_t now_ns) const;  // it wants nothing from now on
   void rebase();
@@ -352,8 +381,6 @@ struct Scheduler::Impl {
   // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
-  bool always_busy(const LaneRecord& lane) const;
-  void note_end(LaneRecord& lane, uint64_t device_ns, uint64_t now_ns);
   LaneId largest_that_gives_way(const SessionRecord& session) const;
   void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
   void merge(const SessionRecord& session, uint64_t now_ns);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/saturate.hpp"
 #include "sched/scheduler_impl.hpp"
@@ -59,6 +60,8 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
     // The lane's sessions are about to run, and keep their arrears.
     for (const SessionView& view : lane.ready)
       if (view.virtual_ns < least && now_ns < patience_ends_ns(view)) least = view.virtual_ns;
+    for (const SessionRecord* back : lane.paused)
+      if (expected(*back, now_ns)) least = std::min(least, back->view.virtual_ns);
   }
   if (least < INFINITY) virtual_ns = std::max(virtual_ns, least);
   if (virtual_ns > kMostVirtualNs) rebase();
@@ -92,11 +95,16 @@ double Scheduler::Impl::others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t&
     // One of unknown length says nothing yet.
     for (const SessionRecord* member : lane.flying)
       if (member->expected_in_flight_ns > 0) mine = std::min(mine, member->view.virtual_ns);
-    if (mine >= least) continue;
     if (lane.busy()) ends = overdue_ns(lane);
-    if (now_ns >= ends) continue;
-    least = mine;
-    until = ends;
+    if (mine < least && now_ns < ends) {
+      least = mine;
+      until = ends;
+    }
+    for (const SessionRecord* back : lane.paused) {
+      if (back->view.virtual_ns >= least || !expected(*back, now_ns)) continue;
+      least = back->view.virtual_ns;
+      until = back->expected_until_ns;
+    }
   }
   return least;
 }
@@ -107,7 +115,7 @@ void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
 }
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
-  if (now_ns >= std::min(impl_->stays_end_ns, impl_->idle_look_ns)) impl_->admit_waiting(now_ns);
+  if (now_ns >= impl_->stays_end_ns) impl_->admit_waiting(now_ns);
   if (!lane_is_open(id) || impl_->lanes[id].held_up()) return std::nullopt;
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
@@ -145,6 +153,9 @@ bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t no
     for (const SessionView& other : lane.ready)
       if (policy->outranks(other, view))
         ends = std::max(ends, lane.busy() ? overdue_ns(lane) : patience_ends_ns(other));
+    for (const SessionRecord* back : lane.paused)
+      if (expected(*back, now_ns) && policy->outranks(back->view, view))
+        ends = std::max(ends, back->expected_until_ns);
     if (now_ns >= ends) continue;
     until = ends;
     return true;
@@ -155,13 +166,82 @@ bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t no
 std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   LaneRecord& lane = lanes[id];
   if (lane.ready.empty()) return std::nullopt;
-  const size_t picked = policy->pick(id, lane.ready, now_ns);
-  if (picked >= lane.ready.size()) {
+  const std::span<const SessionView> candidates = with_expected(lane.ready, id, now_ns);
+  const size_t picked = policy->pick(id, candidates, now_ns);
+  if (picked >= candidates.size()) {
     hold_back(lane, policy->look_again_ns());
     return std::nullopt;
   }
-  if (!may_start(id, lane.ready[picked], now_ns)) return std::nullopt;
-  return lane.ready[picked].id;
+  const SessionView& view = candidates[picked];
+  if (waits_for(lane, view, now_ns) || runs_ahead(lane, view) || !may_start(id, view, now_ns))
+    return std::nullopt;
+  return view.id;
+}
+
+void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
+  session.last_wanted_ns = now_ns;
+  note_lag(session, now_ns);
+  if (session.wanted()) return;
+  session.paused_since_ns = now_ns;
+  const uint64_t usual = session.pauses.usual_ns();
+  const Expected back = expected_of(session.pauses, session.view.iteration_ns);
+  session.returns = usual != kUnknown && back.from_ns == 0 && back.until_ns > 0;
+  const uint64_t soon_ns = usual <= kSoonNs ? std::max(2 * usual, back.until_ns) : back.until_ns;
+  if (soon_ns == 0 || session.lane == kNoLane) return;
+  if (session.soon_until_ns == 0) lanes[session.lane].paused.push_back(&session);
+  session.expected_from_ns = now_ns + back.from_ns;
+  session.expected_until_ns = back.until_ns == 0 ? 0 : base::add_saturated(now_ns, back.until_ns);
+  session.soon_until_ns = base::add_saturated(now_ns, soon_ns);
+}
+
+void Scheduler::Impl::stop_expecting(SessionRecord& session) {
+  session.expected_until_ns = 0;
+  if (std::exchange(session.soon_until_ns, 0) != 0) std::erase(lanes[session.lane].paused, &session);
+}
+
+std::span<const SessionView> Scheduler::Impl::with_expected(std::span<const SessionView> ready, LaneId id,
+                                                            uint64_t now_ns, SessionId except) {
+  bool copied = ready.data() == movable.data() && !ready.empty();
+  const auto add = [&](const SessionRecord& session) {
+    if (session.view.id == except || !may_return(session)) return;
+    if (!std::exchange(copied, true)) movable.assign(ready.begin(), ready.end());
+    movable.push_back(session.view);
+  };
+  const auto add_of = [&](LaneRecord& lane) {
+    const bool enqueues = lane.long_in_flight();
+    std::erase_if(lane.paused, [&](SessionRecord* session) {
+      if (expected(*session, now_ns) || (enqueues && now_ns < session->soon_until_ns)) add(*session);
+      const bool over = now_ns >= session->soon_until_ns;
+      if (over) session->soon_until_ns = session->expected_until_ns = 0;
+      return over;
+    });
+    for (const SessionRecord* member : lane.flying)
+      if (member->returns && !member->ready) add(*member);
+  };
+  if (!options.shared_lanes)
+    add_of(lanes[id]);
+  else
+    for (LaneRecord& lane : lanes)
+      if (lane.open && !lane.held_up()) add_of(lane);
+  return copied ? std::span<const SessionView>(movable) : ready;
+}
+
+bool Scheduler::Impl::waits_for(LaneRecord& lane, const SessionView& picked, uint64_t now_ns) {
+  const SessionRecord& session = *find(picked.id);
+  if (session.ready) return false;
+  if (expected(session, now_ns)) hold_back(lane, session.expected_until_ns);
+  return true;
+}
+
+bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view) const {
+  if (!lane.busy() || traits.paging != PagingRule::kByOrder || lane.compute_units != 0) return false;
+  for (const LaneRecord& other : lanes) {
+    if (other.compute_units != 0) continue;
+    for (const SessionRecord* member : other.members)
+      if (member->view.id != view.id && !member->worth_ns && policy->outranks(member->view, view))
+        return true;
+  }
+  return false;
 }
 
 // Sessions that wait for their turn behind others of their lane, have nothing in flight, and fit this one.
@@ -174,9 +254,12 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
       if (view.in_flight == 0 && takes(lane, *find(view.id))) movable.push_back(view);
   }
   if (movable.empty()) return std::nullopt;
-  const size_t picked = policy->pick(id, movable, now_ns);
-  if (picked >= movable.size() || !may_start(id, movable[picked], now_ns)) return std::nullopt;
-  const SessionId session = movable[picked].id;
+  const std::span<const SessionView> candidates = with_expected(movable, id, now_ns);
+  const size_t picked = policy->pick(id, candidates, now_ns);
+  if (picked >= candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
+      !may_start(id, candidates[picked], now_ns))
+    return std::nullopt;
+  const SessionId session = candidates[picked].id;
   if (move(*find(session), id, now_ns)) freed(now_ns);
   return session;
 }
@@ -213,9 +296,13 @@ std::optional<SessionId> Scheduler::Impl::pick_of_all(LaneId id, uint64_t now_ns
   for (LaneId other = 0; other < lanes.size(); ++other)
     if (other != id && lanes[other].open && lanes[other].busy()) return std::nullopt;
   const std::span<const SessionView> ready = ready_of_all();
-  const size_t picked = ready.empty() ? 0 : policy->pick(id, ready, now_ns);
-  if (picked >= ready.size() || find(ready[picked].id)->lane != id) return std::nullopt;
-  return ready[picked].id;
+  if (ready.empty()) return std::nullopt;
+  const std::span<const SessionView> candidates = with_expected(ready, id, now_ns);
+  const size_t picked = policy->pick(id, candidates, now_ns);
+  if (picked >= candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
+      find(candidates[picked].id)->lane != id)
+    return std::nullopt;
+  return candidates[picked].id;
 }
 
 bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
@@ -227,8 +314,8 @@ bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
   if (session == nullptr || session->lane != lane_id || session->state != SessionState::kResident ||
       session->evicting)
     return false;
-  const std::span<const SessionView> ready =
-      impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready;
+  const std::span<const SessionView> ready = impl_->with_expected(
+      impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready, lane_id, now_ns, id);
   if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
   impl_->movable.push_back(session->view);
   return impl_->policy->pick(lane_id, impl_->movable, now_ns) + 1 == impl_->movable.size();
@@ -243,7 +330,7 @@ bool Scheduler::outranked(SessionId id) const {
 }
 
 uint64_t Scheduler::look_again_ns() const {
-  uint64_t least = std::min(impl_->stays_end_ns, impl_->idle_look_ns);
+  uint64_t least = impl_->stays_end_ns;
   // Iterations in flight ask by themselves when they have finished.
   if (std::any_of(impl_->lanes.begin(), impl_->lanes.end(),
                   [](const LaneRecord& lane) { return lane.busy(); }))

@@ -1,0 +1,80 @@
+// turn_rules.hpp: the numbers of turns that the scheduler goes by, and how soon a session usually comes back.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+// A session that has ended an iteration whose work its thread has waited for, as a training loop with `loss.item()` does,
+// has nothing to run for the moment in which the thread begins the next one. Without more, whoever is ready would have
+// the turn, whatever its rank and weight: the session is expected back instead, as disk schedulers wait for synchronous
+// readers (Iyer and Druschel, "Anticipatory scheduling", SOSP 2001). It is expected for twice the time that it usually
+// needs. A turn is never left unused for it for longer than this part of its iteration and this time, so that waiting in
+// vain costs little.
+inline constexpr uint64_t kExpectedPart = 10;
+inline constexpr uint64_t kMostExpectedNs = 5'000'000;
+// A thread needs about so long to come back however little it does, more on a busy machine.
+inline constexpr uint64_t kLeastExpectedNs = 200'000;
+// A session is not expected for less: the driver would look at the clock too late.
+inline constexpr uint64_t kShortestExpectedNs = 20'000;
+
+// A session whose pauses are longer than it may be expected for, and at most this, keeps its turn in a busy lane: nobody is
+// enqueued before it while an iteration of kLongNs or more is in flight, so that it waits for one iteration and not for as many
+// as a lane has in flight.
+inline constexpr uint64_t kSoonNs = 50'000'000;
+inline constexpr uint64_t kLongNs = 1'000'000;
+
+// A session that wants nothing for a shorter time than this keeps what it was behind the others when it stopped.
+inline constexpr uint64_t kKeepsLagNs = 100'000'000;
+
+// The last pauses of a session, in which it wanted nothing between two iterations.
+class Pauses {
+ public:
+  void note(uint64_t pause_ns) {
+    pauses_[noted_ % pauses_.size()] = pause_ns;
+    ++noted_;
+  }
+  // The median; kUnknown: there was no pause yet.
+  uint64_t usual_ns() const {
+    if (noted_ == 0) return kUnknown;
+    auto sorted = pauses_;
+    const auto end = sorted.begin() + static_cast<ptrdiff_t>(std::min<size_t>(noted_, sorted.size()));
+    const auto middle = sorted.begin() + (end - sorted.begin()) / 2;
+    std::nth_element(sorted.begin(), middle, end);
+    return *middle;
+  }
+  // By how much they differ; kUnknown: there were too few.
+  uint64_t spread_ns() const {
+    if (noted_ < pauses_.size()) return kUnknown;
+    const auto [least, most] = std::minmax_element(pauses_.begin(), pauses_.end());
+    return *most - *least;
+  }
+
+ private:
+  std::array<uint64_t, 5> pauses_{};
+  size_t noted_ = 0;
+};
+
+// When a session is expected back, counted from the beginning of its pause; nothing where `until_ns` is 0.
+struct Expected {
+  uint64_t from_ns = 0, until_ns = 0;
+};
+
+inline Expected expected_of(const Pauses& pauses, uint64_t iteration_ns) {
+  const uint64_t most = std::min(iteration_ns / kExpectedPart, kMostExpectedNs);
+  if (most < kShortestExpectedNs) return {};
+  const uint64_t usual = pauses.usual_ns();
+  if (usual == kUnknown) return {0, most};
+  if (usual <= most) return {0, std::min(std::max(2 * usual, kLeastExpectedNs), most)};
+  // A longer pause is waited for near its end, where the pauses differ by less.
+  if (usual > kSoonNs || pauses.spread_ns() > most / 2) return {};
+  return {usual - most / 2, usual + most / 2};
+}
+
+}  // namespace gpushare::sched
