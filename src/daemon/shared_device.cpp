@@ -37,6 +37,7 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions
   options.max_lanes = service.max_lanes;
   options.shared_lanes = service.share_lanes;
   options.measures = true;
+  options.enqueues = false;  // offers are taken back
   options.least_stay_ns = service.least_stay_ns;
   // Also programs that a busy host is late with.
   options.keeps_lag_ns = sched::kKeepsLagNs;

@@ -191,7 +191,7 @@ void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   session.wake = session.turned_back = false;
   persistent_bytes += session.persistent_bytes;
   ++residents;
-  session.view.virtual_ns = virtual_ns;  // a newcomer starts at the current virtual time
+  start_with_others(session);
 }
 
 void Scheduler::Impl::quit(SessionRecord& session) {
@@ -224,6 +224,7 @@ bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   std::erase(lane.members, &session);
   session.lane = to;
   lanes[to].members.push_back(&session);
+  if (traits.protects) start_with_others(session);  // the virtual times of another lane say nothing here
   set_ready_slot(session, session.ready);
   actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});
   policy->paged_out(session.view.id, from, now_ns);

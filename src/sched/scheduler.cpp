@@ -201,8 +201,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
     const bool keeps_lag = now_ns - std::min(now_ns, session->last_wanted_ns) < impl_->options.keeps_lag_ns;
-    session->view.virtual_ns =
-        std::max(session->view.virtual_ns, impl_->virtual_ns - (keeps_lag ? session->lag_ns : 0));
+    impl_->catch_up(*session, keeps_lag ? session->lag_ns : 0);
     if (!session->evicting) impl_->set_ready_slot(*session, true);
     impl_->policy->ready(id, session->lane, now_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
@@ -251,6 +250,8 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane != lane_id || lane_id == kNoLane) return;
   session->ready = false;
+  session->paused_since_ns = kUnknown;
+  impl_->stop_expecting(*session);
   impl_->set_ready_slot(*session, false);
   LaneRecord& lane = impl_->lanes[lane_id];
   impl_->hold_back(lane, kUnknown);
@@ -412,7 +413,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     if (session->evicting) impl_->stay(*session);  // too late to turn back
     session->yields_to.reset();
     impl_->came_back(id);
-    session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
+    impl_->catch_up(*session, 0);
     impl_->moved(*session, false, now_ns);
     impl_->begin_stay(*session, now_ns);
     impl_->tell_admitted(*session, now_ns);

@@ -47,6 +47,9 @@ struct SchedulerOptions {
   // A session that wants nothing for a shorter time, as one that waits for its work does between two iterations, keeps
   // what it was behind the others when it stopped. It gains nothing by the pause. 0: it loses that at once.
   uint64_t keeps_lag_ns = 0;
+  // An iteration that is picked while another one of its lane is in flight goes to the device at once, and cannot be taken
+  // back. False: it begins when that one has ended.
+  bool enqueues = true;
   bool paging = true;  // the driver can page sessions out and keep their addresses
   std::optional<LaneFinderKind> lane_finder =
       std::nullopt;  // without: the one that the policy names, else kSalus

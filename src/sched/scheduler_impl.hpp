@@ -263,7 +263,10 @@ struct Scheduler::Impl {
   bool waits_for(LaneRecord& lane, const SessionView& picked, uint64_t now_ns);
   // A resident session ranks above this one, so what this one has in flight in advance would be in the other one's way.
   bool runs_ahead(const LaneRecord& lane, const SessionView& view) const;
-  void advance(uint64_t now_ns);                                 // the device's virtual time
+  void advance(uint64_t now_ns);  // the device's virtual time
+  double shared_virtual_ns(const SessionRecord& session) const;
+  void catch_up(SessionRecord& session, double lag_ns);
+  void start_with_others(SessionRecord& session);
   void note_lag(SessionRecord& session, uint64_t now_ns) const;  // it wants nothing from now on
   void rebase();
   uint64_t patience_ends_ns(const SessionView& view) const;

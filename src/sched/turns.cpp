@@ -67,12 +67,48 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
   if (virtual_ns > kMostVirtualNs) rebase();
 }
 
+// Virtual time of those that the session shares with: under a policy with ranks the least of equal rank in its lane, since
+// those of other ranks run before it or after it; else the device's. Nobody: infinity.
+double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) const {
+  if (!traits.protects) return virtual_ns;
+  double least = INFINITY;
+  const auto consider = [&](const SessionView& other, double in_flight_ns) {
+    if (other.id != session.view.id && !policy->outranks(other, session.view) &&
+        !policy->outranks(session.view, other))
+      least = std::min(least, other.virtual_ns - virtual_cost(in_flight_ns, other.weight));
+  };
+  const LaneRecord& lane = lanes[session.lane];
+  for (const SessionView& other : lane.ready)
+    if (other.in_flight == 0) consider(other, 0);
+  for (const SessionRecord* other : lane.flying) consider(other->view, other->expected_in_flight_ns);
+  for (const SessionRecord* other : lane.paused) consider(other->view, 0);
+  return least;
+}
+
+// The session wants the device again, or for the first time: it begins where the others are, or behind them by so much.
+void Scheduler::Impl::catch_up(SessionRecord& session, double lag_ns) {
+  const double others = shared_virtual_ns(session);
+  if (others < INFINITY) session.view.virtual_ns = std::max(session.view.virtual_ns, others - lag_ns);
+}
+
+// A newcomer in its lane.
+void Scheduler::Impl::start_with_others(SessionRecord& session) {
+  const double others = shared_virtual_ns(session);
+  if (others < INFINITY) session.view.virtual_ns = others;
+}
+
 // The others are those that want the device, and those that may be back soon: two sessions that pause by turns do not
 // take each other's lag.
 void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) const {
   session.lag_ns = 0;
-  if (options.keeps_lag_ns == 0 || !traits.device_wide || session.wanted()) return;
+  if (options.keeps_lag_ns == 0 || session.wanted()) return;
   double least = INFINITY;
+  if (traits.protects) {
+    least = shared_virtual_ns(session);
+    if (least < INFINITY) session.lag_ns = std::max(least - session.view.virtual_ns, 0.0);
+    return;
+  }
+  if (!traits.device_wide) return;
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* other : lane.members)
       if (other != &session &&
@@ -208,7 +244,7 @@ std::span<const SessionView> Scheduler::Impl::with_expected(std::span<const Sess
     movable.push_back(session.view);
   };
   const auto add_of = [&](LaneRecord& lane) {
-    const bool enqueues = lane.long_in_flight();
+    const bool enqueues = options.enqueues && lane.long_in_flight();
     std::erase_if(lane.paused, [&](SessionRecord* session) {
       if (expected(*session, now_ns) || (enqueues && now_ns < session->soon_until_ns)) add(*session);
       const bool over = now_ns >= session->soon_until_ns;
@@ -234,7 +270,8 @@ bool Scheduler::Impl::waits_for(LaneRecord& lane, const SessionView& picked, uin
 }
 
 bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view) const {
-  if (!lane.busy() || traits.paging != PagingRule::kByOrder || lane.compute_units != 0) return false;
+  if (!options.enqueues || !lane.busy() || traits.paging != PagingRule::kByOrder || lane.compute_units != 0)
+    return false;
   for (const LaneRecord& other : lanes) {
     if (other.compute_units != 0) continue;
     for (const SessionRecord* member : other.members)

@@ -174,7 +174,9 @@ void Simulation::Impl::prepare() {
 uint64_t Simulation::Impl::next_event() const {
   uint64_t next = next_job < jobs.size() ? jobs[next_job].arrival_ns : kUnknown;
   if (!copies.empty()) next = std::min(next, copies.front().end_ns);
-  if (running > 0) next = std::min(next, std::max(scheduler->look_again_ns(), now + 1));
+  // With nothing running, a time that has passed already would come again for ever.
+  const uint64_t look_ns = scheduler->look_again_ns();
+  if (running > 0 || look_ns > now) next = std::min(next, std::max(look_ns, now + 1));
   for (const LaneState& lane : lanes)
     if (lane.running) next = std::min(next, lane.end_ns);
   return next;

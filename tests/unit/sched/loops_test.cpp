@@ -28,7 +28,8 @@ struct Loop {
   int32_t priority = 0;
   uint64_t iterations = kEndless;
   uint64_t from_ns = 0;
-  uint32_t pause_for_ever_after = 0;  // of five iterations, after so many the thread is away for ten iterations
+  uint32_t pause_for_ever_after =
+      0;  // of five iterations, after so many the thread is away for ten iterations
   // What became of it.
   uint64_t service_ns = 0, done = 0, begun = 0, ended_ns = 0;
 };
@@ -154,8 +155,8 @@ std::string describe(const std::vector<Loop>& loops) {
     char line[160];
     std::snprintf(line, sizeof line, "[%llu us, pause %lld us, weight %g, priority %d] ",
                   static_cast<unsigned long long>(each.iteration_ns / kMicro),
-                  each.pause_ns == kAsynchronous ? -1 : static_cast<long long>(each.pause_ns / kMicro), each.weight,
-                  each.priority);
+                  each.pause_ns == kAsynchronous ? -1 : static_cast<long long>(each.pause_ns / kMicro),
+                  each.weight, each.priority);
     text += line;
   }
   return text;
@@ -167,8 +168,7 @@ TEST_CASE("weights hold for loops that wait for the device, in one lane and in s
   for (const uint32_t lanes : {1u, 2u, 0u})
     for (const uint64_t iteration : {2 * kMilli, 10 * kMilli})
       for (const uint64_t pause : {kAsynchronous, uint64_t{0}, 5 * kMicro, 40 * kMicro, 150 * kMicro}) {
-        const std::vector<Loop> loops = {
-            {iteration, pause, 2}, {iteration, pause, 1}, {iteration, pause, 1}};
+        const std::vector<Loop> loops = {{iteration, pause, 2}, {iteration, pause, 1}, {iteration, pause, 1}};
         INFO(lanes << " lanes, " << describe(loops));
         Device device("fair", lanes, loops);
         device.run(10'000 * kMilli);
@@ -179,7 +179,8 @@ TEST_CASE("weights hold for loops that wait for the device, in one lane and in s
 
 TEST_CASE("weights hold for loops that think between iterations") {
   for (const uint64_t thought : {300 * kMicro, 3 * kMilli, 10 * kMilli}) {
-    const std::vector<Loop> loops = {{10 * kMilli, thought, 2}, {10 * kMilli, thought, 1}, {10 * kMilli, thought, 1}};
+    const std::vector<Loop> loops = {
+        {10 * kMilli, thought, 2}, {10 * kMilli, thought, 1}, {10 * kMilli, thought, 1}};
     INFO(describe(loops));
     Device device("fair", 1, loops);
     device.run(10'000 * kMilli);
@@ -205,7 +206,8 @@ TEST_CASE("a job of higher rank takes as long as alone beside others that wait f
         }
 }
 
-TEST_CASE("whoever is outranked has one iteration in flight, and no second one that the other would wait for") {
+TEST_CASE(
+    "whoever is outranked has one iteration in flight, and no second one that the other would wait for") {
   for (const uint32_t lanes : {1u, 0u}) {
     const std::vector<Loop> loops = {{20 * kMilli}, {20 * kMilli}, {2 * kMilli, 30 * kMilli, 1, 10, 100}};
     Device device("priority", lanes, loops);
@@ -218,7 +220,9 @@ TEST_CASE("whoever is outranked has one iteration in flight, and no second one t
 
 TEST_CASE("sessions of equal priority share by weight") {
   for (const uint64_t pause : {kAsynchronous, 20 * kMicro}) {
-    const std::vector<Loop> loops = {{5 * kMilli, pause, 1, 3}, {5 * kMilli, pause, 1, 3}, {5 * kMilli, pause, 2, 3},
+    const std::vector<Loop> loops = {{5 * kMilli, pause, 1, 3},
+                                     {5 * kMilli, pause, 1, 3},
+                                     {5 * kMilli, pause, 2, 3},
                                      {5 * kMilli, pause, 1, 0}};
     INFO(describe(loops));
     Device device("priority", 1, loops);

@@ -276,7 +276,9 @@ TEST_CASE("skipping over equal decisions changes nothing") {
   INFO("GPUSHARE_TEST_SEED=" << seed);
   test::Random random(seed);
   for (int round = 0; round < 20; ++round) {
-    const std::vector<Job> jobs = random_jobs(random, 25, 1000);
+    std::vector<Job> jobs = random_jobs(random, 25, 1000);
+    // No two of equal priority, which would share as under fair: there rounded nanoseconds decide who is behind.
+    for (size_t i = 0; i < jobs.size(); ++i) jobs[i].priority = static_cast<int32_t>(i * 7 % 25);
     SimulationOptions options;
     options.capacity_bytes = 1000;
     options.max_lanes = 1;
@@ -435,6 +437,20 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   const auto stuck = lazy.run();
   CHECK(stuck.status().code() == GPUSHARE_INVALID_STATE);
   CHECK(stuck.status().message().find("'lazy'") != std::string::npos);
+
+  // With nothing running yet, the time that the policy names is waited for.
+  class Later final : public sched::Policy {
+   public:
+    std::string_view name() const override { return "later"; }
+    size_t pick(sched::LaneId, std::span<const sched::SessionView>, uint64_t now_ns) override {
+      return now_ns < 5 * kMs ? kIdle : 0;
+    }
+    uint64_t look_again_ns() const override { return 5 * kMs; }
+  };
+  Simulation later({}, {job(0, 1, 1, 1, 1)}, std::make_unique<Later>());
+  const auto waited = later.run();
+  REQUIRE(waited.ok());
+  CHECK(waited->jobs[0].end_ns == 6 * kMs);
 
   SimulationOptions options;
   size_t seen = 0;
