@@ -72,6 +72,7 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
 double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) const {
   if (!traits.protects) return virtual_ns;
   double least = INFINITY;
+  if (session.lane == kNoLane) return least;
   const auto consider = [&](const SessionView& other, double in_flight_ns) {
     if (other.id != session.view.id && !policy->outranks(other, session.view) &&
         !policy->outranks(session.view, other))

@@ -233,6 +233,21 @@ TEST_CASE("sessions of equal priority share by weight") {
   }
 }
 
+TEST_CASE("a session that waits for admission may withdraw its iteration under every policy") {
+  for (const char* policy : policy_names()) {
+    INFO(policy);
+    SchedulerOptions options = capacity(100);
+    options.keeps_lag_ns = kKeepsLagNs;
+    Scheduler scheduler = make(policy, options);
+    REQUIRE(scheduler.arrive(spec(1, 50, 40), 0).ok());
+    REQUIRE(scheduler.arrive(spec(2, 50, 40), 0).ok());
+    REQUIRE(scheduler.state(2) == SessionState::kQueued);
+    scheduler.ready(2, 1);
+    scheduler.not_ready(2, 2);
+    CHECK(scheduler.check() == "");
+  }
+}
+
 TEST_CASE("waiting for a session that does not come back costs little") {
   // The worst case for the median of five pauses: three short ones, then two long ones.
   const std::vector<Loop> loops = {{5 * kMilli, 20 * kMicro, 4, 0, kEndless, 0, 3}, {5 * kMilli}};
