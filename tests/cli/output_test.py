@@ -92,6 +92,7 @@ class BadInput(ToolTest):
             (["--lanes", "65"], ["--lanes", "0 to 64"]),
             (["--lanes", "two"], ["--lanes", "'two'"]),
             (["--capacity", "0"], ["--capacity", "16GiB"]),
+            (["--capacity", "16"], ["--capacity: '16' has no unit: 16GiB or 16B?"]),
             (["--capacity", "16 bananas"], ["--capacity", "bananas"]),
             (["--limit", "1.5"], ["--limit"]),
             (["--time-scale", "0"], ["--time-scale", "above 0"]),
