@@ -73,7 +73,7 @@ ask('cuMemFree_v2', address)
         """It ends, and has found all of its bytes."""
         running.stdin.write("end\n")
         running.stdin.flush()
-        self.assertEqual(running.wait(timeout=120), 0, running.stderr.read())
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0, running.stderr.read())
 
     def memory_of(self, running):
         """Its bytes on the device."""
@@ -154,7 +154,7 @@ ask('cuMemFree_v2', address)
         self.assertEqual(first.stdout.readline(), "ready\n")
         second = self.start("--memory", f"{LIMIT}B", program=[self.load, "spin_5ms", "10", "1"])
         for each in (first, second):
-            self.assertEqual(each.wait(timeout=120), 0, each.stderr.read())
+            self.assertEqual(each.wait(timeout=support.LONG_S), 0, each.stderr.read())
 
     def test_a_program_of_higher_priority_has_the_device_while_another_waits_on_the_host(self):
         daemon = self.serve("--policy", "priority")
@@ -275,7 +275,7 @@ say(f'copies {{recorder.recorder_copies()}}')
         running.stdin.write("end\n")
         running.stdin.flush()
         out = running.stdout.read()
-        self.assertEqual(running.wait(timeout=120), 0, running.stderr.read())
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0, running.stderr.read())
         return out
 
     def go(self, which, copies=2**64 - 1):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+import support
 from support import OPTIONS, ToolTest
 
 
@@ -112,8 +113,9 @@ class Recorded(Exec):
     def top(self):
         return json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
 
-    def eventually(self, condition, tries=1200):
-        for _ in range(tries):
+    def eventually(self, condition):
+        end = time.monotonic() + support.LONG_S
+        while time.monotonic() < end:
             top = self.top()
             if condition(top):
                 return top

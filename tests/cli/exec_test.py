@@ -226,7 +226,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
         def lines(text, *options):
             command = self.preloading_all([OPTIONS.tool, "exec", *options, "--", "sh", "-c", text])
-            done = subprocess.run(command, cwd=self.folder, env={**self.environment, "PROBE": self.probe}, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, cwd=self.folder, env={**self.environment, "PROBE": self.probe}, capture_output=True, text=True, timeout=support.LONG_S)
             return done.stdout.split(), done.stderr
         limit = ("--memory", "1GiB")
         self.assertEqual(lines(f"{stripped} info 2000 600 600", *limit)[0], ["1024", "1024", "2", "0", "2"])
@@ -267,11 +267,11 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         if subprocess.run([*user, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
             self.skipTest("another user cannot run the tool here")
         direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", probe, "path", "2000", "600"])
-        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=support.LONG_S)
         self.assertEqual(done.stdout.split(), ["2", "0"], done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
             command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
-            done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=support.LONG_S)
             self.assertEqual(done.stdout.split(), ["1024", "1024", "2", "0"], done.stderr)
 
     def as_others(self):
@@ -323,9 +323,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
              kill -9 $!
              echo > done) > /dev/null 2>&1 &"""
         self.script(text, "--memory", "1GiB", "--fail-closed")
-        for _ in range(3000):
-            if (self.folder / "done").exists():
-                break
+        while not (self.folder / "done").exists():
             time.sleep(0.02)
         self.assertEqual((self.folder / "second").read_text().split(), ["2", "1024", "324"])
 
