@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/shim_files.hpp"
 
-#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 namespace gpushare::cli {
 namespace {
@@ -34,10 +35,20 @@ base::Status missing_shim(const std::filesystem::path& bin) {
 
 base::Result<std::string> readable_by_loader(const std::string& folder) {
   if (folder.find_first_of(" :;$") == std::string::npos) return folder;
-  // The kernel's name of a descriptor that this process keeps open.
-  const int file = ::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return base::Status(GPUSHARE_IO_ERROR, "'" + folder + "': " + std::strerror(errno));
-  return base::format("/proc/%d/fd/%d", static_cast<int>(::getpid()), file);
+  // Others may write in /tmp, so what they could have put there is refused.
+  const std::string ours = base::format("/tmp/gpushare-%u", static_cast<unsigned>(::geteuid()));
+  struct stat found {};
+  if ((::mkdir(ours.c_str(), 0755) != 0 && errno != EEXIST) || ::lstat(ours.c_str(), &found) != 0)
+    return base::Status(GPUSHARE_IO_ERROR, "'" + ours + "': " + std::strerror(errno));
+  if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0)
+    return base::Status(GPUSHARE_IO_ERROR,
+                        "'" + ours + "' is not a folder that this user alone may write in: remove it");
+  const std::string link = ours + base::format("/%016zx", std::hash<std::string>()(folder));
+  std::error_code error;
+  if (::symlink(folder.c_str(), link.c_str()) != 0 &&
+      std::filesystem::read_symlink(link, error).native() != folder)
+    return base::Status(GPUSHARE_IO_ERROR, "'" + link + "' does not lead to '" + folder + "': remove it");
+  return link;
 }
 
 base::Result<ShimFiles> find_shim_files() {

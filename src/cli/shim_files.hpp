@@ -8,7 +8,7 @@
 
 namespace gpushare::cli {
 
-// Paths for LD_PRELOAD and LD_LIBRARY_PATH. They hold while this process lives, as the group's page does.
+// Paths for LD_PRELOAD and LD_LIBRARY_PATH.
 struct ShimFiles {
   std::string library;
   std::string proxy_folder;
@@ -18,9 +18,9 @@ struct ShimFiles {
 // builds it.
 base::Result<ShimFiles> find_shim_files();
 
-// `folder` itself, or another name of it that the loader can read: spaces and colons separate the paths of LD_PRELOAD, colons
-// and semicolons those of LD_LIBRARY_PATH, and there is no way to quote them. The loader also replaces what begins with '$'.
-// Errors: IO_ERROR.
+// `folder` itself, or a link to it in /tmp/gpushare-UID: spaces and colons separate the paths of LD_PRELOAD, colons and
+// semicolons those of LD_LIBRARY_PATH, there is no way to quote them, and the loader replaces what begins with '$'. The link
+// stays, for programs that begin after this process has ended. Errors: IO_ERROR.
 base::Result<std::string> readable_by_loader(const std::string& folder);
 
 }  // namespace gpushare::cli

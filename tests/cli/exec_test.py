@@ -331,7 +331,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         lines = self.script(f"""
             $PROBE soname 700 hold > first &
             while ! [ -s first ]; do sleep 0.02; done
-            {OPTIONS.tool} exec --memory 2GiB -- $PROBE soname info 1500
+            "{OPTIONS.tool}" exec --memory 2GiB -- $PROBE soname info 1500
             kill -9 $!""", "--memory", "1GiB")
         self.assertEqual(lines, ["2048", "2048", "0"])
 
@@ -357,7 +357,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
     def test_a_page_that_cannot_be_used(self):
         program = [self.probe, "path", "10", "2000"]
-        preloaded = {**self.environment, "LD_PRELOAD": str(build() / "lib/libgpushare_preload.so"), "GPUSHARE_MEMORY": "1G",
+        preloaded = {**self.environment, "LD_PRELOAD": self.preload, "GPUSHARE_MEMORY": "1G",
                      "GPUSHARE_SHIM_GROUP": "/no/such/page"}
         done = subprocess.run(program, env=preloaded, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split(), ["0", "2"])  # the limit of one process, from the environment
