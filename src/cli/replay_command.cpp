@@ -113,8 +113,8 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
                                 memory::parse_replay_allocator(name));
       allocators.push_back(allocator);
     }
-    const base::Result<uint64_t> granule = parse_size("--granule", granule_);
-    if (!granule.ok() && base::parse_bytes(granule_).ok()) return granule.status();
+    const base::Result<uint64_t> granule = base::parse_size(granule_);
+    if (!granule.ok() && base::parse_bytes(granule_).ok()) return granule.status().with_context("--granule");
     if (!granule.ok() || *granule < 16 || (*granule & (*granule - 1)) != 0 || *granule > (uint64_t{2} << 20))
       return bad_option("--granule", granule_, "give a power of two from 16B to 2MiB");
     options.granule_bytes = *granule;

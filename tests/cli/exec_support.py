@@ -63,7 +63,7 @@ class Exec(ToolTest):
 
     def python(self, body):
         """A program that opens the driver by itself."""
-        before = ["env", f"LD_PRELOAD={self.preload}:{RUNTIME}"] if RUNTIME else []
+        before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
         return [*before, sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
                 "context = ctypes.c_void_p()\n" + body]
 

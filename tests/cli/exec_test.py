@@ -267,7 +267,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         if subprocess.run([*user, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
             self.skipTest("another user cannot run the tool here")
         direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", probe, "path", "2000", "600"])
-        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=support.LONG_S)
+        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout.split(), ["2", "0"], done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
             command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
