@@ -221,7 +221,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
     def test_a_stripped_environment_is_held_where_the_system_preloads_the_library(self):
         # The shim comes by the environment and goes with it, unless /etc/ld.so.preload names it too.
-        stripped = "env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path"
+        stripped = 'env -i "PROBE_DRIVER=$PROBE_DRIVER" $PROBE path'
         self.assertEqual(self.script(f"{stripped} 2000", "--memory", "1GiB"), ["0"])
 
         def lines(text, *options):
