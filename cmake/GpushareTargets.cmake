@@ -13,6 +13,8 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
+# Programs find the build's libraries relative to themselves. An absolute path goes to the linker as -Wl,-rpath,PATH, which breaks at a comma in it.
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 # Unity builds compile up to so many files together: as many as leave work for several cores. The headers and the templates that the files
 # share are compiled once for all of them.
 if(NOT DEFINED CMAKE_UNITY_BUILD_BATCH_SIZE)
@@ -105,6 +107,13 @@ function(gpushare_add_split target)
     target_link_libraries(${part} PUBLIC gpushare_options Threads::Threads ${ARG_LINKS})
   endforeach()
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
+endfunction()
+
+# gpushare_version_script(<target> <file>): the exports of a shared library. The path may hold any character but a quotation mark; after LINKER: or
+# -Wl, a comma would end it.
+function(gpushare_version_script target file)
+  target_link_options(${target} PRIVATE "SHELL:-Xlinker \"--version-script=${file}\"")
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${file}")
 endfunction()
 
 # For the parsing and writing of options and JSON, which GCC takes several times as long to optimise as to parse, and nobody waits for.

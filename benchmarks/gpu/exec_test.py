@@ -27,8 +27,8 @@ while [ "$1" != -- ]; do
   case $1 in
     --fail-closed) shift; continue ;;
     --pageable) shift; UNDER=pageable; continue ;;
-    --memory) [ "$2" -gt 0 ] || exit 2 ;;
-    --soft) [ "$2" -gt 0 ] || exit 2; UNDER=soft ;;
+    --memory) [ "${2%B}" -gt 0 ] || exit 2 ;;
+    --soft) [ "${2%B}" -gt 0 ] || exit 2; UNDER=soft ;;
     --weight) UNDER=$2 ;;
     --socket) [ -e "$2" ] || exit 3 ;;
     *) exit 2 ;;
@@ -105,8 +105,8 @@ class Suite(unittest.TestCase):
         self.assertEqual(rows["two side by side, together 1.5 times the capacity, together of what each makes alone", "gpushare exec --pageable"], [90])
         # Limits: a quarter above what is used; on the device, what is used less a third of PyTorch's own; promised, two thirds of both.
         whole = (2 << 30) * 5 // 4
-        self.assertIn(f"--memory {whole} --soft {(2 << 30) - (1 << 29)} -- ", log)
-        self.assertRegex(log, f"daemon --socket .* --device cuda --policy srtf --capacity {2 * whole * 2 // 3}\n")
+        self.assertIn(f"--memory {whole}B --soft {(2 << 30) - (1 << 29)}B -- ", log)
+        self.assertRegex(log, f"daemon --socket .* --device cuda --policy srtf --capacity {2 * whole * 2 // 3}B\n")
         self.assertNotRegex(log, "--soft.*--pageable|--pageable.*--soft")
         self.assertEqual(log.count("daemon ended"), 3)
         self.assertIn("mps -f\n", log)

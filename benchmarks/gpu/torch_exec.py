@@ -169,7 +169,7 @@ def mps():
 
 
 def under_exec(options, memory, *more):
-    return [options.tool, "exec", "--fail-closed", "--memory", str(int(memory)), *more, "--"]
+    return [options.tool, "exec", "--fail-closed", "--memory", f"{int(memory)}B", *more, "--"]
 
 
 def rounds(options, ways):
@@ -280,9 +280,9 @@ def progress(of_pair, *alone):
 
 def measure_oversubscribed(options, needs):
     used, reserved, whole = needs[LARGE]["used_bytes"], needs[LARGE]["reserved_bytes"], roomy(needs, LARGE)
-    with daemon(options, "srtf", "--capacity", str(int(2 * whole / 1.5))) as to_daemon:
+    with daemon(options, "srtf", "--capacity", f"{int(2 * whole / 1.5)}B") as to_daemon:
         found = rounds(options, {"alone": [(LARGE,)],
-                                 "soft": [(LARGE, under_exec(options, whole, "--soft", str(int(used - reserved / 3))))],
+                                 "soft": [(LARGE, under_exec(options, whole, "--soft", f"{int(used - reserved / 3)}B"))],
                                  "pageable": 2 * [(LARGE, under_exec(options, whole, "--pageable", *to_daemon))]})
     row("training with two thirds of its memory on the device, of what it makes alone", "gpushare exec --soft", "%",
         [100 * rate / alone for (rate,), (alone,) in zip(found["soft"], found["alone"])])

@@ -6,6 +6,7 @@ tagged with the glibc that its binaries need, so that pip refuses it where it co
 # SPDX-License-Identifier: Apache-2.0
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,12 +16,17 @@ from scikit_build_core import build as _build
 
 
 def _check_packages():
-    """Raises SystemExit with the command that installs what is missing. Systems without dpkg find out by themselves."""
-    script = '. scripts/common.sh; missing_packages "${build_packages[@]}"'
+    """Raises SystemExit with the command that installs what is missing, and names Boost's folder to CMake. Systems without dpkg find out by themselves."""
+    script = '. scripts/common.sh; missing_packages "${build_packages[@]}"; ! find_boost || echo "boost_root=$boost_root"'
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    missing = answer.stdout.split()
-    if answer.returncode == 0 and missing:
+    if answer.returncode != 0 or not shutil.which("dpkg-query"):
+        return
+    *missing, last = answer.stdout.splitlines() or [""]
+    if not last.startswith("boost_root="):
+        raise SystemExit("gpushare: Boost 1.81 or newer is missing. `scripts/build` gets it without removing an older one; or set BOOST_ROOT to its folder")
+    if missing:
         raise SystemExit(f"gpushare: packages are missing; install them first: sudo apt-get install {' '.join(missing)}")
+    os.environ["BOOST_ROOT"] = last.partition("=")[2]
 
 
 def _glibc_needed(wheel):

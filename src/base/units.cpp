@@ -91,6 +91,15 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   return bad_number(text, kWanted);
 }
 
+Result<uint64_t> parse_size(std::string_view text) {
+  Result<uint64_t> bytes = parse_bytes(text);
+  if (!bytes.ok() || *bytes == 0 || (text.back() != '.' && (text.back() < '0' || text.back() > '9')))
+    return bytes;
+  const std::string number(text.substr(0, 32));
+  return Status(GPUSHARE_INVALID_ARGUMENT,
+                format("'%s' has no unit: %sGiB or %sB?", number.c_str(), number.c_str(), number.c_str()));
+}
+
 std::string format_bytes(uint64_t bytes) {
   static constexpr std::array<const char*, 6> kNames{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (bytes < 1024) return format("%llu B", static_cast<unsigned long long>(bytes));

@@ -14,6 +14,9 @@ namespace gpushare::base {
 // (empty, negative, not a number, unknown suffix, above 2^63).
 Result<uint64_t> parse_bytes(std::string_view text);
 
+// The same of a size that a person gives: a number without a unit is refused, because "8" may mean 8 GiB. 0 needs no unit.
+Result<uint64_t> parse_size(std::string_view text);
+
 // 1536 -> "1.50 KiB"; below 1 KiB "512 B".
 std::string format_bytes(uint64_t bytes);
 

@@ -24,28 +24,12 @@
 #include "cli/command.hpp"
 #include "cli/options.hpp"
 #include "cli/program_check.hpp"
+#include "cli/shim_files.hpp"
 #include "shim/books.hpp"
 #include "shim/settings.hpp"
 
 namespace gpushare::cli {
 namespace {
-
-// The library and the proxy's folder, beside the tool as built or as installed; empty if they are not there.
-struct ShimFiles {
-  std::string library;
-  std::string proxy_folder;
-};
-ShimFiles shim_files() {
-  std::error_code error;
-  const std::filesystem::path tool = std::filesystem::read_symlink("/proc/self/exe", error);
-  for (const char* folder : {"../lib", "../" GPUSHARE_LIBRARY_FOLDER}) {
-    const std::filesystem::path at = (tool.parent_path() / folder).lexically_normal();
-    if (std::filesystem::exists(at / "libgpushare_preload.so", error) &&
-        std::filesystem::exists(at / "gpushare/libcuda.so.1", error))
-      return {at / "libgpushare_preload.so", at / "gpushare"};
-  }
-  return {};
-}
 
 // The path at which the loader finds the driver without the proxy; empty if there is none.
 std::string driver_path() {
@@ -160,13 +144,13 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     if (program_.empty()) return bad_option("program", "", "name one, after --");
     GPUSHARE_ASSIGN_OR_RETURN(const std::string path, find_program(program_[0]));
     GPUSHARE_RETURN_IF_ERROR(check_preloadable(path));
-    const ShimFiles files = shim_files();
-    if (files.library.empty()) {
-      const char* why = "libgpushare_preload.so is not beside the tool (it is built on x86-64 Linux)";
-      if (fail_closed_) return base::Status(GPUSHARE_UNAVAILABLE, why);
-      std::fprintf(stderr, "gpushare exec: %s: the program runs without a limit\n", why);
+    const base::Result<ShimFiles> files = find_shim_files();
+    if (files.ok()) {
+      GPUSHARE_RETURN_IF_ERROR(set_up(*files));
     } else {
-      GPUSHARE_RETURN_IF_ERROR(set_up(files));
+      if (fail_closed_) return files.status();
+      std::fprintf(stderr, "gpushare exec: the program runs without a limit: %s\n",
+                   files.status().message().c_str());
     }
     return start(path);
   }
@@ -362,7 +346,7 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     // For a process that cannot reach the page, as in a container of its own.
     const auto pass = [](const char* variable, uint64_t bytes) {
       if (bytes != shim::kNoLimit)
-        ::setenv(variable, std::to_string(bytes).c_str(), 1);
+        ::setenv(variable, (std::to_string(bytes) + "B").c_str(), 1);
       else
         ::unsetenv(variable);
     };

@@ -56,8 +56,10 @@ base::Result<uint64_t> parse_count(const char* option, const std::string& text, 
 }
 
 base::Result<uint64_t> parse_size(const char* option, const std::string& text) {
-  const base::Result<uint64_t> bytes = base::parse_bytes(text);
+  const base::Result<uint64_t> bytes = base::parse_size(text);
   if (bytes.ok() && *bytes > 0) return *bytes;
+  if (!bytes.ok() && base::parse_bytes(text).ok())  // all that it lacks is a unit
+    return bytes.status().with_context(option);
   return bad_option(option, text, "give a size such as 512MiB, 16GiB or 16GB, above 0");
 }
 

@@ -30,7 +30,7 @@ base::Result<double> parse_number(const char* option, const std::string& text, d
 // `low` to `high`. Errors: INVALID_ARGUMENT.
 base::Result<uint64_t> parse_count(const char* option, const std::string& text, uint64_t high,
                                    uint64_t low = 0);
-// A size above 0. Errors: INVALID_ARGUMENT.
+// A size above 0, with its unit. Errors: INVALID_ARGUMENT.
 base::Result<uint64_t> parse_size(const char* option, const std::string& text);
 
 // Parsers for add(), with what is allowed; parse_size is one, too.

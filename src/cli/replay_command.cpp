@@ -94,7 +94,7 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
   void declare(CLI::App& app) override {
     app.add_option("--alloc", files_, "Trace files")->type_name("FILE..")->required();
     app.add_option("--allocator", allocators_, "Which to replay on [heap,lane,planned]")->type_name("A,B,..");
-    app.add_option("--granule", granule_, "Blocks start at multiples of it: a power of two from 16 [256]")
+    app.add_option("--granule", granule_, "Blocks start at multiples of it: a power of two from 16B [256B]")
         ->type_name("SIZE");
     add(app, "--time-ms", &time_ms_, count(600'000), "N",
         "About how long to time each; 0 = memory only [300]");
@@ -113,9 +113,10 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
                                 memory::parse_replay_allocator(name));
       allocators.push_back(allocator);
     }
-    const base::Result<uint64_t> granule = base::parse_bytes(granule_);
+    const base::Result<uint64_t> granule = base::parse_size(granule_);
+    if (!granule.ok() && base::parse_bytes(granule_).ok()) return granule.status().with_context("--granule");
     if (!granule.ok() || *granule < 16 || (*granule & (*granule - 1)) != 0 || *granule > (uint64_t{2} << 20))
-      return bad_option("--granule", granule_, "give a power of two from 16 to 2MiB");
+      return bad_option("--granule", granule_, "give a power of two from 16B to 2MiB");
     options.granule_bytes = *granule;
     options.time_ns = time_ms_ * 1'000'000;
     std::vector<NamedFile> traces;
@@ -182,7 +183,7 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
 
   std::vector<std::string> files_;
   std::string allocators_;
-  std::string granule_ = "256";
+  std::string granule_ = "256B";
   uint64_t time_ms_ = 300;
   JsonOption json_;
 };

@@ -30,8 +30,10 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
   if (session.launch_gate_ != nullptr) session.launch_gate_->end();
   if (op_gate_ != nullptr) op_gate_->left(session.id_);
   reaper_.add_demand();  // until it is torn down
-  record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
-          session.id_, now()});
+  // A session that its owner closes has just left.
+  if (state == SessionState::kFailed || !session.closed_)
+    record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
+            session.id_, now()});
   sessions_.refresh_ready(session);
   tell_turn(session);
   session.state_changed_.notify_all();

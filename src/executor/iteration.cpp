@@ -207,6 +207,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   const uint64_t sequence = lane.next - 1;
   slot.outcome = outcome;
   slot.marked = marked;
+  slot.peak_bytes = peak;
   lane.holder = nullptr;
   session.open_ = false;
   if (planned) ++session.planned_iterations_;

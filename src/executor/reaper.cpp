@@ -28,7 +28,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
             std::max(lane.last_end_ns, gap.ok() ? before_ns + *gap : time - std::min(time, device_ns));
         lane.last_end_ns = start_ns + device_ns;
         runtime_.record({Timeline::Kind::kIteration, lane.id, session.id_, start_ns, lane.last_end_ns,
-                         session.iterations_done_ + 1});
+                         session.iterations_done_ + 1, slot.peak_bytes});
         outbox.memory_changed = true;
       }
     }

@@ -184,7 +184,7 @@ void RuntimeImpl::record_memory() {
   BooksLock lock(mutex_);
   const uint64_t time = now();
   timeline_.add({Timeline::Kind::kMemory, UINT32_MAX, 0, time, time, stats.persistent_bytes,
-                 stats.ephemeral_bytes, authority_->promised_bytes()});
+                 authority_->promised_bytes()});
 }
 
 }  // namespace gpushare::executor

@@ -21,7 +21,7 @@ namespace gpushare::executor {
 base::Result<EnvironmentLimits> EnvironmentLimits::read() {
   EnvironmentLimits limits;
   if (const char* memory = std::getenv("GPUSHARE_MEMORY"); memory != nullptr && *memory != '\0') {
-    const auto bytes = base::parse_bytes(memory);
+    const auto bytes = base::parse_size(memory);
     if (!bytes.ok()) return bytes.status().with_context("GPUSHARE_MEMORY");
     if (*bytes == 0)
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "GPUSHARE_MEMORY is 0: unset it for no limit");

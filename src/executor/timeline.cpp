@@ -7,6 +7,24 @@
 #include "base/trace_writer.hpp"
 
 namespace gpushare::executor {
+namespace {
+
+// Ephemeral bytes in use over time: each iteration has its own from its begin to its end on the device. The host frees them earlier, while
+// the device still works with them, so its books are no measure.
+std::map<uint64_t, uint64_t> ephemeral_bytes(const std::vector<Timeline::Record>& records) {
+  std::map<uint64_t, uint64_t>
+      at;  // changes first, and then their sums; an end is a negative change, modulo 2^64
+  for (const Timeline::Record& record : records) {
+    if (record.kind != Timeline::Kind::kIteration) continue;
+    at[record.start_ns] += record.b;
+    at[record.end_ns] -= record.b;
+  }
+  uint64_t bytes = 0;
+  for (auto& [time_ns, change] : at) change = bytes += change;
+  return at;
+}
+
+}  // namespace
 
 void Timeline::add(const Record& record) {
   if (records_.size() < kMaxRecords) {
@@ -97,12 +115,13 @@ base::Status Timeline::write_to(const std::string& path) const {
         writer.instant(residency[record.session], "left", record.start_ns);
         break;
       case Kind::kMemory:
-        writer.counter(device, "live bytes", record.start_ns,
-                       {{"persistent", record.a}, {"ephemeral", record.b}});
-        writer.counter(device, "promised bytes", record.start_ns, {{"promised", record.c}});
+        writer.counter(device, "persistent bytes", record.start_ns, {{"persistent", record.a}});
+        writer.counter(device, "promised bytes", record.start_ns, {{"promised", record.b}});
         break;
     }
   }
+  for (const auto& [time_ns, bytes] : ephemeral_bytes(sorted))
+    writer.counter(device, "ephemeral bytes in use", time_ns, {{"ephemeral", bytes}});
   return writer.close();
 }
 

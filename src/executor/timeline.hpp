@@ -22,7 +22,7 @@ class Timeline {
   static constexpr size_t kMaxNames = size_t{1} << 16;
 
   enum class Kind : uint8_t {
-    kIteration,  // in `lane`, device time; a = number within the session
+    kIteration,  // in `lane`, device time; a = number within the session, b = most ephemeral bytes
     kQueued,     // waited for admission
     kTurn,       // an iteration waited for its turn
     kResident,   // from admission (or page-in) until it left (or page-out)
@@ -32,7 +32,7 @@ class Timeline {
     kCancelled,
     kFailed,
     kLeft,
-    kMemory  // counters: a = persistent, b = ephemeral, c = promised bytes, all of the device
+    kMemory  // counters: a = persistent, b = promised bytes, both of the device
   };
   struct Record {
     Kind kind = Kind::kMemory;
@@ -40,7 +40,7 @@ class Timeline {
     uint64_t session = 0;
     uint64_t start_ns = 0;
     uint64_t end_ns = 0;
-    uint64_t a = 0, b = 0, c = 0;
+    uint64_t a = 0, b = 0;
   };
 
   void add(const Record& record);

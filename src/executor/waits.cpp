@@ -67,6 +67,8 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
       return what + ": there is room, and its memory is about to be made ready";
     if (const std::string why = authority_->coordinated_wait(session.id_); !why.empty())
       return what + ": " + why;
+    if (const std::string why = authority_->policy_wait(session.id_); !why.empty())
+      return what + ": " + why + "; " + holders(session);
     if (actions_.retries())
       return what +
              ": its bytes are promised, but the device does not have them, and it is tried again from "

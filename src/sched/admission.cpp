@@ -287,6 +287,20 @@ WaitingList::Room Scheduler::Impl::room() const {
   return {choice, free_bytes(), free_bytes() + largest};
 }
 
+std::string Scheduler::policy_wait(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->holds_promise()) return {};
+  const PolicyTraits& traits = impl_->traits;
+  const std::string name(impl_->policy->name());
+  if (traits.max_residents != 0 && impl_->residents >= traits.max_residents)
+    return base::format("policy '%s' lets %u session%s on the device at a time", name.c_str(),
+                        traits.max_residents, traits.max_residents == 1 ? "" : "s");
+  if (traits.head_of_line && !impl_->waiting.empty() && &impl_->waiting.at(impl_->waiting.begin()) != session)
+    return base::format("policy '%s' admits sessions in their order, and others are before this one",
+                        name.c_str());
+  return {};
+}
+
 bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
   const WaitingList::Position at = enqueue(session);
   if (session.stopped) return false;

@@ -217,6 +217,8 @@ class Authority {
   virtual std::string policy_name() const = 0;
   // Why the coordinator does not let the session run; empty: it does, or there is none.
   virtual std::string coordinated_wait(SessionId /*session*/) const { return {}; }
+  // Why the policy does not admit the session, whatever memory is free; empty: it waits for something else.
+  virtual std::string policy_wait(SessionId /*session*/) const { return {}; }
   virtual std::vector<SessionId> dropping() const = 0;  // spare sessions that are to go and have not left
   virtual double link_ns_per_byte() const = 0;          // 0: not measured
   virtual uint64_t promised_bytes() const = 0;          // of the whole device

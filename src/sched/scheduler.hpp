@@ -160,6 +160,7 @@ class Scheduler final : public Authority {
   Policy& policy();
   std::string policy_name() const override;
   std::string coordinated_wait(SessionId session) const override;
+  std::string policy_wait(SessionId session) const override;
   std::vector<SessionId> dropping() const override;
   double link_ns_per_byte() const override;
   uint64_t promised_bytes() const override;

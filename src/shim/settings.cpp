@@ -37,6 +37,12 @@ bool parse_number(const char* text, double* out, char end = 0) {
   return digits && *text == end && (end == 0 || text[1] == 0);
 }
 
+// Of a text that parse_bytes() takes. "8" may mean 8 GiB, so it is refused.
+bool has_unit(const char* text) {
+  const char last = text[std::strlen(text) - 1];
+  return last != '.' && (last < '0' || last > '9');
+}
+
 }  // namespace
 
 Options g_options;
@@ -98,9 +104,13 @@ const Settings& load_settings() {
     const char* text = setting(name);
     uint64_t bytes = 0;
     if (text == nullptr || *text == 0) return otherwise;
-    if (parse_bytes(text, &bytes)) return bytes;
+    const bool number = parse_bytes(text, &bytes);
+    if (number && (bytes == 0 || has_unit(text))) return bytes;
     g_settings.broken = true;
-    log_line("%s=%s is not a number of bytes, as 8G is: %s", name, text, consequence);
+    if (number)
+      log_line("%s=%s has no unit (%sGiB or %sB?): %s", name, text, text, text, consequence);
+    else
+      log_line("%s=%s is not a number of bytes, as 8G is: %s", name, text, consequence);
     return otherwise;
   };
   const uint64_t memory = size("GPUSHARE_MEMORY", kNoLimit);

@@ -1,8 +1,8 @@
 // settings.hpp: what the environment says, or for a program whose environment was cleared the page of its group
 // (process.hpp). `gpushare exec` writes these variables; without it they may be set by hand.
-//   GPUSHARE_MEMORY          limit in bytes of each device, e.g. 8G
+//   GPUSHARE_MEMORY          limit of each device's memory, e.g. 8G. Sizes have a unit, B for bytes
 //   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
-//   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
+//   GPUSHARE_PINNED          limit of pinned host memory; a quarter of the host's memory when there is a limit for the device
 //   GPUSHARE_PAGEABLE        1: outside its turns the process's memory may go to the host for others
 //   GPUSHARE_SMALL_HEAP      1: small plain allocations come from the shim's heap (small_heap.hpp)
 //   GPUSHARE_SHIM_GROUP      file of the group's page, whose limit counts then: made by `gpushare exec`, or empty: the first process fills it in

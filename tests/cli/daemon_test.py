@@ -28,7 +28,7 @@ class Daemon(ToolTest):
             self.assertIn("0 B of 64.00 MiB promised", self.tool("top", "--socket", "socket", code=0).out)
             self.refused(["daemon", "--socket", "socket", "--device", "host"], "serves socket already", "SIGTERM")
             daemon.send_signal(stop)
-            self.assertEqual(daemon.wait(timeout=60), 0)
+            self.assertEqual(daemon.wait(timeout=support.LONG_S), 0)
             self.assertFalse((self.folder / "socket").exists())
             self.refused(["top", "--socket", "socket"], "no daemon answers", "gpushare daemon --socket", code=3)
 

@@ -163,7 +163,7 @@ os._exit(0)
         self.assertEqual(running.stdout.readline(), "first\n", running.poll() is not None and running.stderr.read())
         os.killpg(holder.pid, signal.SIGKILL)
         self.assertEqual(running.stdout.readline(), "second\n")
-        self.assertEqual(running.wait(timeout=60), 0)
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0)
 
     def test_turns_of_one_device_are_no_turns_of_another(self):
         self.serve("--policy", "fair", "--lease", "100")

@@ -48,7 +48,7 @@ ask('cuMemFree_v2', address)
 
     def serve(self, *options):
         """A daemon of the small device."""
-        return self.start_daemon("socket", "--stay", "0.02", *options, capacity=str(DEVICE))
+        return self.start_daemon("socket", "--stay", "0.02", *options, capacity=f"{DEVICE}B")
 
     def setUp(self):
         super().setUp()
@@ -58,7 +58,7 @@ ask('cuMemFree_v2', address)
     def hold(self, *options):
         """A holder that begins."""
         self.holders += 1
-        running = self.start("--memory", LIMIT, "--pageable", *options, program=self.python(self.KERNEL + self.HOLDER), stdin=subprocess.PIPE,
+        running = self.start("--memory", f"{LIMIT}B", "--pageable", *options, program=self.python(self.KERNEL + self.HOLDER), stdin=subprocess.PIPE,
                              RECORDER_HOST_NODES="1", RECORDER_LABEL=str(self.holders))
         running.label = str(self.holders)
         return running
@@ -73,7 +73,7 @@ ask('cuMemFree_v2', address)
         """It ends, and has found all of its bytes."""
         running.stdin.write("end\n")
         running.stdin.flush()
-        self.assertEqual(running.wait(timeout=120), 0, running.stderr.read())
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0, running.stderr.read())
 
     def memory_of(self, running):
         """Its bytes on the device."""
@@ -121,7 +121,7 @@ ask('cuMemFree_v2', address)
 
     def test_blocks_move_while_their_programs_take_turns(self):
         self.serve()
-        pair = [self.start("--memory", LIMIT, "--pageable", program=[self.load, "spin_1ms", "0", "0", "moves"], RECORDER_HOST_NODES="1",
+        pair = [self.start("--memory", f"{LIMIT}B", "--pageable", program=[self.load, "spin_1ms", "0", "0", "moves"], RECORDER_HOST_NODES="1",
                            RECORDER_LABEL=label) for label in ("a", "b")]
         for running, label in zip(pair, ("a", "b")):
             running.label = label
@@ -150,11 +150,11 @@ ask('cuMemFree_v2', address)
     def test_a_program_that_cannot_move_keeps_the_device_from_nobody_but_by_its_memory(self):
         # srtf: the one that came later ranks higher after a second; the other is not stopped for a way out that it has not got.
         self.serve("--policy", "srtf")
-        first = self.start("--memory", LIMIT, program=[self.load, "spin_5ms", "400", "1"])
+        first = self.start("--memory", f"{LIMIT}B", program=[self.load, "spin_5ms", "400", "1"])
         self.assertEqual(first.stdout.readline(), "ready\n")
-        second = self.start("--memory", LIMIT, program=[self.load, "spin_5ms", "10", "1"])
+        second = self.start("--memory", f"{LIMIT}B", program=[self.load, "spin_5ms", "10", "1"])
         for each in (first, second):
-            self.assertEqual(each.wait(timeout=120), 0, each.stderr.read())
+            self.assertEqual(each.wait(timeout=support.LONG_S), 0, each.stderr.read())
 
     def test_a_program_of_higher_priority_has_the_device_while_another_waits_on_the_host(self):
         daemon = self.serve("--policy", "priority")
@@ -250,7 +250,7 @@ say(f'copies {{recorder.recorder_copies()}}')
     def setUp(self):
         super().setUp()
         self.environment["RECORDER_DEVICE_SETTINGS"] = f"capacity_bytes={16 << 20}"
-        self.start_daemon("socket", "--stay", "0.02", "--policy", "priority", capacity=str(16 << 20))
+        self.start_daemon("socket", "--stay", "0.02", "--policy", "priority", capacity="16MiB")
 
     def hold(self, *options, label, program=None, **more):
         running = self.start("--pageable", *options, program=[*(program or self.python(self.KERNEL + self.HOLDER)), str(self.folder)],
@@ -275,7 +275,7 @@ say(f'copies {{recorder.recorder_copies()}}')
         running.stdin.write("end\n")
         running.stdin.flush()
         out = running.stdout.read()
-        self.assertEqual(running.wait(timeout=120), 0, running.stderr.read())
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0, running.stderr.read())
         return out
 
     def go(self, which, copies=2**64 - 1):

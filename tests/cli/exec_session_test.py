@@ -32,7 +32,7 @@ class Session(Recorded):
         self.start_daemon("socket")
         device = {name: self.environment[name] for name in ("GPUSHARE_CUDA_DRIVER", "GPUSHARE_SOCKET", "RECORDER_DEVICE")}
         alone = self.preloading_all([self.load, "spin_200us", "20", "1"])
-        subprocess.run(alone, cwd=self.folder, env={**os.environ, **device}, capture_output=True, check=True, timeout=60)
+        subprocess.run(alone, cwd=self.folder, env={**os.environ, **device}, capture_output=True, check=True, timeout=support.LONG_S)
         self.assertEqual(self.top()["devices"][0]["turns"], 0)
         # Socket, weight and limit are on the group's page alone.
         del device["GPUSHARE_SOCKET"]
@@ -85,7 +85,7 @@ sys.stdin.readline()"""), stdin=subprocess.PIPE)
         second = self.start("--memory", "30MiB", program=[self.load, "spin_10us", "100", "0"])
         self.eventually(lambda top: "queued" in [session["state"] for session in top["sessions"]])
         os.killpg(first.pid, signal.SIGKILL)
-        self.assertEqual(second.wait(timeout=60), 0)
+        self.assertEqual(second.wait(timeout=support.LONG_S), 0)
 
     def test_a_limit_that_changes_while_the_program_runs(self):
         self.start_daemon("socket")
@@ -265,7 +265,7 @@ say('second')"""), stdin=subprocess.PIPE)
         self.assertEqual(select.select([running.stdout], [], [], 0.3)[0], [])
         self.start_daemon("socket")
         self.assertEqual(running.stdout.readline(), "second\n")
-        self.assertEqual(running.wait(timeout=60), 0)
+        self.assertEqual(running.wait(timeout=support.LONG_S), 0)
 
     def test_threads_that_launch_at_once_have_one_session(self):
         self.start_daemon("socket")
@@ -288,7 +288,7 @@ os._exit(0)"""), stdin=subprocess.PIPE)
         self.assertEqual(len(top["sessions"]), 2)
         threads.stdin.write("\n")
         threads.stdin.flush()
-        self.assertEqual(threads.wait(timeout=60), 0, threads.stderr.read())
+        self.assertEqual(threads.wait(timeout=support.LONG_S), 0, threads.stderr.read())
         self.assertIn(16 * 200, [each.kernels for each in self.recorded()[1]])
 
     def test_exit_with_threads_in_a_launch(self):

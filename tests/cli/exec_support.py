@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+import support
 from support import OPTIONS, ToolTest
 
 
@@ -37,14 +38,18 @@ class Exec(ToolTest):
         mount = f"cp -a /etc {etc} 2>/dev/null; mount --bind {etc} /etc"
         if not etc.exists() and (shutil.which("unshare") is None or subprocess.run([*unshare, "sh", "-c", mount], capture_output=True).returncode != 0):
             self.skipTest("no right to mount here: unshare -m or mount --bind is refused")
-        (etc / "ld.so.preload").write_text(f"{build()}/lib/libgpushare_preload.so\n")
+        (etc / "ld.so.preload").write_text(f"{self.preload}\n")
         return [*unshare, "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh", *map(str, command)]
 
     def setUp(self):
         super().setUp()
         lib = build() / "lib"
         self.driver = str(lib / "doubles/libcuda_recorder.so")
-        self.probe = str(build() / "bin/shim_probe")
+        # Links, whose names hold no space: shells and the loader would split the paths of a build in any folder.
+        self.probe, self.preload = str(self.folder / "shim_probe"), str(self.folder / "libgpushare_preload.so")
+        self.folder.chmod(0o755)  # programs of other users read them
+        os.symlink(build() / "bin/shim_probe", self.probe)
+        os.symlink(build() / "lib/libgpushare_preload.so", self.preload)
         self.environment = {**os.environ, "GPUSHARE_CUDA_DRIVER": self.driver, "PROBE_DRIVER": self.driver,
                             "PROBE_DEEPBIND": str(lib / "doubles/libshim_deepbind.so"), "HOME": str(self.folder),
                             "XDG_CONFIG_HOME": str(self.folder / "config")}
@@ -112,8 +117,9 @@ class Recorded(Exec):
     def top(self):
         return json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
 
-    def eventually(self, condition, tries=1200):
-        for _ in range(tries):
+    def eventually(self, condition):
+        end = time.monotonic() + support.LONG_S
+        while time.monotonic() < end:
             top = self.top()
             if condition(top):
                 return top

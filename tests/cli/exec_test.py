@@ -44,11 +44,11 @@ class Program(Exec):
         print_limit = ["--", "sh", "-c", "echo $GPUSHARE_MEMORY"]
         if not has_shim():
             self.skipTest("no shim in this build")
-        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "1073741824\n")
+        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "1073741824B\n")
         (self.folder / "config/gpushare").mkdir(parents=True)
         self.file("config/gpushare/exec.conf", "# limits\nmemory = 2GiB\n")
-        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "2147483648\n")
-        self.assertEqual(self.run_exec("--memory", "3GiB", *print_limit).out, "3221225472\n")
+        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "2147483648B\n")
+        self.assertEqual(self.run_exec("--memory", "3GiB", *print_limit).out, "3221225472B\n")
         self.file("config/gpushare/exec.conf", "memory = 2GiB\nmemroy = 1\n")
         self.assertIn("exec.conf:2: 'memroy = 1' is not allowed", self.run_exec(*print_limit, code=2).err)
         self.file("config/gpushare/exec.conf", "weight = 2\nclass = opportunistic\n")
@@ -58,6 +58,9 @@ class Program(Exec):
         for option, bad in [("weight", "0"), ("class", "royal"), ("priority", "high"), ("priority", "1.5"), ("cap", "30"), ("cap", "0%"), ("cap", "101%"),
                             ("cap", "much%")]:
             self.assertIn(f"--{option}", self.run_exec(f"--{option}", bad, *print_all, code=2).err)
+        for option in ("memory", "pinned"):
+            self.assertIn(f"--{option}: '8' has no unit: 8GiB or 8B?", self.run_exec(f"--{option}", "8", *print_all, code=2).err)
+        self.assertIn("--memory: '8' has no unit", self.run_exec(*print_all, code=2, GPUSHARE_MEMORY="8").err)
         self.assertEqual(self.run_exec("--cap", "12.5%", "--", "sh", "-c", "echo $GPUSHARE_CAP").out, "12.5%\n")
         self.assertEqual(self.run_exec("--small-heap", "--", "sh", "-c", "echo $GPUSHARE_SMALL_HEAP").out, "1\n")
         self.file("config/gpushare/exec.conf", "small-heap = yes\n")
@@ -74,10 +77,10 @@ class Program(Exec):
             return subprocess.run(command, env={**self.environment, "GPUSHARE_MEMORY": "1GiB"}, capture_output=True, text=True, check=True).stdout
         (self.folder / "etc/gpushare").mkdir(exist_ok=True)
         self.file("etc/gpushare/exec.conf", "memory = 4GiB\nweight = 3\n")
-        self.assertEqual(settings(), "4294967296 3\n")
+        self.assertEqual(settings(), "4294967296B 3\n")
         (self.folder / "config/gpushare").mkdir(parents=True)
         self.file("config/gpushare/exec.conf", "memory = 2GiB\n")
-        self.assertEqual(settings(), "2147483648 3\n")
+        self.assertEqual(settings(), "2147483648B 3\n")
 
 
 class Held(Exec):
@@ -109,6 +112,34 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
             with self.subTest(way=way):
                 outcome = self.run_exec("--memory", "1GiB", "--", self.probe, way, "600", "600")
                 self.assertEqual(outcome.out.split(), ["0", "2"])
+
+    def installed(self, name, *files):
+        """A copy of the tool in a folder of that name, with these of the two libraries."""
+        for file in ("bin/gpushare", *files):
+            (self.folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(OPTIONS.tool if file == "bin/gpushare" else build() / file, self.folder / name / file)
+        return [str(self.folder / name / "bin/gpushare"), "exec", "--memory", "1GiB"]
+
+    def test_a_tool_in_a_folder_whose_name_separates_paths_for_the_loader(self):
+        for name in ("a \u00fc (x), y", "b:c;d", "$ORIGIN"):
+            with self.subTest(name=name):
+                tool = self.installed(name, "lib/libgpushare_preload.so", "lib/gpushare/libcuda.so.1")
+                for way in ("soname", "deepbind"):
+                    done = subprocess.run([*tool, "--fail-closed", "--", "sh", "-c", f"exec '{self.probe}' {way} 600 600"], env=self.environment,
+                                          capture_output=True, text=True)
+                    self.assertEqual((done.stdout.split(), done.stderr), (["0", "2"], ""))
+
+    def test_what_lacks_beside_the_tool_is_named(self):
+        for name, files, missing in [("bare", [], "lib/libgpushare_preload.so"), ("half", ["lib/libgpushare_preload.so"], "lib/gpushare/libcuda.so.1")]:
+            with self.subTest(name=name):
+                tool = self.installed(name, *files)
+                done = subprocess.run([*tool, "--", "echo", "ran"], env=self.environment, capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stdout), (0, "ran\n"))
+                self.assertIn(f"the program runs without a limit: {self.folder}/{name}/{missing} is missing; install gpushare whole", done.stderr)
+                (self.folder / name / "CMakeCache.txt").touch()
+                done = subprocess.run([*tool, "--fail-closed", "--", "echo", "ran"], env=self.environment, capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stdout), (3, ""))
+                self.assertIn(f"{missing} is missing; build it: cmake --build '{self.folder}/{name}' --target gpushare_installed", done.stderr)
 
     def test_without_a_limit_programs_get_what_there_is(self):
         self.assertEqual(self.run_exec("--", self.probe, "soname", "info", "40000").out.split(), ["81920", "81920", "0"])
@@ -190,12 +221,12 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
     def test_a_stripped_environment_is_held_where_the_system_preloads_the_library(self):
         # The shim comes by the environment and goes with it, unless /etc/ld.so.preload names it too.
-        stripped = "env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path"
+        stripped = 'env -i "PROBE_DRIVER=$PROBE_DRIVER" $PROBE path'
         self.assertEqual(self.script(f"{stripped} 2000", "--memory", "1GiB"), ["0"])
 
         def lines(text, *options):
             command = self.preloading_all([OPTIONS.tool, "exec", *options, "--", "sh", "-c", text])
-            done = subprocess.run(command, cwd=self.folder, env={**self.environment, "PROBE": self.probe}, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, cwd=self.folder, env={**self.environment, "PROBE": self.probe}, capture_output=True, text=True, timeout=support.LONG_S)
             return done.stdout.split(), done.stderr
         limit = ("--memory", "1GiB")
         self.assertEqual(lines(f"{stripped} info 2000 600 600", *limit)[0], ["1024", "1024", "2", "0", "2"])
@@ -240,7 +271,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         self.assertEqual(done.stdout.split(), ["2", "0"], done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
             command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
-            done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=support.LONG_S)
             self.assertEqual(done.stdout.split(), ["1024", "1024", "2", "0"], done.stderr)
 
     def as_others(self):
@@ -292,9 +323,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
              kill -9 $!
              echo > done) > /dev/null 2>&1 &"""
         self.script(text, "--memory", "1GiB", "--fail-closed")
-        for _ in range(3000):
-            if (self.folder / "done").exists():
-                break
+        while not (self.folder / "done").exists():
             time.sleep(0.02)
         self.assertEqual((self.folder / "second").read_text().split(), ["2", "1024", "324"])
 
@@ -302,7 +331,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         lines = self.script(f"""
             $PROBE soname 700 hold > first &
             while ! [ -s first ]; do sleep 0.02; done
-            {OPTIONS.tool} exec --memory 2GiB -- $PROBE soname info 1500
+            "{OPTIONS.tool}" exec --memory 2GiB -- $PROBE soname info 1500
             kill -9 $!""", "--memory", "1GiB")
         self.assertEqual(lines, ["2048", "2048", "0"])
 
@@ -328,7 +357,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
 
     def test_a_page_that_cannot_be_used(self):
         program = [self.probe, "path", "10", "2000"]
-        preloaded = {**self.environment, "LD_PRELOAD": str(build() / "lib/libgpushare_preload.so"), "GPUSHARE_MEMORY": "1G",
+        preloaded = {**self.environment, "LD_PRELOAD": self.preload, "GPUSHARE_MEMORY": "1G",
                      "GPUSHARE_SHIM_GROUP": "/no/such/page"}
         done = subprocess.run(program, env=preloaded, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split(), ["0", "2"])  # the limit of one process, from the environment
@@ -343,6 +372,10 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         done = subprocess.run(program, env=broken, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.split(), ["0", "0"])
         self.assertIn("GPUSHARE_MEMORY=8 apples is not a number of bytes", done.stderr)
+        done = subprocess.run(program, env={**broken, "GPUSHARE_MEMORY": "8"}, capture_output=True, text=True, check=True)
+        self.assertIn("GPUSHARE_MEMORY=8 has no unit (8GiB or 8B?): this process has no such limit", done.stderr)
+        done = subprocess.run(program, env={**broken, "GPUSHARE_MEMORY": "8", "GPUSHARE_SHIM_FAIL": "closed"}, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["2", "2"])
 
 
 if __name__ == "__main__":

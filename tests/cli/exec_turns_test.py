@@ -53,7 +53,7 @@ class Turns(Recorded):
         self.eventually(lambda top: any(each["waits_for"].startswith("its cap") for each in top["sessions"]))
         # The other has the device as if it were alone: its turn does not end while the capped one has a debt.
         other = self.start("--memory", "8MiB", program=[self.load, "spin_200us", "2000", "1"], RECORDER_LABEL="other")
-        self.assertEqual(other.wait(timeout=60), 0, other.stderr.read())
+        self.assertEqual(other.wait(timeout=support.LONG_S), 0, other.stderr.read())
         self.assertIsNone(capped.poll())
         # A new daemon is told of the cap; a kill while the session waits for it leaves nothing.
         daemon.kill()
@@ -62,7 +62,7 @@ class Turns(Recorded):
         self.eventually(lambda top: any(each["waits_for"].startswith("its cap, 1%") for each in top["sessions"]))
         os.killpg(capped.pid, signal.SIGKILL)
         self.eventually(lambda top: not top["sessions"] and top["devices"][0]["promised_bytes"] == 0)
-        self.assertEqual(self.start("--memory", "8MiB", program=[self.load, "spin_1ms", "5", "1"]).wait(timeout=60), 0)
+        self.assertEqual(self.start("--memory", "8MiB", program=[self.load, "spin_1ms", "5", "1"]).wait(timeout=support.LONG_S), 0)
 
     def test_threads_streams_and_graphs_take_turns_side_by_side(self):
         self.start_daemon("socket", "--policy", "fair")
@@ -97,7 +97,7 @@ class Turns(Recorded):
             for each in running:
                 self.assertEqual(each.stdout.readline(), "ready\n")
             # The first may have given the device seconds of work before the others were there, which it then repays.
-            self.eventually(lambda top: len(top["sessions"]) == len(programs) and all(has_begun(session) for session in top["sessions"]), 6000)
+            self.eventually(lambda top: len(top["sessions"]) == len(programs) and all(has_begun(session) for session in top["sessions"]))
             before, began_ns = self.used_ns()
             now_ns = began_ns
             while now_ns - began_ns < seconds * 1e9:
@@ -225,7 +225,7 @@ say('done')"""), stdin=subprocess.PIPE)
         time.sleep(0.3)  # the turn is over, and its work does not finish
         waits.stdin.write("go\n")
         waits.stdin.flush()
-        self.assertEqual(waits.wait(timeout=60), 0, waits.stderr.read())
+        self.assertEqual(waits.wait(timeout=support.LONG_S), 0, waits.stderr.read())
         self.assertEqual(self.top()["devices"][0]["cut_off"], 0)
         for each in others:
             self.assertIsNone(each.poll())

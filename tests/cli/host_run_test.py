@@ -104,7 +104,7 @@ class RunMeasured(ToolTest):
         said = process.stderr.readline().decode()  # how long it takes, once it runs
         self.assertIn("2 policies in real time, about ", said)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=support.LONG_S)
         self.assertEqual(process.returncode, 1)
         self.assertIn("interrupted", err.decode())
         self.assertIn("Interrupted: figures are of what was done until then", " ".join(out.decode().split()))

@@ -17,7 +17,7 @@ class Channels(ToolTest):
         self.assertEqual(outcome.err, "")
         ours, theirs = pty.openpty()
         done = subprocess.run([OPTIONS.tool, "run", "--jobs", "examples/jobs/mixed.csv", "--json", "-"], cwd=self.folder,
-                              stdout=subprocess.PIPE, stderr=theirs, timeout=60, env={**os.environ, "TERM": "xterm"})
+                              stdout=subprocess.PIPE, stderr=theirs, timeout=support.LONG_S, env={**os.environ, "TERM": "xterm"})
         os.close(theirs)
         shown = b""
         try:
@@ -38,13 +38,13 @@ class Channels(ToolTest):
             self.refused(["run", "--jobs", "examples/jobs/small.csv", "--json", "/dev/full"], "/dev/full", code=1)
             for arguments in (["--help"], ["run", "--help"], ["--version"], ["devices"]):
                 with self.subTest(arguments=arguments), open("/dev/full", "w") as full:
-                    done = subprocess.run([OPTIONS.tool, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60)
+                    done = subprocess.run([OPTIONS.tool, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=support.LONG_S)
                     self.assertEqual(done.returncode, 1)
                     self.assertIn(b"stdout", done.stderr)
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run([OPTIONS.tool, "run", "--jobs", "examples/jobs/small.csv"], cwd=self.folder, stdout=writer,
-                              stderr=subprocess.PIPE, timeout=60)
+                              stderr=subprocess.PIPE, timeout=support.LONG_S)
         os.close(writer)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"stdout", done.stderr)
@@ -92,6 +92,7 @@ class BadInput(ToolTest):
             (["--lanes", "65"], ["--lanes", "0 to 64"]),
             (["--lanes", "two"], ["--lanes", "'two'"]),
             (["--capacity", "0"], ["--capacity", "16GiB"]),
+            (["--capacity", "16"], ["--capacity: '16' has no unit: 16GiB or 16B?"]),
             (["--capacity", "16 bananas"], ["--capacity", "bananas"]),
             (["--limit", "1.5"], ["--limit"]),
             (["--time-scale", "0"], ["--time-scale", "above 0"]),

@@ -79,8 +79,9 @@ class Replay(ToolTest):
         self.refused(["replay"], "--alloc")
         self.refused([*base, "--allocator", "stack"], "stack", "heap, lane")
         self.refused([*base, "--allocator", "heap,heap"], "once")
-        for granule in ("0", "100", "4MiB", "x"):
+        for granule in ("0", "100B", "4MiB", "x"):
             self.refused([*base, "--granule", granule], "--granule", "power of two")
+        self.refused([*base, "--granule", "256"], "--granule: '256' has no unit: 256GiB or 256B?")
         self.refused([*base, "--time-ms", "-1"], "--time-ms")
         self.refused(["replay", "--alloc", "missing.csv"], "missing.csv")
         self.refused(["replay", "--alloc", "."], "directory")

@@ -382,7 +382,7 @@ def test_progress_out_of_memory_and_log_functions():
             pass
         session.submit(lambda iteration: None)
         runtime.drain()
-        deadline = time.monotonic() + 30  # the call comes after the iteration has ended, on another thread
+        deadline = time.monotonic() + 600  # the call comes after the iteration has ended, on another thread
         while len(finished) < 5 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(finished) == 5

@@ -57,7 +57,7 @@ def environment(site: Site, spec: str, memory_bytes: int, weight: float, page: s
 
     All processes that name the same `part` have the limits together at the daemon; those that are preloaded also count on the same `page`.
     """
-    result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": str(memory_bytes),
+    result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": f"{memory_bytes}B",
               "GPUSHARE_WEIGHT": f"{weight:g}",
               "GPUSHARE_GROUP": hashlib.sha256(part.encode()).hexdigest()[:16]}  # the part's number at the daemon
     if site.library_dir is not None:

@@ -51,7 +51,7 @@ class Node:
         self.socket = folder / "run" / "daemon.sock"
         self.socket.parent.mkdir()
         self.kubelet_dir, self.cdi = folder / "kubelet", folder / "cdi"
-        self.daemon = Process([TOOL, "daemon", "--socket", str(self.socket), "--device", "host", "--capacity", str(CAPACITY)],
+        self.daemon = Process([TOOL, "daemon", "--socket", str(self.socket), "--device", "host", "--capacity", f"{CAPACITY}B"],
                               folder / "daemon.log")
         self.agents = []
 

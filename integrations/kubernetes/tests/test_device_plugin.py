@@ -44,7 +44,7 @@ def test_a_container_gets_its_units(node, api, kubelet):
         entry = allocate(kubelet, channel, ["host.1", "host.4", "host.9"])[0]
         envs = dict(entry.envs)
         assert len(envs["GPUSHARE_GROUP"]) == 16
-        assert envs == {"GPUSHARE_GROUP": envs["GPUSHARE_GROUP"], "GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": str(CAPACITY * 3 // 10),
+        assert envs == {"GPUSHARE_GROUP": envs["GPUSHARE_GROUP"], "GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": f"{CAPACITY * 3 // 10}B",
                         "GPUSHARE_WEIGHT": "0.3"}
         assert [(mount.host_path, mount.container_path, mount.read_only) for mount in entry.mounts] == [
             (str(node.socket.parent), str(node.socket.parent), False)]
@@ -133,7 +133,7 @@ def test_units_of_a_container_are_on_one_device(two_devices):
     assert prefer(kubelet, channel, available, ["cuda-1.2"], 2) == ["cuda-1.2", "cuda-1.0"]
     assert prefer(kubelet, channel, available, [], 5) == []
     entry = allocate(kubelet, channel, ["cuda-1.0", "cuda-1.1"])[0]
-    assert (entry.envs["GPUSHARE_DEVICE"], entry.envs["GPUSHARE_MEMORY"], entry.cdi_devices[0].name) == ("shared:cuda:1", str(4 << 30),
+    assert (entry.envs["GPUSHARE_DEVICE"], entry.envs["GPUSHARE_MEMORY"], entry.cdi_devices[0].name) == ("shared:cuda:1", f"{4 << 30}B",
                                                                                                         "nvidia.com/gpu=1")
     for ids, words in [(["cuda-0.2", "cuda-1.0"], "different devices"), (["cuda-7.0"], "no device"), (["x"], "no device")]:
         with pytest.raises(grpc.RpcError) as error:

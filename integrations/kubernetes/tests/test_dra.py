@@ -87,7 +87,7 @@ def test_a_claim_through_its_life(dra, kubelet, scheduler):
     spec = cdi(dra, claim)
     assert (spec["cdiVersion"], spec["kind"]) == ("0.6.0", f"{DRIVER}/share")
     assert spec["devices"][0]["containerEdits"]["env"] == [
-        "GPUSHARE_DEVICE=shared:host", f"GPUSHARE_SOCKET={dra.socket}", f"GPUSHARE_MEMORY={64 * MIB}", "GPUSHARE_WEIGHT=0.25",
+        "GPUSHARE_DEVICE=shared:host", f"GPUSHARE_SOCKET={dra.socket}", f"GPUSHARE_MEMORY={64 * MIB}B", "GPUSHARE_WEIGHT=0.25",
         "GPUSHARE_GROUP=" + hashlib.sha256(share_id.encode()).hexdigest()[:16]]
     assert spec["containerEdits"]["mounts"][0]["hostPath"] == str(dra.socket.parent)
     before = dra.files()

@@ -74,7 +74,7 @@ def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushar
     for name in device_names(device, gpus, capacity_bytes):
         command += ["--device", name]
     if capacity_bytes:
-        command += ["--capacity", str(capacity_bytes)]
+        command += ["--capacity", f"{capacity_bytes}B"]
     log = path.parent / "daemon.log"
     # A process between that ends at once: the daemon is then nobody's child, and Ray does not kill it with the worker.
     between = ("import subprocess, sys; log = open(sys.argv[1], 'ab');"

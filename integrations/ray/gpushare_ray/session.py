@@ -72,7 +72,7 @@ class RaySession:
             raise gpushare.QuotaExceeded(f"weight={weight:g} must be above 0 and at most what Ray assigned, {fraction:g} of GPU {gpu}",
                                          gpushare.lib.GPUSHARE_QUOTA_EXCEEDED)
         self.weight = weight
-        changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": str(self.memory_limit)}
+        changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": f"{self.memory_limit}B"}
         with _environment:  # the runtime reads its limits from there when it opens
             if device["device"].startswith("cuda:"):
                 # Ray shows a worker its own GPUs only, numbered anew; the daemon's numbers are the node's. In force where CUDA has not started.

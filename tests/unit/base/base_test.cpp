@@ -57,6 +57,14 @@ TEST_CASE("sizes parse as people write them") {
   CHECK(*base::parse_bytes("3B") == 3);
   CHECK(*base::parse_bytes("0.5B") == 1);  // rounded
   CHECK(*base::parse_bytes("1.5E") == 3ull << 59);
+  CHECK(*base::parse_size("8GiB") == uint64_t{8} << 30);
+  CHECK(*base::parse_size("8B") == 8);
+  CHECK(*base::parse_size("0") == 0);
+  for (const char* text : {"8", "8.5", "8.", "17179869184"}) {
+    const base::Status refused = base::parse_size(text).status();
+    CHECK(refused.code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(refused.message() == "'" + std::string(text) + "' has no unit: " + text + "GiB or " + text + "B?");
+  }
   CHECK(base::parse_bytes("9EiB").status().message().find("up to 8 EiB") != std::string::npos);
   for (const char* text : {"", "-1", "GiB", "1e3", "12XB", "1.2.3", "nan", "99999999TiB", " 4"}) {
     INFO(text);

@@ -31,20 +31,30 @@ TEST_CASE("timeline: iterations of a lane never overlap and all are there") {
     for (const auto& session : {a, b}) {
       auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
       REQUIRE(iteration.ok());
+      REQUIRE((*iteration)->alloc(512 * 1024, 0).ok());
       REQUIRE(enqueue(**(*iteration)->stream(), 2'000'000).ok());
       REQUIRE((*iteration)->end().ok());
     }
   }
   REQUIRE(runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
+  REQUIRE(b->cancel().ok());
+  for (const auto& session : {a, b}) REQUIRE(session->close().ok());
   const TemporaryFile file;
   REQUIRE(runtime->write_timeline(file.path()).ok());
   const json events = events_of(file);
   std::map<uint64_t, std::pair<double, double>> iterations;  // by start, to see them in order
   std::set<std::string> names;
-  size_t slices = 0, counters = 0;
+  std::multiset<std::string> endings;
+  size_t slices = 0, counters = 0, busy = 0;
   double end = 0;
   for (const json& event : events) {
     if (event["ph"] == "C") ++counters;
+    if (event["ph"] == "i") endings.insert(event["name"].get<std::string>());
+    if (event["name"] == "ephemeral bytes in use" && event["args"]["ephemeral"] != 0) {
+      ++busy;
+      CHECK(event["args"]["ephemeral"] >= 512 * 1024);
+      CHECK(event["args"]["ephemeral"] <= kMiB);
+    }
     if (event["ph"] != "X" || !event.contains("args") || !event["args"].contains("iteration")) continue;
     ++slices;
     names.insert(event["name"].get<std::string>());
@@ -54,6 +64,10 @@ TEST_CASE("timeline: iterations of a lane never overlap and all are there") {
   }
   CHECK(slices == 20);
   CHECK(counters > 0);
+  CHECK(busy == 20);  // an iteration's bytes count while it is on the device
+  // A session that its owner closes has left, and was not cancelled.
+  CHECK(endings.count("left") == 2);
+  CHECK(endings.count("cancelled") == 1);
   CHECK(names == std::set<std::string>{"alpha", "beta \"quoted\""});
   CHECK(runtime->write_timeline("/nonexistent/x.json").code() == GPUSHARE_IO_ERROR);
   REQUIRE(runtime->close().ok());

@@ -192,6 +192,21 @@ std::string timed_out(base::Status status) {
   return status.message();
 }
 
+TEST_CASE("a session that the policy keeps out is told so, and not that memory lacks") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  CAPTURE(setup.device, static_cast<int>(setup.layout));
+  auto runtime = open_runtime(options_of(setup, "fifo"));
+  auto first = open_session(*runtime, need("first", kMiB, kMiB));
+  auto second = open_session(*runtime, need("second", kMiB, kMiB));
+  auto third = open_session(*runtime, need("third", kMiB, kMiB));
+  const std::string expected =
+      " waits for admission: policy 'fifo' lets 1 session on the device at a time; held by 'first'";
+  CHECK(timed_out(second->begin(0).status()).find("'second'" + expected) != std::string::npos);
+  CHECK(timed_out(third->wait_admitted(0)).find("'third'" + expected) != std::string::npos);
+  REQUIRE(first->close().ok());
+  REQUIRE(second->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+}
+
 TEST_CASE("a call that waited in vain says for what") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   CAPTURE(setup.device, static_cast<int>(setup.layout));
