@@ -346,6 +346,17 @@ GPUSHARE_CAPTURE(cuStreamBeginCaptureToGraph, (P a, P b, P c, P d, L e, I f),
                  (kEntry_cuStreamBeginCaptureToGraph, a, b, c, d, e, f), began_capture)
 GPUSHARE_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, (P a, P b, P c, P d, L e, I f),
                  (kEntry_cuStreamBeginCaptureToGraph_ptsz, a, b, c, d, e, f), began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginRecaptureToGraph, (P a, I b, P c, P d, P e),
+                 (kEntry_cuStreamBeginRecaptureToGraph, a, b, c, d, e), began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, (P a, I b, P c, P d, P e),
+                 (kEntry_cuStreamBeginRecaptureToGraph_ptsz, a, b, c, d, e), began_capture)
+// A capture into a graphics API's list of commands.
+GPUSHARE_CAPTURE(cuStreamBeginCaptureToCig, (P a, P b), (kEntry_cuStreamBeginCaptureToCig, a, b),
+                 began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (P a, P b), (kEntry_cuStreamBeginCaptureToCig_ptsz, a, b),
+                 began_capture)
+GPUSHARE_CAPTURE(cuStreamEndCaptureToCig, (P a), (kEntry_cuStreamEndCaptureToCig, a), ended_capture)
+GPUSHARE_CAPTURE(cuStreamEndCaptureToCig_ptsz, (P a), (kEntry_cuStreamEndCaptureToCig_ptsz, a), ended_capture)
 GPUSHARE_CAPTURE(cuStreamEndCapture, (P a, P b), (kEntry_cuStreamEndCapture, a, b), ended_capture)
 GPUSHARE_CAPTURE(cuStreamEndCapture_ptsz, (P a, P b), (kEntry_cuStreamEndCapture_ptsz, a, b), ended_capture)
 }

@@ -307,9 +307,13 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         self.assertEqual(lines, ["2048", "2048", "0"])
 
     def test_a_driver_that_is_not_there(self):
-        outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")
+        program = ["--", *self.python("print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))")]
+        outcome = self.run_exec("--memory", "1GiB", *program, GPUSHARE_CUDA_DRIVER="/no/such/driver")
         self.assertEqual(outcome.out, "100\n")
         self.assertIn("cannot open GPUSHARE_CUDA_DRIVER=/no/such/driver", outcome.err)
+        # A program that is linked to a driver has that one.
+        outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "linked", "10", "2000", GPUSHARE_CUDA_DRIVER="/no/such/driver")
+        self.assertEqual((outcome.out.split(), outcome.err), (["0", "2"], ""))
 
     def test_a_device_without_an_address_is_not_counted_or_refused(self):
         program = ["--memory", "1GiB", "--", self.probe, "soname", "10", "2000"]

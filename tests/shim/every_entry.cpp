@@ -156,7 +156,7 @@ TEST_CASE(
   const auto v2 = reinterpret_cast<V2>(entry("cuGetProcAddress_v2"));
   const auto v1 = reinterpret_cast<V1>(entry("cuGetProcAddress"));
   for (int row = 0; row < kCount; ++row)
-    for (const int version : {kRows[row].version, 13000})
+    for (const int version : {kRows[row].version, 13050})
       for (const uint64_t flags : {uint64_t{0}, uint64_t{1}, uint64_t{2}}) {
         void* bare = nullptr;
         void* seen = nullptr;
@@ -174,7 +174,7 @@ TEST_CASE(
         CHECK(seen == (kRows[found].cls == Class::pass ? bare : entry(kRows[found].name)));
       }
   void* none = nullptr;
-  CHECK(v2("cuNoSuchFunction", &none, 13000, 0, nullptr) == kNotFound);
+  CHECK(v2("cuNoSuchFunction", &none, 13050, 0, nullptr) == kNotFound);
   CHECK(none == nullptr);
 }
 
