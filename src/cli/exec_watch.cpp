@@ -125,8 +125,7 @@ int ExecWatch::look_at_program() {
 
 bool ExecWatch::end() {
   if (!decided_ && !has_reported())
-    std::fprintf(stderr,
-                 "gpushare exec: '%s' has ended, and no %s.so in it has reported: it was not held\n",
+    std::fprintf(stderr, "gpushare exec: '%s' has ended, and no %s.so in it has reported: it was not held\n",
                  name_.c_str(), shim::kLibrary);
   held_ = held_ || has_reported();
   return !held_ && fail_closed_;
@@ -148,7 +147,8 @@ void ExecWatch::look_at(pid_t process) {
   if (image_of(process) != image) return;  // another program by now
   done_[process] = image;
   if (!has.library && (process != program_ || held_))
-    not_held(process, name_of(process), std::string("it has the CUDA driver and not ") + shim::kLibrary + ".so");
+    not_held(process, name_of(process),
+             std::string("it has the CUDA driver and not ") + shim::kLibrary + ".so");
 }
 
 void ExecWatch::not_held(pid_t process, const std::string& name, const std::string& why) {

@@ -48,7 +48,8 @@ class ExecWatch {
   bool decided_ = false;  // whether the program is held
   bool held_ = false;
   int pause_ms_ = 100;
-  std::unordered_map<pid_t, uint64_t> done_;  // processes that need no other look, and which program each runs
+  std::unordered_map<pid_t, uint64_t>
+      done_;  // processes that need no other look, and which program each runs
 };
 
 }  // namespace gpushare::cli

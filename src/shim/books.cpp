@@ -91,7 +91,8 @@ __attribute__((always_inline)) inline bool add_on_device(GroupPage& page, uint64
 bool charge(int device, uint64_t bytes) {
   GroupPage& page = group();
   const bool limited = load(page.limits.device_bytes) != kNoLimit;
-  if (!is_counted(device)) return device != kUncounted || !limited;
+  if (__builtin_expect(!is_counted(device), 0))
+    return device == kOfHost ? charge_host(-1, bytes) : device != kUncounted || !limited;
   if (!limited) {
     __atomic_add_fetch(&g_slot->counted[device], bytes, __ATOMIC_RELAXED);
     return true;
@@ -109,6 +110,11 @@ bool note_overhead(int device, uint64_t bytes) {
     return true;
   }
   return add_on_device(page, number, device, bytes - before);
+}
+
+void set_overhead(int device, uint64_t bytes) {
+  group();
+  if (is_counted(device)) store(g_slot->overhead[device], bytes);
 }
 
 bool charge_host(int device, uint64_t bytes) {

@@ -17,6 +17,7 @@
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/driver.hpp"
+#include "shim/graphs.hpp"
 #include "shim/nvml.hpp"
 #include "shim/process.hpp"
 #include "shim/ranges.hpp"
@@ -210,6 +211,7 @@ void set_up() {
       // A context does not survive fork: nothing that the parent holds is this process's.
       forget_blocks_in_child();
       forget_pools_in_child();
+      forget_graphs_in_child();
       forget_ranges_in_child();
       forget_small_in_child();
       forget_nvml_in_child();

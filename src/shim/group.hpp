@@ -20,6 +20,8 @@ namespace gpushare::shim {
 inline constexpr int kDevices = 16;  // devices beyond these are not counted
 inline constexpr int kUncounted =
     kDevices;  // the place of such a device where nothing may go uncounted: under a limit each charge is refused
+// The place of physical memory of the host, which counts against the limit of pinned memory.
+inline constexpr int kOfHost = -2;
 inline constexpr int kSlots = 1024;  // processes of a group at one time; under a limit more get no memory
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"

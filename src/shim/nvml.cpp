@@ -147,8 +147,6 @@ void* nvml_adopt(const char* name, void* function) {
   return hook;
 }
 
-namespace {
-
 bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   void* device = nullptr;
   int result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
@@ -168,6 +166,8 @@ bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   }
   return false;
 }
+
+namespace {
 
 // A question, on a page of its own: the thread may answer long after the one that asked has gone. The last of the two
 // gives the page back.

@@ -11,6 +11,10 @@
  * With RECORDER_DEVICES=3b,3c the machine has two devices, with these buses; without it one, with bus 3b. The shared
  * device of each is then a file of its own: RECORDER_DEVICE with ".3b" behind it.
  *
+ * With RECORDER_VERSION=14000 (or another number) cuGetProcAddress has a newer version of every function for whoever asks for
+ * that version of CUDA. The library also exports two names that driver_table.inc has not got: cuOfTomorrow, and
+ * cuMemAlloc_v9, a version of a function that it has.
+ *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
  * Threads: the memory functions and those of the shared device may be called from any thread; recording is of one thread.
@@ -64,6 +68,9 @@ uint64_t recorder_trims(void);
 void recorder_set_graph_bytes(uint64_t bytes);
 /* How many such nodes a graph has, the first of the first device and so on; 1 at first. */
 void recorder_set_graph_devices(int devices);
+/* The nodes have memory from the first launch of their executable graph on, also when that has been destroyed. This frees all
+ * of it; the device has it back after cuDeviceGraphMemTrim. */
+void recorder_free_graph_memory(void);
 /* How often work was given to the device: launches, copies, fills, graphs. */
 uint64_t recorder_work(void);
 
