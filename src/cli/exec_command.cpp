@@ -122,8 +122,9 @@ Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _C
 _SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME
 (~/.config), then the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = closed.
 
-A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, the program runs
-without a limit and one line on stderr says so; with --fail-closed it does not run, or gets no device memory.
+A program that cannot be held (setuid, static, musl) is refused. A program is held when the shim in it has reported,
+before the program's own code runs. Where that does not come, the program runs without a limit and one line on stderr
+says so; with --fail-closed it does not run or is ended. The same holds for the programs that it starts.
 
 Examples:
   gpushare exec --memory 8GiB -- sh -c 'echo limit $GPUSHARE_MEMORY'
@@ -134,7 +135,7 @@ another --weight, --cap, --class and --priority. A program that holds more gets 
 
 JSON: none; --json belongs to the program.
 
-Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim, with --fail-closed.
+Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim in it, with --fail-closed.
 )";
   }
   void declare(CLI::App& app) override {

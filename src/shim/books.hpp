@@ -15,13 +15,12 @@ namespace gpushare::shim {
 // Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the
 // group would be above its limit.
 bool charge(int device, uint64_t bytes);
-void discharge_host(int device, uint64_t bytes);
+// Where there is no such device: memory of the host, or what is not counted.
+void discharge_elsewhere(int place, uint64_t bytes);
 inline void discharge(int device, uint64_t bytes) {
   group();
-  if (__builtin_expect(is_counted(device), 1))
-    __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
-  else if (device == kOfHost)
-    discharge_host(-1, bytes);
+  if (__builtin_expect(!is_counted(device), 0)) return discharge_elsewhere(device, bytes);
+  __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
 }
 // Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be
 // above its limit.
@@ -30,6 +29,7 @@ bool note_overhead(int device, uint64_t bytes);
 void set_overhead(int device, uint64_t bytes);
 // The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
 bool charge_host(int device, uint64_t bytes);
+void discharge_host(int device, uint64_t bytes);
 // Bytes on `device` that the group holds, and the part of them that this process has counted as blocks.
 uint64_t held_bytes(int device);
 uint64_t counted_here(int device);

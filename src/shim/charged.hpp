@@ -57,7 +57,7 @@ inline bool admit(int place, uint64_t bytes, bool pooled = false) {
 template <class Key, class Call>
 Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key, Call call,
                bool pooled = false) {
-  if ((at.place < 0 && at.place != kOfHost) || out_key == nullptr) return call();
+  if (at.place == -1 || out_key == nullptr) return call();
   bytes = rounded(bytes);
   if (!admit(at.place, bytes, pooled)) return kOutOfMemory;
   const Result result = call();
@@ -146,10 +146,11 @@ struct LocatedProperties {
 };
 // Where such memory counts. Memory of which it is not known that it lies on the host is memory of a device, and where the
 // device is not named, of that of the calling thread.
-int place_of_location(bool managed, int32_t type, int32_t id);
+int place_elsewhere(const LocatedProperties& properties);
 inline int place_in(const LocatedProperties& properties) {
-  constexpr int32_t kManaged = 2;
-  return place_of_location(properties.type == kManaged, properties.location_type, properties.location_id);
+  constexpr int32_t kDevice = 1;
+  return __builtin_expect(properties.location_type == kDevice, 1) ? place_of(properties.location_id)
+                                                                  : place_elsewhere(properties);
 }
 
 }  // namespace gpushare::shim

@@ -27,14 +27,16 @@ bool count_extent(uint64_t handle, const Block& block, uint64_t extent) {
 
 }  // namespace
 
-int place_of_location(bool managed, int32_t type, int32_t id) {
+int place_elsewhere(const LocatedProperties& properties) {
   // Types of a location. 0 is none and 5 is one that nobody sees; a part of a device is 6.
-  constexpr int32_t kDevice = 1, kHost = 2, kHostNode = 3, kHostNodeOfThread = 4, kPartOfDevice = 6;
+  constexpr int32_t kHost = 2, kHostNode = 3, kHostNodeOfThread = 4, kPartOfDevice = 6;
   constexpr int32_t kDeviceOfPart = 0xff;  // the ordinal's bits beside the number of the part
-  if (type == kDevice) return place_of(id);
-  if (type == kPartOfDevice) return place_of(id & kDeviceOfPart);
+  constexpr int32_t kManaged = 2;
+  const int32_t type = properties.location_type;
+  if (type == kPartOfDevice) return place_of(properties.location_id & kDeviceOfPart);
   // Managed memory that prefers the host may come to the device at any time.
-  if (!managed && (type == kHost || type == kHostNode || type == kHostNodeOfThread)) return kOfHost;
+  if (properties.type != kManaged && (type == kHost || type == kHostNode || type == kHostNodeOfThread))
+    return kOfHost;
   const int here = current().place;
   return here != -1 ? here : place_of(0);
 }

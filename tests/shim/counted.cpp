@@ -135,9 +135,7 @@ TEST_CASE("memory of a graph outlives the executable graph until the driver give
   const auto instantiate = [](uint64_t* out) {
     return cu("cuGraphInstantiateWithFlags", out, reinterpret_cast<void*>(9), uint64_t{0});
   };
-  const auto destroy = [](uint64_t exec) {
-    return cu("cuGraphExecDestroy", reinterpret_cast<void*>(exec));
-  };
+  const auto destroy = [](uint64_t exec) { return cu("cuGraphExecDestroy", reinterpret_cast<void*>(exec)); };
   uint64_t exec = 0, address = 0;
   // One that was never launched has no memory.
   REQUIRE(instantiate(&exec) == kSuccess);
@@ -199,17 +197,34 @@ TEST_CASE("each entry that makes or opens something is counted, or is known to h
       "cuLogicalEndpointCreate",             // the same
       "cuLogicalEndpointImport",             // a name of memory on another machine
       "cuGraphAddMemAllocNode",              // counts when the graph is instantiated
-      "cuGraphCreate", "cuGraphConditionalHandleCreate", "cuGraphRetainUserObject", "cuUserObjectRetain", "cuStreamCreate",       "cuStreamCreateWithPriority",
-      "cuEventCreate",          "cuEventCreateFromEGLSync",
+      "cuGraphCreate",
+      "cuGraphConditionalHandleCreate",
+      "cuGraphRetainUserObject",
+      "cuUserObjectRetain",
+      "cuStreamCreate",
+      "cuStreamCreateWithPriority",
+      "cuEventCreate",
+      "cuEventCreateFromEGLSync",
       "cuGreenCtxStreamCreate",  // measured with the context, as streams and events
-      "cuTexRefCreate",         "cuTexObjectCreate",    "cuSurfObjectCreate",
-      "cuUserObjectCreate",     "cuLinkCreate",         "cuImportExternalSemaphore",
-      "cuIpcOpenEventHandle",   "cuGLCtxCreate",        "cuVDPAUCtxCreate",  // joined at first sight
-      "cuFuncLoad",  // measured again and again
-      "cuStreamAttachMemAsync", "cuModuleGetLoadingMode", "cuFuncIsLoaded", "cuLinkAddData", "cuLinkAddFile",
-      "cuLinkComplete", "cuLinkDestroy"};
-  const std::vector<std::string> makers = {"Alloc",  "Create", "Import", "Open", "Instantiate",
-                                           "Retain", "Load",   "HostRegister"};
+      "cuTexRefCreate",
+      "cuTexObjectCreate",
+      "cuSurfObjectCreate",
+      "cuUserObjectCreate",
+      "cuLinkCreate",
+      "cuImportExternalSemaphore",
+      "cuIpcOpenEventHandle",
+      "cuGLCtxCreate",
+      "cuVDPAUCtxCreate",  // joined at first sight
+      "cuFuncLoad",        // measured again and again
+      "cuStreamAttachMemAsync",
+      "cuModuleGetLoadingMode",
+      "cuFuncIsLoaded",
+      "cuLinkAddData",
+      "cuLinkAddFile",
+      "cuLinkComplete",
+      "cuLinkDestroy"};
+  const std::vector<std::string> makers = {"Alloc",       "Create", "Import", "Open",
+                                           "Instantiate", "Retain", "Load",   "HostRegister"};
   int counted = 0;
   for (const auto& row : gpushare::shim::kEntryInfo) {
     const std::string name = row.name;

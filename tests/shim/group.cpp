@@ -35,8 +35,8 @@ uint64_t own_space() {
 
 // What a program says that asks for 10 MiB on that page, in a line each: the driver's answer, and what the shim has to say.
 std::string ask(const std::string& page, const std::string& more) {
-  const std::string command = "LD_PRELOAD=" GPUSHARE_PRELOAD " GPUSHARE_SHIM_GROUP=" + page + ' ' + more + ' ' +
-                              GPUSHARE_PROBE " path 10 2>&1";
+  const std::string command = "LD_PRELOAD=" GPUSHARE_PRELOAD " GPUSHARE_SHIM_GROUP=" + page + ' ' + more +
+                              ' ' + GPUSHARE_PROBE " path 10 2>&1";
   FILE* out = popen(command.c_str(), "r");
   REQUIRE(out != nullptr);
   std::string said;
