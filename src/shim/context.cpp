@@ -98,7 +98,7 @@ bool join_at_first_sight(const Current& context, int ordinal) {
   const int seat = seat_of(context.place);
   if (phase_now(seat) != Phase::none) return true;
   if (!join_daemon(seat)) return false;
-  know_context(context.context, seat);
+  if (!know_context(context.context, seat)) return false;
   uint64_t overhead = 0;
   if (limited() && !measure_overhead(ordinal, &overhead)) set_overhead(context.place, overhead);
   return true;
@@ -255,8 +255,13 @@ bool join_device(I ordinal) {
     return true;  // the driver will say so
   return join_daemon(seat_of(place));
 }
-void know_context_of(I ordinal, uint64_t context) {
-  know_context(context, seat_of(place_of(static_cast<int>(ordinal))));
+bool know_context_of(I ordinal, uint64_t context) {
+  if (know_context(context, seat_of(place_of(static_cast<int>(ordinal))))) return true;
+  log_line(
+      "process %d is refused a context on device %u: it has %d already, and work in more could not be "
+      "watched",
+      static_cast<int>(getpid()), ordinal, kContexts);
+  return false;
 }
 
 // The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
@@ -289,10 +294,9 @@ Result create(int entry, I ordinal, P out_context, A... more) {
   const Result result = real(entry, out_context, more...);
   if (result != kSuccess) return result;
   group();
-  if (context_fits(static_cast<int>(ordinal))) {
-    know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context)));
+  if (context_fits(static_cast<int>(ordinal)) &&
+      know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context))))
     return result;
-  }
   real(kEntry_cuCtxDestroy_v2, *static_cast<void**>(out_context));
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
@@ -405,7 +409,10 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
   if (result != kSuccess || out_context == nullptr) return result;
   group();
   const auto context = reinterpret_cast<uint64_t>(*static_cast<void**>(out_context));
-  know_context_of(ordinal, context);
+  if (!know_context_of(ordinal, context)) {
+    real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
+    return kOutOfMemory;
+  }
   if (ordinal >= kDevices * 4 ||
       __atomic_exchange_n(&g_primary[ordinal], context, __ATOMIC_ACQ_REL) == context)
     return result;
@@ -436,10 +443,12 @@ Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I fla
   // The primary context is active, so retaining it only tells which it is.
   if (real(kEntry_cuDevicePrimaryCtxRetain, &primary, ordinal) != kSuccess) return result;
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
-  know_context_of(ordinal, reinterpret_cast<uint64_t>(primary));
-  know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
-              static_cast<int32_t>(ordinal)});
-  return result;
+  if (know_context_of(ordinal, reinterpret_cast<uint64_t>(primary)) &&
+      know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
+                  static_cast<int32_t>(ordinal)}))
+    return result;
+  real(kEntry_cuGreenCtxDestroy, made);
+  return kOutOfMemory;
 }
 Result gpushare_hook_cuGreenCtxDestroy(P green) {
   void* context = nullptr;

@@ -216,7 +216,7 @@ bool adopt_driver(const void* function) {
   const char* const file = file_of_driver(function);
   if (file == nullptr) return false;
   if (load(g_handle) != nullptr) return true;
-  void* const handle = open_driver(file, false);
+  void* const handle = open_driver(file, true);  // it may be in a namespace of its own (dlmopen)
   if (handle != nullptr) publish(handle);
   return handle != nullptr;
 }

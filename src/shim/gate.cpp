@@ -17,7 +17,6 @@
 namespace gpushare::shim {
 namespace {
 
-constexpr int kContexts = 64;
 // Work that waits for room so much longer than what is in flight should take may be what the device waits for.
 constexpr uint64_t kStuckNs = 1'000'000'000;
 
@@ -246,9 +245,9 @@ void prepare_fork() {
   wipe_rings_on_fork();
 }
 
-void know_context(uint64_t context, int seat) {
+bool know_context(uint64_t context, int seat) {
   for (uint64_t& slot : g_contexts.known)
-    if (load(slot) == context) return;
+    if (load(slot) == context) return true;
   for (int i = 0; i < kContexts; ++i) {
     uint64_t free = 0;
     if (!__atomic_compare_exchange_n(&g_contexts.known[i], &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
@@ -256,11 +255,12 @@ void know_context(uint64_t context, int seat) {
       continue;
     store(g_contexts.seats[i], seat);
     store(g_contexts.known[i], context);
-    return;
+    return true;
   }
+  return false;
 }
 
-void know_green(const Green& green) {
+bool know_green(const Green& green) {
   for (Green& row : g_contexts.greens) {
     uint64_t free = 0;
     if (!__atomic_compare_exchange_n(&row.context, &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
@@ -269,8 +269,9 @@ void know_green(const Green& green) {
     store(row.primary, green.primary);
     store(row.ordinal, green.ordinal);
     store(row.context, green.context);
-    return;
+    return true;
   }
+  return false;
 }
 
 Green green_of(uint64_t context) {

@@ -97,6 +97,15 @@ class Held(Exec):
                 with self.subTest(driver=driver, way=way):
                     outcome = self.run_exec("--memory", "1GiB", "--", self.probe, way, "info", "2000", "600", "600", PROBE_DRIVER=str(driver))
                     self.assertEqual(outcome.out.split(), ["1024", "1024", "2", "0", "2"])
+        # In a namespace of the loader of its own.
+        text = ("import ctypes, sys\n"
+                "libc, address = ctypes.CDLL(None), ctypes.c_uint64()\n"
+                "libc.dlmopen.restype = libc.dlsym.restype = ctypes.c_void_p\n"
+                "driver = ctypes.c_void_p(libc.dlmopen(-1, sys.argv[1].encode(), 2))\n"
+                "allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)(libc.dlsym(driver, b'cuMemAlloc_v2'))\n"
+                "print(allocate(ctypes.addressof(address), 2000 << 20), allocate(ctypes.addressof(address), 600 << 20))\n")
+        for driver in (first, second):
+            self.assertEqual(self.run_exec("--memory", "1GiB", "--", sys.executable, "-c", text, driver).out, "2 0\n")
         # One after the other in a process, and the books are common.
         text = ("import ctypes, sys\n"
                 "for name in sys.argv[1:]:\n"

@@ -1,6 +1,9 @@
 // Where memory counts: on the device unless it is known to be the host's, and then as pinned memory. GPUSHARE_MEMORY=64M,
 // GPUSHARE_PINNED=64M. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -186,6 +189,41 @@ TEST_CASE("a limit of the context that makes it grow counts at once") {
   overhead(0, 0);
   REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
   CHECK(free_bytes() == kLimit);
+}
+
+TEST_CASE("NVML's lists have the group's processes alone, however many others there are") {
+  struct Details {
+    uint32_t version, mode, count;
+    void* processes;
+  };
+  control<decltype(&recorder_set_nvml_others)>("recorder_set_nvml_others")(5000);
+  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  REQUIRE(nvml != nullptr);
+  void* context = nullptr;
+  control<decltype(&recorder_set_overhead)>("recorder_set_overhead")(8 * kMiB, 0);
+  REQUIRE(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  CHECK(free_bytes() == 56 * kMiB);  // found among them
+  using List = int (*)(void*, uint32_t*, void*);
+  for (const char* name : {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetAccountingPids"}) {
+    INFO(name);
+    uint32_t count = 2, processes[12] = {};
+    CHECK(reinterpret_cast<List>(dlsym(nvml, name))(nullptr, &count, processes) == 0);
+    CHECK(count == 1);
+    CHECK(processes[0] == static_cast<uint32_t>(getpid()));
+  }
+  uint32_t processes[16] = {};
+  Details details{1, 3, 2, processes};
+  using Detailed = int (*)(void*, Details*);
+  const auto list = reinterpret_cast<Detailed>(dlsym(nvml, "nvmlDeviceGetRunningProcessDetailList"));
+  CHECK(list(nullptr, &details) == 0);
+  CHECK(details.count == 1);
+  CHECK(processes[0] == static_cast<uint32_t>(getpid()));
+  details = {1, 3, 0, nullptr};
+  CHECK(list(nullptr, &details) == 7);  // insufficient size
+  CHECK(details.count == 1);
+  control<decltype(&recorder_set_overhead)>("recorder_set_overhead")(0, 0);
+  control<decltype(&recorder_set_nvml_others)>("recorder_set_nvml_others")(0);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
 }
 
 TEST_CASE("each entry that makes or opens something is counted, or is known to have no memory of its own") {

@@ -239,6 +239,20 @@ TEST_CASE("memory of another process counts on the device on which it lies") {
     }
 }
 
+TEST_CASE("a process gets no more contexts than its turn can watch") {
+  use(0);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<void*> contexts;
+    void* context = nullptr;
+    while (contexts.size() < 100 && cu("cuCtxCreate_v2", &context, 0U, 1U) == kSuccess)
+      contexts.push_back(context);
+    CHECK(contexts.size() > 50);
+    CHECK(contexts.size() < 64);
+    for (void* each : contexts) CHECK(cu("cuCtxDestroy_v2", each) == kSuccess);
+  }
+  use(0);
+}
+
 TEST_CASE("NVML says of each device what the driver says") {
   use(1);
   const uint64_t block = get(100);

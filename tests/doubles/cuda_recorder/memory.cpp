@@ -435,20 +435,42 @@ RECORDER_API int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
   std::snprintf(info + 36, 32, "00000000:%02X:00.0", device::bus_of(device_of(device)));
   return 0;
 }
+// This process and others, without a shared device; 7: there is no room for all.
+namespace {
+int g_nvml_others = 0;
+int list_processes(uint32_t* count, char* processes, size_t bytes, uint64_t used) {
+  const uint32_t room = *count, all = static_cast<uint32_t>(g_nvml_others) + 1;
+  *count = all;
+  for (uint32_t i = 0; i < all && all <= room; ++i) {
+    const int32_t process = i + 1 < all ? 1 : getpid();
+    std::memset(processes + i * bytes, 0, bytes);
+    std::memcpy(processes + i * bytes, &process, sizeof process);
+    if (bytes > 8) std::memcpy(processes + i * bytes + 8, &used, sizeof used);
+  }
+  return all <= room ? 0 : 7;
+}
+}  // namespace
+RECORDER_API void recorder_set_nvml_others(int processes) {
+  g_nvml_others = processes;
+}
+RECORDER_API int nvmlDeviceGetAccountingPids(void*, uint32_t* count, char* processes) {
+  return list_processes(count, processes, 4, 0);
+}
+RECORDER_API int nvmlDeviceGetRunningProcessDetailList(void* handle, char* list) {
+  char* processes = nullptr;
+  std::memcpy(&processes, list + 16, sizeof processes);
+  return list_processes(reinterpret_cast<uint32_t*>(list + 8), processes, 32,
+                        recorder_used_bytes_of(device_of(handle)));
+}
 RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, uint32_t* count, char* processes) {
   if (!nvml_answers() || *count < 1) return 9;
+  if (!device::on()) return list_processes(count, processes, 24, recorder_used_bytes_of(device_of(handle)));
   recorder_process all[32] = {};
-  int live = 1;
-  if (device::on()) {
-    recorder_device device;
-    const int known = recorder_device_read(device::path_of(device_of(handle)).c_str(), &device, all, 32);
-    live = 0;
-    for (int i = 0; i < known; ++i)
-      if (all[i].alive != 0) all[live++] = all[i];
-  } else {
-    all[0].pid = getpid();
-    all[0].memory_bytes = recorder_used_bytes_of(device_of(handle));
-  }
+  recorder_device device;
+  const int known = recorder_device_read(device::path_of(device_of(handle)).c_str(), &device, all, 32);
+  int live = 0;
+  for (int i = 0; i < known; ++i)
+    if (all[i].alive != 0) all[live++] = all[i];
   constexpr uint32_t kInsufficientSize = 7;
   const uint32_t room = *count;
   *count = static_cast<uint32_t>(live);

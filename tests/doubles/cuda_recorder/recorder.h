@@ -59,6 +59,8 @@ void recorder_set_host_limit(uint64_t bytes);
 /* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again). */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
+/* So many processes of others (of number 1) are before this one in NVML's lists; 0 at first. */
+void recorder_set_nvml_others(int processes);
 /* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
  * give it out again; 2 the same, and a trim frees nothing before the context is synchronised; 3 a trim frees nothing.
  * recorder_trims() counts the trims. */
