@@ -5,6 +5,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,13 +13,19 @@
 #include <sstream>
 
 #include "base/clock.hpp"
+#include "base/status.hpp"
 #include "shim/process.hpp"
 
 namespace gpushare::cli {
 namespace {
 
 // Only a program that its loader has neither finished nor given up needs so long, as on a file system that hangs.
-constexpr uint64_t kDeadlineNs = 30'000'000'000;
+constexpr int kDeadlineMs = 10'000;
+int deadline_ms() {
+  const char* const set = std::getenv("GPUSHARE_SHIM_DEADLINE_MS");
+  const int value = set != nullptr ? std::atoi(set) : 0;
+  return value > 0 ? value : kDeadlineMs;
+}
 constexpr int kFirstPauseMs = 5, kLongestPauseMs = 2000;
 
 std::string text_of(pid_t process, const char* file) {
@@ -116,8 +123,9 @@ int ExecWatch::look_at_program() {
   } else if (passed_over() && passed_over()) {
     not_held(program_, name_, std::string("its loader has not loaded ") + shim::kLibrary + ".so");
     decided_ = true;
-  } else if (base::host_now_ns() - began_ns_ > kDeadlineNs) {
-    not_held(program_, name_, std::string(shim::kLibrary) + ".so in it has not reported within 30 s");
+  } else if (base::host_now_ns() - began_ns_ > static_cast<uint64_t>(deadline_ms()) * 1'000'000) {
+    not_held(program_, name_,
+             base::format("%s.so in it has not reported within %g s", shim::kLibrary, deadline_ms() / 1e3));
     decided_ = true;
   }
   return kFirstPauseMs;

@@ -354,8 +354,8 @@ int place_of_device(const char* pci_address) {
 }
 
 namespace {
-// The only code of the library that runs before the program asks for something: it costs a program of a group some 20 us,
-// and another one a look at its environment.
+// The only code of the library that runs before the program asks for something: about ten system calls in a program of a
+// group, and a look at the environment in any other.
 __attribute__((constructor)) void at_load() {
   const int before = errno;
   report_to_group();

@@ -9,7 +9,7 @@ import time
 import unittest
 
 import support
-from exec_support import Exec, Recorded, build, has_shim
+from exec_support import RUNTIME, Exec, Recorded, build, has_shim
 from support import OPTIONS
 
 
@@ -55,6 +55,16 @@ class Held(Exec):
         for options, code in [((), 7), (("--fail-closed",), 3)]:
             done = self.exec_of(folder, *options, "--", "sh", "-c", "exit 7", code=code)
             self.assertRegex(done.stderr, "gpushare exec: 'sh' .*(not held|nothing holds it)")
+
+    @unittest.skipUnless(shutil.which("cc"), "needs a compiler")
+    def test_a_program_that_does_not_report_in_time(self):
+        # Its loader never comes to the library.
+        loader = self.file("loader.c", 'void _start(void) { for (;;) __asm__ volatile("syscall" ::"a"(34) : "rcx", "r11", "memory"); }\n')  # pause
+        subprocess.run(["cc", "-nostdlib", "-shared", "-fPIC", "-Wl,-e,_start", loader, "-o", self.folder / "loader"], check=True)
+        source = self.file("main.c", "int main(void) { return 0; }\n")
+        subprocess.run(["cc", source, "-o", self.folder / "program", f"-Wl,--dynamic-linker={self.folder}/loader"], check=True)
+        outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", "./program", code=3, GPUSHARE_SHIM_DEADLINE_MS="200")
+        self.assertIn("has not reported within 0.2 s", outcome.err)
 
     def test_a_program_that_reports_and_never_calls_the_driver_is_no_error(self):
         for program in (["sh", "-c", "exit 7"], [sys.executable, "-c", "raise SystemExit(7)"]):
@@ -105,15 +115,16 @@ class Held(Exec):
                 "allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)(libc.dlsym(driver, b'cuMemAlloc_v2'))\n"
                 "print(allocate(ctypes.addressof(address), 2000 << 20), allocate(ctypes.addressof(address), 600 << 20))\n")
         for driver in (first, second):
-            self.assertEqual(self.run_exec("--memory", "1GiB", "--", sys.executable, "-c", text, driver).out, "2 0\n")
+            self.assertEqual(self.run_exec("--memory", "1GiB", "--", *self.interpreter(), "-c", text, driver).out, "2 0\n")
         # One after the other in a process, and the books are common.
         text = ("import ctypes, sys\n"
                 "for name in sys.argv[1:]:\n"
                 "    cuda, address, device = ctypes.CDLL(name), ctypes.c_uint64(), ctypes.c_int()\n"
                 "    print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_uint64(400 << 20)), flush=True)\n")
-        program = [sys.executable, "-c", text, "libcuda.so.1", first, self.driver, second]
+        program = [*self.interpreter(), "-c", text, "libcuda.so.1", first, self.driver, second]
         self.assertEqual(self.run_exec("--memory", "1GiB", "--", *program).out.split(), ["0", "0", "2", "2"])
 
+    @unittest.skipIf(RUNTIME, "ThreadSanitizer's runtime is not for threads in a child of fork")
     def test_more_processes_than_a_page_once_had_places_for(self):
         text = ("import ctypes, os, sys\n"
                 "cuda = ctypes.CDLL('libcuda.so.1')\n"
@@ -127,7 +138,7 @@ class Held(Exec):
                 "        os.read(end, 1)\n"
                 "        os._exit(0)\n"
                 "print(sum(int(os.read(said, 1)) for _ in range(140)))\n")
-        self.assertEqual(self.run_exec("--memory", "1GiB", "--fail-closed", "--", sys.executable, "-c", text).out, "3\n")
+        self.assertEqual(self.run_exec("--memory", "1GiB", "--fail-closed", "--", *self.interpreter(), "-c", text).out, "3\n")
 
     def test_a_process_that_runs_another_program_starts_anew(self):
         # The memory of the first has gone with its context.
@@ -135,7 +146,7 @@ class Held(Exec):
                 "cuda, address = ctypes.CDLL('libcuda.so.1'), ctypes.c_uint64()\n"
                 "assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_uint64(700 << 20)) == 0\n"
                 "os.execv(sys.argv[1], sys.argv[1:])\n")
-        outcome = self.run_exec("--memory", "1GiB", "--", sys.executable, "-c", text, self.probe, "path", "info", "700", "info")
+        outcome = self.run_exec("--memory", "1GiB", "--", *self.interpreter(), "-c", text, self.probe, "path", "info", "700", "info")
         self.assertEqual(outcome.out.split(), ["1024", "1024", "0", "1024", "324"])
 
     def test_the_library_is_replaced_while_a_program_runs(self):
