@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -264,7 +265,10 @@ GroupPage& set_up_group() {
 }
 
 void report_to_group() {
-  const char* const path = secure_getenv("GPUSHARE_SHIM_GROUP");
+  // A program with more rights than its starter takes nothing from the environment. It looks for the page among its parents'
+  // files, as it does later for its settings.
+  const char* const path =
+      getauxval(AT_SECURE) != 0 ? setting("GPUSHARE_SHIM_GROUP") : secure_getenv("GPUSHARE_SHIM_GROUP");
   const int file = path != nullptr && *path != 0 ? open_page(path) : -1;
   if (file < 0) return;
   if (lseek(file, 0, SEEK_END) == 0) {

@@ -78,7 +78,7 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
-// Says on the page of the group that the environment names that this library is in the program. Called once, when the
+// Says on the group's page, which the environment names, that this library is in the program. Called once, when the
 // program is loaded: whoever started the program knows by it that the loader has preloaded the library.
 void report_to_group();
 // From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds

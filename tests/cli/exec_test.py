@@ -235,9 +235,11 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         user = ["setpriv", "--reuid", "65534", "--clear-groups"]
         if subprocess.run([*user, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
             self.skipTest("another user cannot run the tool here")
-        direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", probe, "path", "2000", "600"])
-        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.stdout.split(), ["2", "0"], done.stderr)
+        for fail in ([], ["--fail-closed"]):
+            direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", *fail, "--", probe, "path", "2000", "600"])
+            done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.stdout.split(), done.returncode), (["2", "0"], 0), done.stderr)
+            self.assertNotIn("not held", done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
             command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
             done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
