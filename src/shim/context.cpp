@@ -193,6 +193,7 @@ void* look_again(void*) {
   for (;;) {
     const timespec pause{load_settings().look_ms / 1000, load_settings().look_ms % 1000 * 1'000'000L};
     nanosleep(&pause, nullptr);
+    if (moves()) continue;  // a block on its way is on the device twice for a moment
     for (int place = 0; place < kDevices; ++place) {
       if (load(g_addresses[place][0]) == 0) continue;
       uint64_t bytes = 0;
