@@ -64,6 +64,13 @@ uint64_t own_space() {
   return number_in_link("/proc/self") == static_cast<uint64_t>(getpid()) ? number : number | kForeignProc;
 }
 
+// Where /proc has other numbers it may have none like this process's, and 0 would be a free slot. Others then look at the
+// lock of the slot alone.
+uint64_t own_identity(uint64_t space) {
+  const uint64_t identity = (space & kForeignProc) == 0 ? identity_of(getpid()) : 0;
+  return identity != 0 ? identity : static_cast<uint64_t>(getpid()) << 40 | 1;
+}
+
 struct flock lock_of(uint32_t slot, short type) {
   struct flock lock {};
   lock.l_type = type;
@@ -141,7 +148,7 @@ Slot* make_own(GroupPage& page, uint32_t number, uint64_t own, uint64_t space) {
 }
 
 Slot* take_slot(GroupPage& page) {
-  const uint64_t own = identity_of(getpid()), space = own_space();
+  const uint64_t space = own_space(), own = own_identity(space);
   if (Slot* earlier = slot_of_earlier_program(page, own, space))
     return make_own(page, static_cast<uint32_t>(earlier - page.slots), own, space);
   for (int attempt = 0; attempt < 2; ++attempt) {

@@ -272,6 +272,18 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
             self.assertEqual(outcome.out.split(), ["2", "0", "1024", "24", "2", "0", "1024", "424", "0"])
             self.assertEqual(outcome.err, "")
 
+    @unittest.skipUnless(os.getuid() == 0, "needs root")
+    def test_a_process_whose_number_proc_does_not_have_gives_back(self):
+        # Processes of a namespace whose /proc is another's, with numbers that nobody has there.
+        number = 30000
+        while os.path.exists(f"/proc/{number + 1}") or os.path.exists(f"/proc/{number + 2}"):
+            number += 10
+        text = f"unshare -pf sh -c 'echo {number} > /proc/sys/kernel/ns_last_pid && $PROBE path 600 && echo $$' && $PROBE path info 1024"
+        outcome = self.run_exec("--memory", "1GiB", "--", "sh", "-c", f"{text} || echo no right", PROBE=self.probe)
+        if "no right" in outcome.out:
+            self.skipTest("no right here to unshare, or to set the next number of a process")
+        self.assertEqual(outcome.out.split(), ["0", "1", "1024", "1024", "0"])
+
     def test_a_program_that_does_not_find_the_page_is_held_alone_or_refused(self):
         # Python closes what its programs should not inherit.
         closing = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"]
