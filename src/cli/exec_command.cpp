@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -22,6 +23,7 @@
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
+#include "cli/exec_watch.hpp"
 #include "cli/options.hpp"
 #include "cli/program_check.hpp"
 #include "cli/shim_files.hpp"
@@ -61,6 +63,23 @@ volatile sig_atomic_t g_child = 0;
 void pass_on(int signal) {
   if (g_child > 0) ::kill(static_cast<pid_t>(g_child), signal);
 }
+void wake_up(int) {}
+
+// Waits until the child has ended, and meanwhile looks whether the programs are held. Returns the child's status.
+// Descendants whose own parents have ended come to this process, and go with the same calls. `awake`: the signals that
+// end a pause, which are blocked otherwise.
+int await_end(pid_t child, ExecWatch* watch, const sigset_t& awake) {
+  for (;;) {
+    int status = 0;
+    pid_t ended = 0;
+    do ended = ::waitpid(-1, &status, WNOHANG);
+    while (ended > 0 && ended != child);
+    if (ended == child || (ended < 0 && errno != EINTR)) return status;
+    const int pause_ms = watch != nullptr ? watch->look() : -1;
+    const timespec time{pause_ms / 1000, pause_ms % 1000 * 1'000'000L};
+    ::ppoll(nullptr, 0, pause_ms >= 0 ? &time : nullptr, &awake);
+  }
+}
 
 class ExecCommand final : public Command {
  public:
@@ -87,8 +106,9 @@ Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _C
 _SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME
 (~/.config), then the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = closed.
 
-A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, the program runs
-without a limit and one line on stderr says so; with --fail-closed it does not run, or gets no device memory.
+A program that cannot be held (setuid, static, musl) is refused. A program is held when the shim in it has reported,
+before the program's own code runs. Where that does not come, the program runs without a limit and one line on stderr
+says so; with --fail-closed it does not run or is ended. The same holds for the programs that it starts.
 
 Examples:
   gpushare exec --memory 8GiB -- sh -c 'echo limit $GPUSHARE_MEMORY'
@@ -99,7 +119,7 @@ another --weight, --cap, --class and --priority. A program that holds more gets 
 
 JSON: none; --json belongs to the program.
 
-Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim, with --fail-closed.
+Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim in it, with --fail-closed.
 )";
   }
   void declare(CLI::App& app) override {
@@ -337,6 +357,7 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     page->version = shim::kPageVersion;
     page->limits = limits_;
     page->magic = shim::kPageMagic;
+    page_ = page;
 
     const std::string driver = std::getenv("GPUSHARE_CUDA_DRIVER") == nullptr ? driver_path() : "";
     if (!driver.empty()) ::setenv("GPUSHARE_CUDA_DRIVER", driver.c_str(), 1);
@@ -363,8 +384,15 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
       if (::getrandom(&group, sizeof group, 0) != sizeof group)
         return {GPUSHARE_IO_ERROR, std::string("getrandom: ") + std::strerror(errno)};
     ::setenv("GPUSHARE_GROUP", base::format("%016llx", static_cast<unsigned long long>(group)).c_str(), 1);
-    put_before("LD_PRELOAD", files.library, ':');
+    const std::filesystem::path library = files.library;
     put_before("LD_LIBRARY_PATH", files.proxy_folder, ':');
+    // Spaces separate the names in LD_PRELOAD as colons do. A name without a folder is looked up in LD_LIBRARY_PATH.
+    if (files.library.find(' ') != std::string::npos) {
+      put_before("LD_LIBRARY_PATH", library.parent_path(), ':');
+      put_before("LD_PRELOAD", library.filename(), ':');
+    } else {
+      put_before("LD_PRELOAD", files.library, ':');
+    }
     return leave_settings(*page);
   }
 
@@ -397,12 +425,18 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     // Signals for the program that reach only this process are passed on; those of the terminal reach both by themselves.
     for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) std::signal(signal, pass_on);
     for (const int signal : {SIGINT, SIGQUIT}) std::signal(signal, SIG_IGN);
+    std::signal(SIGCHLD, wake_up);
+    sigset_t child_ends, awake;
+    ::sigemptyset(&child_ends);
+    ::sigaddset(&child_ends, SIGCHLD);
+    ::sigprocmask(SIG_BLOCK, &child_ends, &awake);
     const pid_t child = ::fork();
     if (child < 0)
       return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string("fork: ") + std::strerror(errno));
     if (child == 0) {
-      for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ})
+      for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ, SIGCHLD})
         std::signal(signal, SIG_DFL);
+      ::sigprocmask(SIG_SETMASK, &awake, nullptr);
       ::execv(path.c_str(), arguments.data());
       const int error = errno;
       if (::write(report[1], &error, sizeof error) < 0) ::_exit(126);
@@ -413,12 +447,23 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     int error = 0;
     const bool failed = ::read(report[0], &error, sizeof error) == sizeof error;
     ::close(report[0]);
-    int status = 0;
-    for (pid_t ended = 0; ended != child && (ended >= 0 || errno == EINTR);)
-      ended = ::waitpid(-1, &status, 0);
+    std::unique_ptr<ExecWatch> watch;
+    if (page_ != nullptr && !failed)
+      watch = std::make_unique<ExecWatch>(*page_, driver_file(), child, program_[0], fail_closed_);
+    ::sigdelset(&awake, SIGCHLD);  // whoever started this tool may have blocked it
+    const int status = await_end(child, watch.get(), awake);
     g_child = 0;
     if (failed) return base::Status(GPUSHARE_NOT_FOUND, "'" + path + "': " + std::strerror(error));
+    if (watch != nullptr && watch->end()) return kExitUnavailable;
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+  }
+
+  // The driver's file as the kernel names it; empty if it is not known.
+  static std::string driver_file() {
+    const char* named = std::getenv("GPUSHARE_CUDA_DRIVER");
+    std::error_code error;
+    const std::filesystem::path file = std::filesystem::canonical(named != nullptr ? named : "", error);
+    return error ? std::string() : file.string();
   }
 
   Setting settings_[11] = {{"memory", "GPUSHARE_MEMORY"},
@@ -436,6 +481,7 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
   bool fail_closed_ = false;
   std::vector<std::string> program_;
   shim::Limits limits_{shim::kNoLimit, 0, shim::kNoLimit};
+  const shim::GroupPage* page_ = nullptr;  // of this group, once there is one
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -69,7 +70,13 @@ base::Status check(const std::string& path, int depth) {
     Elf64_Phdr segment{};
     file.seekg(static_cast<std::streamoff>(header.e_phoff + static_cast<uint64_t>(i) * header.e_phentsize));
     if (!file.read(reinterpret_cast<char*>(&segment), sizeof segment)) break;
-    if (segment.p_type == PT_INTERP) return {};
+    if (segment.p_type != PT_INTERP) continue;
+    std::string loader(std::min<size_t>(segment.p_filesz, 4096), 0);
+    file.seekg(static_cast<std::streamoff>(segment.p_offset));
+    file.read(loader.data(), static_cast<std::streamsize>(loader.size()));
+    if (loader.find("/ld-musl") == std::string::npos) return {};
+    return cannot_hold(path, "its C library is musl (" + std::string(loader.c_str()) +
+                                 "), and the preload library is for programs of glibc");
   }
   return cannot_hold(path, "it is linked statically, so there is no loader that would preload a library");
 }

@@ -12,7 +12,7 @@ namespace gpushare::cli {
 base::Result<std::string> find_program(const std::string& name);
 
 // OK if the loader will preload a library into the program. Errors: UNSUPPORTED, with the reason: setuid or setgid,
-// file capabilities, linked statically, of another processor, a script whose interpreter is one of these.
+// file capabilities, linked statically or to musl, of another processor, a script whose interpreter is one of these.
 base::Status check_preloadable(const std::string& path);
 
 }  // namespace gpushare::cli

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "shim/books.hpp"
+#include "shim/graphs.hpp"
 #include "shim/group.hpp"
 #include "shim/words.hpp"
 
@@ -250,14 +251,14 @@ int64_t refer(Kind kind, uint64_t key, int change, Block* out_block) {
   return left;
 }
 
-bool set_bytes(Kind kind, uint64_t key, uint64_t bytes) {
-  bool set = false;
+int64_t raise_bytes(Kind kind, uint64_t key, uint64_t bytes) {
+  int64_t before = -1;
   at_entry(g_blocks, kind, key, [&](Block& block) {
-    set = block.bytes == 0;
-    if (set) block.bytes = bytes;
+    before = static_cast<int64_t>(block.bytes);
+    if (block.bytes < bytes) block.bytes = bytes;
     return false;
   });
-  return set;
+  return before;
 }
 
 namespace {
@@ -295,7 +296,10 @@ void drop_context(uint64_t context) {
   if (context == 0) return;
   drop_from(g_blocks, [context](const Block& block) {
     if (block.context != context) return false;
-    discharge(block);
+    if (block.kind == Kind::graph)
+      leave_graph(block.device, block.bytes);
+    else
+      discharge(block);
     return true;
   });
   const int number = number_of_context(context, false);

@@ -20,7 +20,7 @@ struct Block {
   uint64_t other;    // mapping: its handle
   uint32_t references;
   Kind kind;
-  int8_t device;  // -1: of the host
+  int8_t device;  // -1: not counted; kOfHost: physical memory of the host
   bool pooled;    // memory of a pool, which may keep it when it is freed
 };
 
@@ -30,8 +30,9 @@ bool take(Kind kind, uint64_t key, Block* out_block);  // removes it; false: unk
 bool look(Kind kind, uint64_t key, Block* out_block);
 // Adds to the references of a block; the number left. A block that reaches 0 is removed, and `out_block` gets it. -1: unknown.
 int64_t refer(Kind kind, uint64_t key, int change, Block* out_block);
-// Sets the charged bytes of a block that had none. False: unknown, or it had some.
-bool set_bytes(Kind kind, uint64_t key, uint64_t bytes);
+// Raises the charged bytes of a block to `bytes`. Returns what it had, or -1: unknown. A block that has as many or more
+// stays as it is.
+int64_t raise_bytes(Kind kind, uint64_t key, uint64_t bytes);
 // Removes every block of the context, and discharges it.
 void drop_context(uint64_t context);
 // Handles of the pools that the program has made on the device; returns how many, at most `room`.

@@ -86,12 +86,20 @@ __attribute__((always_inline)) inline bool add_on_device(GroupPage& page, uint64
       bytes);
 }
 
+__attribute__((noinline, cold)) bool charge_elsewhere(int place, uint64_t bytes, bool limited) {
+  return place == kOfHost ? charge_host(-1, bytes) : place != kUncounted || !limited;
+}
+
 }  // namespace
+
+__attribute__((cold)) void discharge_elsewhere(int place, uint64_t bytes) {
+  if (place == kOfHost) discharge_host(-1, bytes);
+}
 
 bool charge(int device, uint64_t bytes) {
   GroupPage& page = group();
   const bool limited = load(page.limits.device_bytes) != kNoLimit;
-  if (!is_counted(device)) return device != kUncounted || !limited;
+  if (__builtin_expect(!is_counted(device), 0)) return charge_elsewhere(device, bytes, limited);
   if (!limited) {
     __atomic_add_fetch(&g_slot->counted[device], bytes, __ATOMIC_RELAXED);
     return true;
@@ -109,6 +117,11 @@ bool note_overhead(int device, uint64_t bytes) {
     return true;
   }
   return add_on_device(page, number, device, bytes - before);
+}
+
+void set_overhead(int device, uint64_t bytes) {
+  group();
+  if (is_counted(device)) store(g_slot->overhead[device], bytes);
 }
 
 bool charge_host(int device, uint64_t bytes) {

@@ -15,13 +15,18 @@ namespace gpushare::shim {
 // Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the
 // group would be above its limit.
 bool charge(int device, uint64_t bytes);
+// Where there is no such device: memory of the host, or what is not counted.
+void discharge_elsewhere(int place, uint64_t bytes);
 inline void discharge(int device, uint64_t bytes) {
   group();
-  if (is_counted(device)) __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
+  if (__builtin_expect(!is_counted(device), 0)) return discharge_elsewhere(device, bytes);
+  __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
 }
 // Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be
 // above its limit.
 bool note_overhead(int device, uint64_t bytes);
+// The same for what the process has already, whatever the limit says.
+void set_overhead(int device, uint64_t bytes);
 // The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
 bool charge_host(int device, uint64_t bytes);
 void discharge_host(int device, uint64_t bytes);

@@ -57,7 +57,7 @@ inline bool admit(int place, uint64_t bytes, bool pooled = false) {
 template <class Key, class Call>
 Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key, Call call,
                bool pooled = false) {
-  if (at.place < 0 || out_key == nullptr) return call();
+  if (at.place == -1 || out_key == nullptr) return call();
   bytes = rounded(bytes);
   if (!admit(at.place, bytes, pooled)) return kOutOfMemory;
   const Result result = call();
@@ -122,7 +122,12 @@ Result opened(Result result, const void* out_address, Call close) {
   std::memcpy(&address, out_address, sizeof address);
   Block block;
   if (refer(Kind::opened, address, 1, &block) > 0) return result;
-  const Current at = current();
+  // The memory may be another device's than that of the thread.
+  constexpr uint32_t kDeviceOrdinal = 9;  // attribute
+  Current at = current();
+  int ordinal = -1;
+  if (real(kEntry_cuPointerGetAttribute, &ordinal, kDeviceOrdinal, address) == kSuccess && ordinal >= 0)
+    at.place = place_of(ordinal);
   if (at.place < 0 || real(kEntry_cuMemGetAddressRange_v2, &base, &bytes, address) != kSuccess) return result;
   bytes = rounded(bytes);
   if (!admit(at.place, bytes)) {
@@ -139,9 +144,13 @@ struct LocatedProperties {
   int32_t location_type, location_id;
   uint64_t rest[14];
 };
-constexpr int32_t kOnDevice = 1;
+// Where such memory counts. Memory of which it is not known that it lies on the host is memory of a device, and where the
+// device is not named, of that of the calling thread.
+int place_elsewhere(const LocatedProperties& properties);
 inline int place_in(const LocatedProperties& properties) {
-  return properties.location_type == kOnDevice ? place_of(properties.location_id) : -1;
+  constexpr int32_t kDevice = 1;
+  return __builtin_expect(properties.location_type == kDevice, 1) ? place_of(properties.location_id)
+                                                                  : place_elsewhere(properties);
 }
 
 }  // namespace gpushare::shim

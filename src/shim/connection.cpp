@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/connection.hpp"
 
+#include <gpushare/status.h>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -198,6 +200,12 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
   const bool mapped = message.descriptor >= 0 && map_page(session, message.descriptor);
   if (message.descriptor >= 0) close(message.descriptor);
   if (welcome.code != 0 || !mapped) {
+    if (welcome.code ==
+        GPUSHARE_QUEUE_FULL) {  // working alone, this process would have neither turns nor a cap
+      std::snprintf(out_why, size, "%.400s. End some, or raise gpushare daemon --max-processes",
+                    welcome.text);
+      return Outcome::refused;
+    }
     std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
     return welcome.code != 0 ? Outcome::unserved : Outcome::absent;
   }

@@ -74,7 +74,8 @@ bool await(Session& session, client::MessageType type, Incoming* out, uint64_t t
 
 // The bytes of the device that the group may hold, or without a limit the bytes that it holds.
 uint64_t bytes_to_promise(const Session& session);
-// Unserved: there is a daemon, but not for this process or not for this device.
+// Unserved: there is a daemon, but not for this process or not for this device. Refused: it has no place for the process,
+// or no promise.
 enum class Outcome { joined, absent, unserved, refused };
 // Connects and declares the process. `out_why` says what was wrong, and is empty if simply no daemon is there.
 Outcome connect_daemon(Session& session, char* out_why, size_t size);

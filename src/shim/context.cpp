@@ -1,5 +1,6 @@
 // context.cpp: contexts and modules. A context brings a process into the books; its own memory, and that of modules, is measured.
 // SPDX-License-Identifier: Apache-2.0
+#include <time.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -8,8 +9,10 @@
 #include "shim/device.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
+#include "shim/graphs.hpp"
 #include "shim/move.hpp"
 #include "shim/nvml.hpp"
+#include "shim/process.hpp"
 #include "shim/session.hpp"
 #include "shim/settings.hpp"
 #include "shim/small_heap.hpp"
@@ -89,6 +92,18 @@ int only_place() {
 
 namespace {
 
+// A context may come by a call that this library does not know of, as those of graphics interfaces and the private
+// functions of the runtime. The process joins the daemon then, and what the context takes is measured. False: it is refused.
+bool join_at_first_sight(const Current& context, int ordinal) {
+  const int seat = seat_of(context.place);
+  if (phase_now(seat) != Phase::none) return true;
+  if (!join_daemon(seat)) return false;
+  if (!know_context(context.context, seat)) return false;
+  uint64_t overhead = 0;
+  if (limited() && !measure_overhead(ordinal, &overhead)) set_overhead(context.place, overhead);
+  return true;
+}
+
 __attribute__((noinline)) Current ask_of(uint64_t asked, bool is_current) {
   Current found;
   found.context = green_of(asked).primary;
@@ -99,6 +114,10 @@ __attribute__((noinline)) Current ask_of(uint64_t asked, bool is_current) {
   }
   found.place = place_of(ordinal);
   if (!is_counted(found.place)) return found;  // asked again next time
+  if (!join_at_first_sight(found, ordinal)) {
+    found.place = kUncounted;
+    return found;
+  }
   Known& row = known(asked);
   __atomic_store_n(&row.context, uint64_t{0}, __ATOMIC_SEQ_CST);
   __atomic_store_n(&row.place, static_cast<uint64_t>(found.place), __ATOMIC_SEQ_CST);
@@ -142,7 +161,61 @@ void forget_context(uint64_t context) {
   forget_small(context);
   drop_context(context);
   forget_ranges(context);
+  settle_all_graphs();
 }
+
+namespace {
+
+// What the process has of the device beyond its blocks, by `ask` for all that it has. False: that is not known.
+template <class Ask>
+bool overhead_now(int place, uint64_t kept, uint64_t* out_bytes, Ask ask) {
+  // A block that another thread frees between the two figures would be taken for overhead, so they are read again.
+  const auto count = [&] { return counted_here(place) - range_bytes(place, Lies::away) + kept; };
+  uint64_t used = 0, before = 0, counted = count();
+  int looks = 0;
+  do {
+    before = counted;
+    if (!ask(&used)) return false;
+    counted = count();
+  } while (counted != before && ++looks < 8);
+  if (counted < before) counted = before;
+  *out_bytes = used > counted ? used - counted : 0;
+  return true;
+}
+
+// The addresses of the devices on which the process has a context, by place, and the process whose thread looks at them.
+char g_addresses[kDevices][32];
+int g_looks = 0;
+
+// Contexts grow after they were made: by a kernel that needs more local memory, by one that is loaded at its first
+// launch. No call tells of that, so it is measured again and again.
+void* look_again(void*) {
+  for (;;) {
+    const timespec pause{load_settings().look_ms / 1000, load_settings().look_ms % 1000 * 1'000'000L};
+    nanosleep(&pause, nullptr);
+    if (moves()) continue;  // a block on its way is on the device twice for a moment
+    for (int place = 0; place < kDevices; ++place) {
+      if (load(g_addresses[place][0]) == 0) continue;
+      uint64_t bytes = 0;
+      if (overhead_now(place, kept_by_pools(place), &bytes,
+                       [place](uint64_t* out) { return ask_process_bytes(g_addresses[place], out); }))
+        set_overhead(place, bytes);
+    }
+  }
+  return nullptr;
+}
+
+void look_from_now_on(int place, const char* address) {
+  if (!limited() || load_settings().look_ms == 0) return;
+  if (load(g_addresses[place][0]) == 0) {
+    std::memcpy(&g_addresses[place][1], address + 1, sizeof g_addresses[place] - 1);
+    store(g_addresses[place][0], address[0]);
+  }
+  const int own = getpid();  // a child of fork has not got the thread
+  if (__atomic_exchange_n(&g_looks, own, __ATOMIC_ACQ_REL) != own) start_thread(look_again, nullptr);
+}
+
+}  // namespace
 
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   char address[32] = "";
@@ -150,18 +223,10 @@ bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   *out_bytes = 0;
   if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
-  // A block that another thread frees between the two figures would be taken for overhead, so they are read again.
-  const auto count = [&] { return counted_here(place) - range_bytes(place, Lies::away) + kept; };
-  uint64_t used = 0, before = 0, counted = count();
-  int looks = 0;
-  do {
-    before = counted;
-    if (!nvml_process_bytes(address, &used)) return true;
-    counted = count();
-  } while (counted != before && ++looks < 8);
-  if (counted < before) counted = before;
-  *out_bytes = used > counted ? used - counted : 0;
+  if (!overhead_now(place, kept, out_bytes, [&](uint64_t* out) { return nvml_process_bytes(address, out); }))
+    return true;
   if (!note_overhead(place, *out_bytes)) return false;
+  look_from_now_on(place, address);
   note_kept(place, kept);  // the rest is in what was measured
   return true;
 }
@@ -191,8 +256,13 @@ bool join_device(I ordinal) {
     return true;  // the driver will say so
   return join_daemon(seat_of(place));
 }
-void know_context_of(I ordinal, uint64_t context) {
-  know_context(context, seat_of(place_of(static_cast<int>(ordinal))));
+bool know_context_of(I ordinal, uint64_t context) {
+  if (know_context(context, seat_of(place_of(static_cast<int>(ordinal))))) return true;
+  log_line(
+      "process %d is refused a context on device %u: it has %d already, and work in more could not be "
+      "watched",
+      static_cast<int>(getpid()), ordinal, kContexts);
+  return false;
 }
 
 // The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
@@ -225,10 +295,9 @@ Result create(int entry, I ordinal, P out_context, A... more) {
   const Result result = real(entry, out_context, more...);
   if (result != kSuccess) return result;
   group();
-  if (context_fits(static_cast<int>(ordinal))) {
-    know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context)));
+  if (context_fits(static_cast<int>(ordinal)) &&
+      know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context))))
     return result;
-  }
   real(kEntry_cuCtxDestroy_v2, *static_cast<void**>(out_context));
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
@@ -313,6 +382,18 @@ Result gpushare_hook_cuCtxEnablePeerAccess(P other, I flags) {
   return result;
 }
 
+// A larger stack, heap or buffer of the device's own makes the context grow at once or at the next launch.
+Result gpushare_hook_cuCtxSetLimit(I limit, L value) {
+  const Result result = real(kEntry_cuCtxSetLimit, limit, value);
+  int ordinal = -1;
+  uint64_t overhead = 0;
+  if (result != kSuccess || !limited() || real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess ||
+      measure_overhead(ordinal, &overhead))
+    return result;
+  set_overhead(place_of(ordinal), overhead);  // it is there already: other memory is refused instead
+  return result;
+}
+
 // Counted references: only when the last is gone is the context.
 Result gpushare_hook_cuCtxDetach(P a) {
   leave_small(reinterpret_cast<uint64_t>(a));
@@ -329,7 +410,10 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
   if (result != kSuccess || out_context == nullptr) return result;
   group();
   const auto context = reinterpret_cast<uint64_t>(*static_cast<void**>(out_context));
-  know_context_of(ordinal, context);
+  if (!know_context_of(ordinal, context)) {
+    real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
+    return kOutOfMemory;
+  }
   if (ordinal >= kDevices * 4 ||
       __atomic_exchange_n(&g_primary[ordinal], context, __ATOMIC_ACQ_REL) == context)
     return result;
@@ -360,10 +444,12 @@ Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I fla
   // The primary context is active, so retaining it only tells which it is.
   if (real(kEntry_cuDevicePrimaryCtxRetain, &primary, ordinal) != kSuccess) return result;
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
-  know_context_of(ordinal, reinterpret_cast<uint64_t>(primary));
-  know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
-              static_cast<int32_t>(ordinal)});
-  return result;
+  if (know_context_of(ordinal, reinterpret_cast<uint64_t>(primary)) &&
+      know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
+                  static_cast<int32_t>(ordinal)}))
+    return result;
+  real(kEntry_cuGreenCtxDestroy, made);
+  return kOutOfMemory;
 }
 Result gpushare_hook_cuGreenCtxDestroy(P green) {
   void* context = nullptr;

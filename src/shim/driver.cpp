@@ -91,10 +91,6 @@ void* libc_function(void** slot, const char* name) {
 void* g_handle = nullptr;
 char g_path[512] = "none";
 
-bool is_proxy(void* handle) {
-  return libc_dlsym(handle, "gpushare_shim_is_proxy") != nullptr;
-}
-
 // Opens `path` unless it is the proxy of this library.
 void* open_driver(const char* path, bool may_load) {
   void* handle = libc_dlopen(path, RTLD_LAZY | RTLD_LOCAL | (may_load ? 0 : RTLD_NOLOAD));
@@ -123,6 +119,38 @@ void publish(void* handle) {
   void* init = libc_dlsym(handle, "cuInit");
   if (init != nullptr && libc_dladdr(init, &info) && info.dli_fname != nullptr)
     std::snprintf(g_path, sizeof g_path, "%s", info.dli_fname);
+}
+
+// A library is a CUDA driver by its own name, or by that of its file.
+bool is_driver_name(const char* name) {
+  const char* const slash = std::strrchr(name, '/');
+  return begins(slash != nullptr ? slash + 1 : name, "libcuda");
+}
+// The library's own name (DT_SONAME), as it lies in memory; null: it has none.
+const char* own_name(const void* base) {
+  const auto* const header = static_cast<const ElfW(Ehdr)*>(base);
+  if (header->e_type != ET_DYN) return nullptr;  // a program, whose addresses are not from its base on
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  const auto* const segments = reinterpret_cast<const ElfW(Phdr)*>(address + header->e_phoff);
+  for (int i = 0; i < header->e_phnum; ++i) {
+    if (segments[i].p_type != PT_DYNAMIC) continue;
+    const char* strings = nullptr;
+    uint64_t name = 0;
+    for (const auto* at = reinterpret_cast<const ElfW(Dyn)*>(address + segments[i].p_vaddr);
+         at->d_tag != DT_NULL; ++at) {
+      if (at->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(at->d_un.d_ptr);
+      if (at->d_tag == DT_SONAME) name = at->d_un.d_val;
+    }
+    return strings != nullptr && name != 0 ? strings + name : nullptr;
+  }
+  return nullptr;
+}
+// Where a function of a driver comes from; null: from a library that is none.
+const char* file_of_driver(const void* function) {
+  Dl_info info;
+  if (!libc_dladdr(function, &info) || info.dli_fname == nullptr || info.dli_fbase == nullptr) return nullptr;
+  const char* const own = own_name(info.dli_fbase);
+  return is_driver_name(info.dli_fname) || (own != nullptr && is_driver_name(own)) ? info.dli_fname : nullptr;
 }
 
 Result missing() {
@@ -161,6 +189,9 @@ void* libc_dlopen(const char* path, int flags) {
 
 void* driver_handle(bool may_load) {
   if (void* handle = load(g_handle)) return handle;
+  // A program that is linked to a driver has that one.
+  if (const void* linked = libc_dlsym(RTLD_DEFAULT, "cuInit"); linked != nullptr && adopt_driver(linked))
+    return load(g_handle);
   void* handle = nullptr;
   if (const char* named = setting("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
     handle = open_driver(named, may_load);
@@ -181,16 +212,22 @@ void* driver_handle(bool may_load) {
   return load(g_handle);
 }
 
-void adopt_driver(const void* function) {
-  if (load(g_handle) != nullptr) return;
-  const char* named = setting("GPUSHARE_CUDA_DRIVER");
-  if (named != nullptr && *named != 0) return;
-  Dl_info info;
-  if (!libc_dladdr(function, &info) || info.dli_fname == nullptr) return;
-  // Only what calls itself libcuda: other libraries may have functions of these names.
-  const char* slash = std::strrchr(info.dli_fname, '/');
-  if (std::strncmp(slash != nullptr ? slash + 1 : info.dli_fname, "libcuda.so", 10) != 0) return;
-  if (void* handle = open_driver(info.dli_fname, false)) publish(handle);
+bool adopt_driver(const void* function) {
+  const char* const file = file_of_driver(function);
+  if (file == nullptr) return false;
+  if (load(g_handle) != nullptr) return true;
+  void* const handle = open_driver(file, true);  // it may be in a namespace of its own (dlmopen)
+  if (handle != nullptr) publish(handle);
+  return handle != nullptr;
+}
+
+bool is_proxy(void* handle) {
+  return libc_dlsym(handle, "gpushare_shim_is_proxy") != nullptr;
+}
+
+void forget_error() {
+  static void* slot = nullptr;  // as dladdr
+  if (auto* function = reinterpret_cast<char* (*)()>(libc_function(&slot, "dlerror"))) function();
 }
 
 const char* driver_path() {

@@ -27,12 +27,17 @@ void* libc_symbol(const char* name);
 bool libc_dladdr(const void* address, Dl_info* out_info);
 
 // The driver's handle; null when there is none on this machine. `may_load` = false: only if the process has it already.
-// The file: GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else (when that is the proxy) the folders
-// of LD_LIBRARY_PATH and those where systems keep it.
+// The file: that to which the program is linked, else GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else
+// (when that is the proxy) the folders of LD_LIBRARY_PATH and those where systems keep it.
 void* driver_handle(bool may_load);
-// The program has opened this library by itself and asks it for functions of the driver. The library becomes the
-// driver, unless there is one already.
-void adopt_driver(const void* function);
+// The program has found this function in a library. If that is a CUDA driver, by its name, it becomes the driver of the
+// process unless there is one already. A process has one driver: a second one would not be held. False: the library is
+// none, or it is the proxy and no driver is there yet.
+bool adopt_driver(const void* function);
+// Whether the handle is that of this library's proxy of libcuda.so.1.
+bool is_proxy(void* handle);
+// Forgets what dlerror() would say of a look-up that this library has answered.
+void forget_error();
 // The driver's path, for messages; "none" without a driver.
 const char* driver_path();
 

@@ -17,7 +17,6 @@
 namespace gpushare::shim {
 namespace {
 
-constexpr int kContexts = 64;
 // Work that waits for room so much longer than what is in flight should take may be what the device waits for.
 constexpr uint64_t kStuckNs = 1'000'000'000;
 
@@ -246,9 +245,9 @@ void prepare_fork() {
   wipe_rings_on_fork();
 }
 
-void know_context(uint64_t context, int seat) {
+bool know_context(uint64_t context, int seat) {
   for (uint64_t& slot : g_contexts.known)
-    if (load(slot) == context) return;
+    if (load(slot) == context) return true;
   for (int i = 0; i < kContexts; ++i) {
     uint64_t free = 0;
     if (!__atomic_compare_exchange_n(&g_contexts.known[i], &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
@@ -256,11 +255,12 @@ void know_context(uint64_t context, int seat) {
       continue;
     store(g_contexts.seats[i], seat);
     store(g_contexts.known[i], context);
-    return;
+    return true;
   }
+  return false;
 }
 
-void know_green(const Green& green) {
+bool know_green(const Green& green) {
   for (Green& row : g_contexts.greens) {
     uint64_t free = 0;
     if (!__atomic_compare_exchange_n(&row.context, &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
@@ -269,8 +269,9 @@ void know_green(const Green& green) {
     store(row.primary, green.primary);
     store(row.ordinal, green.ordinal);
     store(row.context, green.context);
-    return;
+    return true;
   }
+  return false;
 }
 
 Green green_of(uint64_t context) {
@@ -346,6 +347,17 @@ GPUSHARE_CAPTURE(cuStreamBeginCaptureToGraph, (P a, P b, P c, P d, L e, I f),
                  (kEntry_cuStreamBeginCaptureToGraph, a, b, c, d, e, f), began_capture)
 GPUSHARE_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, (P a, P b, P c, P d, L e, I f),
                  (kEntry_cuStreamBeginCaptureToGraph_ptsz, a, b, c, d, e, f), began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginRecaptureToGraph, (P a, I b, P c, P d, P e),
+                 (kEntry_cuStreamBeginRecaptureToGraph, a, b, c, d, e), began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, (P a, I b, P c, P d, P e),
+                 (kEntry_cuStreamBeginRecaptureToGraph_ptsz, a, b, c, d, e), began_capture)
+// A capture into a graphics API's list of commands.
+GPUSHARE_CAPTURE(cuStreamBeginCaptureToCig, (P a, P b), (kEntry_cuStreamBeginCaptureToCig, a, b),
+                 began_capture)
+GPUSHARE_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (P a, P b), (kEntry_cuStreamBeginCaptureToCig_ptsz, a, b),
+                 began_capture)
+GPUSHARE_CAPTURE(cuStreamEndCaptureToCig, (P a), (kEntry_cuStreamEndCaptureToCig, a), ended_capture)
+GPUSHARE_CAPTURE(cuStreamEndCaptureToCig_ptsz, (P a), (kEntry_cuStreamEndCaptureToCig_ptsz, a), ended_capture)
 GPUSHARE_CAPTURE(cuStreamEndCapture, (P a, P b), (kEntry_cuStreamEndCapture, a, b), ended_capture)
 GPUSHARE_CAPTURE(cuStreamEndCapture_ptsz, (P a, P b), (kEntry_cuStreamEndCapture_ptsz, a, b), ended_capture)
 }

@@ -99,7 +99,9 @@ void prepare_fork();
 void restart_clock(int seat);
 
 // ---- for contexts
-void know_context(uint64_t context, int seat);
+inline constexpr int kContexts = 64;  // of a process at one time
+// False: the process has as many contexts as that already, so work in this one would go unwatched.
+bool know_context(uint64_t context, int seat);
 // A green context is a part of its device's primary context, as whose work and memory its own count. It can be current
 // to one thread at a time, so the session's thread reaches it by the primary context.
 struct Green {
@@ -107,7 +109,7 @@ struct Green {
   uint64_t primary;
   int32_t ordinal;  // of the device; -1: not a green context, `primary` is the context itself
 };
-void know_green(const Green& green);
+bool know_green(const Green& green);
 Green green_of(uint64_t context);
 // Before a context goes: its events are destroyed. Its work is not waited for.
 void forget_gate(uint64_t context);

@@ -1,11 +1,57 @@
-// graphs.cpp: allocation nodes of graphs count from instantiation on.
 // SPDX-License-Identifier: Apache-2.0
+#include "shim/graphs.hpp"
+
 #include <cstdlib>
 #include <cstring>
 
 #include "shim/charged.hpp"
 
 namespace gpushare::shim {
+namespace {
+
+// Charged bytes of a device's graphs: of executable graphs that there are, and of those that have gone.
+struct GraphMemory {
+  uint32_t lock;
+  uint64_t live, left;
+};
+GraphMemory g_memory[kDevices];
+
+}  // namespace
+
+void leave_graph(int place, uint64_t bytes) {
+  if (!is_counted(place)) return;
+  const Locked lock(g_memory[place].lock);
+  g_memory[place].live -= bytes;
+  g_memory[place].left += bytes;
+}
+
+bool settle_graphs(int place, bool trim) {
+  constexpr uint32_t kReservedNow = 2;  // attribute of a device's graph memory
+  if (!is_counted(place) || load(g_memory[place].left) == 0) return false;
+  const int ordinal = ordinal_of(place);
+  uint64_t reserved = 0, surplus = 0;
+  if (trim) real(kEntry_cuDeviceGraphMemTrim, ordinal);
+  if (ordinal < 0 || real(kEntry_cuDeviceGetGraphMemAttribute, ordinal, kReservedNow, &reserved) != kSuccess)
+    return false;
+  {
+    GraphMemory& memory = g_memory[place];
+    const Locked lock(memory.lock);
+    surplus = memory.live + memory.left > reserved ? memory.live + memory.left - reserved : 0;
+    if (surplus > memory.left) surplus = memory.left;
+    memory.left -= surplus;
+  }
+  if (surplus != 0) discharge(place, surplus);
+  return surplus != 0;
+}
+
+void settle_all_graphs() {
+  for (int place = 0; place < kDevices; ++place) settle_graphs(place, false);
+}
+
+void forget_graphs_in_child() {
+  std::memset(static_cast<void*>(g_memory), 0, sizeof g_memory);
+}
+
 namespace {
 
 constexpr int32_t kNodeGraph = 4, kNodeAllocation = 10;
@@ -75,6 +121,10 @@ Result instantiated(P out_exec, P graph, Call call) {
   each([&](int place) {
     Block block = block_of(Kind::graph, key_of(exec, place, places), bytes[place], {context, place});
     block.other = places;
+    {
+      const Locked lock(g_memory[place].lock);
+      g_memory[place].live += bytes[place];
+    }
     insert(block);
   });
   return result;
@@ -92,10 +142,12 @@ Result destroyed(uint64_t exec) {
   }
   const Result result = real(kEntry_cuGraphExecDestroy, reinterpret_cast<P>(exec));
   for (int i = 0; i < count; ++i) {
-    if (result == kSuccess)
-      discharge(blocks[i]);
-    else
+    if (result == kSuccess) {
+      leave_graph(blocks[i].device, blocks[i].bytes);
+      settle_graphs(blocks[i].device, false);
+    } else {
       insert(blocks[i]);
+    }
   }
   return result;
 }
@@ -122,6 +174,11 @@ HOOK(cuGraphInstantiateWithParams)(P a, P b, P c) {
 }
 HOOK(cuGraphInstantiateWithParams_ptsz)(P a, P b, P c) {
   return instantiated(a, b, [&] { return real(kEntry_cuGraphInstantiateWithParams_ptsz, a, b, c); });
+}
+HOOK(cuDeviceGraphMemTrim)(I a) {
+  const Result result = real(kEntry_cuDeviceGraphMemTrim, a);
+  if (result == kSuccess) settle_graphs(place_of(static_cast<int>(a)), false);
+  return result;
 }
 HOOK(cuGraphExecDestroy)(P a) {
   return destroyed(reinterpret_cast<uint64_t>(a));

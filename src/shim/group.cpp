@@ -3,10 +3,13 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +18,7 @@
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/driver.hpp"
+#include "shim/graphs.hpp"
 #include "shim/nvml.hpp"
 #include "shim/process.hpp"
 #include "shim/ranges.hpp"
@@ -60,6 +64,13 @@ uint64_t own_space() {
   return number_in_link("/proc/self") == static_cast<uint64_t>(getpid()) ? number : number | kForeignProc;
 }
 
+// Where /proc has other numbers it may have none like this process's, and 0 would be a free slot. Others then look at the
+// lock of the slot alone.
+uint64_t own_identity(uint64_t space) {
+  const uint64_t identity = (space & kForeignProc) == 0 ? identity_of(getpid()) : 0;
+  return identity != 0 ? identity : static_cast<uint64_t>(getpid()) << 40 | 1;
+}
+
 struct flock lock_of(uint32_t slot, short type) {
   struct flock lock {};
   lock.l_type = type;
@@ -77,6 +88,15 @@ bool is_alive(const Slot& slot, uint32_t number, uint64_t identity, uint64_t spa
   return g_page_file < 0 || fcntl(g_page_file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
+void empty(Slot& slot) {
+  for (int device = 0; device < kDevices; ++device) {
+    store(slot.counted[device], 0);
+    store(slot.overhead[device], 0);
+    store(slot.spilled[device], 0);
+  }
+  store(slot.pinned, 0);
+}
+
 }  // namespace
 
 void reap(GroupPage& page) {
@@ -90,35 +110,54 @@ void reap(GroupPage& page) {
     if (!__atomic_compare_exchange_n(&slot.identity, &identity, UINT64_MAX, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
       continue;
-    for (int device = 0; device < kDevices; ++device) {
-      store(slot.counted[device], 0);
-      store(slot.overhead[device], 0);
-      store(slot.spilled[device], 0);
-    }
-    store(slot.pinned, 0);
+    empty(slot);
     store(slot.identity, 0);
   }
 }
 
 namespace {
 
+// The slot that an earlier program of this process had: execve() leaves number and start time as they are, and the
+// memory of that program has gone with its contexts. Null: there is none.
+Slot* slot_of_earlier_program(GroupPage& page, uint64_t own, uint64_t space) {
+  const uint32_t used = load(page.slots_used);
+  for (uint32_t i = 0; i < used && i < kSlots; ++i) {
+    Slot& slot = page.slots[i];
+    uint64_t identity = own;
+    if (load(slot.space) != space || !__atomic_compare_exchange_n(&slot.identity, &identity, UINT64_MAX,
+                                                                  false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+      continue;
+    empty(slot);
+    return &slot;
+  }
+  return nullptr;
+}
+
+// `number`: of a slot that nobody else takes meanwhile, because its identity is UINT64_MAX.
+Slot* make_own(GroupPage& page, uint32_t number, uint64_t own, uint64_t space) {
+  Slot& slot = page.slots[number];
+  store(slot.space, space);
+  if (struct flock lock = lock_of(number, F_WRLCK); &page != &g_private_page && g_page_file >= 0)
+    fcntl(g_page_file, F_SETLK, &lock);
+  store(slot.identity, own);
+  for (uint32_t used = load(page.slots_used); used < number + 1;)
+    if (__atomic_compare_exchange_n(&page.slots_used, &used, number + 1, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+      break;
+  return &slot;
+}
+
 Slot* take_slot(GroupPage& page) {
-  const uint64_t own = identity_of(getpid());
+  const uint64_t space = own_space(), own = own_identity(space);
+  if (Slot* earlier = slot_of_earlier_program(page, own, space))
+    return make_own(page, static_cast<uint32_t>(earlier - page.slots), own, space);
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (uint32_t i = 0; i < kSlots; ++i) {
       uint64_t free = 0;
       if (!__atomic_compare_exchange_n(&page.slots[i].identity, &free, UINT64_MAX, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_RELAXED))
         continue;
-      store(page.slots[i].space, own_space());
-      if (struct flock lock = lock_of(i, F_WRLCK); &page != &g_private_page && g_page_file >= 0)
-        fcntl(g_page_file, F_SETLK, &lock);
-      store(page.slots[i].identity, own);
-      for (uint32_t used = load(page.slots_used); used < i + 1;)
-        if (__atomic_compare_exchange_n(&page.slots_used, &used, i + 1, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE))
-          break;
-      return &page.slots[i];
+      return make_own(page, i, own, space);
     }
     reap(page);
   }
@@ -164,6 +203,14 @@ GroupPage* map_group(const char* path, const Limits& limits, bool* out_opened) {
 
 uint32_t g_setup_lock;
 
+void empty_private_page(const Limits& limits) {
+  g_private_page.magic = kPageMagic;
+  g_private_page.version = kPageVersion;
+  g_private_page.limits = limits;
+  std::memset(g_private_page.slots, 0, g_private_page.slots_used * sizeof(Slot));
+  g_private_page.slots_used = 0;
+}
+
 void set_up() {
   const LockedByProcess lock(g_setup_lock);
   const bool child = g_page != nullptr && g_mark != nullptr && load(*g_mark) == 0;
@@ -172,13 +219,12 @@ void set_up() {
       // A context does not survive fork: nothing that the parent holds is this process's.
       forget_blocks_in_child();
       forget_pools_in_child();
+      forget_graphs_in_child();
       forget_ranges_in_child();
       forget_small_in_child();
       forget_nvml_in_child();
       forget_primaries_in_child();
       // Places of devices stay as they are known.
-      std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
-      g_private_page.slots_used = 0;
     }
     GroupPage* page = nullptr;
     const Settings& settings = load_settings();
@@ -191,17 +237,17 @@ void set_up() {
                  settings.fails_closed ? "no memory is given" : "this process counts alone");
     }
     if (page == nullptr) {
+      const bool refused = settings.fails_closed && (settings.broken || settings.group[0] != 0);
+      empty_private_page(refused ? Limits{0, 0, 0} : settings.limits);
       page = &g_private_page;
-      page->magic = kPageMagic;
-      page->version = kPageVersion;
-      page->limits = settings.limits;
-      if (settings.fails_closed && (settings.broken || settings.group[0] != 0)) page->limits = {0, 0, 0};
     }
     Slot* slot = take_slot(*page);
     if (slot == nullptr) {
-      log_line("more than %d processes hold memory in this group: process %d counts alone", kSlots,
-               static_cast<int>(getpid()));
-      g_private_page.limits = page->limits;
+      const bool limited = load(page->limits.device_bytes) != kNoLimit;
+      log_line("the group has %d processes, and its page has no place for another: process %d %s", kSlots,
+               static_cast<int>(getpid()),
+               limited ? "gets no memory. End some, or start another group" : "is not counted");
+      empty_private_page(limited ? Limits{0, 0, 0} : load_settings().limits);
       page = &g_private_page;
       slot = take_slot(*page);
     }
@@ -225,6 +271,31 @@ GroupPage& set_up_group() {
   return *g_page;
 }
 
+void report_to_group() {
+  // A program with more rights than its starter takes nothing from the environment. It looks for the page among its parents'
+  // files, as it does later for its settings.
+  const char* const path =
+      getauxval(AT_SECURE) != 0 ? setting("GPUSHARE_SHIM_GROUP") : secure_getenv("GPUSHARE_SHIM_GROUP");
+  const int file = path != nullptr && *path != 0 ? open_page(path) : -1;
+  if (file < 0) return;
+  if (lseek(file, 0, SEEK_END) == 0) {
+    flock(file, LOCK_EX);  // map_group() makes a page of the empty file later
+    if (lseek(file, 0, SEEK_END) == 0 && ftruncate(file, sizeof(GroupPage)) != 0)
+      log_line("the group's page %s cannot be made: %s", path, std::strerror(errno));
+    flock(file, LOCK_UN);
+  }
+  void* memory = MAP_FAILED;
+  if (lseek(file, 0, SEEK_END) == static_cast<off_t>(sizeof(GroupPage)))
+    memory = mmap(nullptr, offsetof(GroupPage, share), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (memory != MAP_FAILED) {
+    auto* const page = static_cast<GroupPage*>(memory);
+    if (page->magic == 0 || (page->magic == kPageMagic && page->version == kPageVersion))
+      __atomic_add_fetch(&page->reports, 1U, __ATOMIC_ACQ_REL);
+    munmap(memory, offsetof(GroupPage, share));
+  }
+  close(file);
+}
+
 bool leave_group() {
   set_up();
   const LockedByProcess lock(g_setup_lock);
@@ -233,12 +304,10 @@ bool leave_group() {
   for (int device = 0; device < kDevices; ++device)
     held |= load(slot.counted[device]) | load(slot.overhead[device]) | load(slot.spilled[device]);
   if (held == 0) {
-    g_private_page.magic = kPageMagic;
-    g_private_page.version = kPageVersion;
-    g_private_page.limits = {kNoLimit, 0, kNoLimit};
-    if (g_page != &g_private_page) {
-      std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
-      g_private_page.slots_used = 0;
+    if (g_page == &g_private_page) {
+      g_private_page.limits = {kNoLimit, 0, kNoLimit};
+    } else {
+      empty_private_page({kNoLimit, 0, kNoLimit});
       g_slot = take_slot(g_private_page);
       store(slot.identity, 0);
       store(g_page, &g_private_page);
@@ -294,5 +363,15 @@ int place_of_device(const char* pci_address) {
   }
   return -1;
 }
+
+namespace {
+// The only code of the library that runs before the program asks for something: about ten system calls in a program of a
+// group, and a look at the environment in any other.
+__attribute__((constructor)) void at_load() {
+  const int before = errno;
+  report_to_group();
+  errno = before;
+}
+}  // namespace
 
 }  // namespace gpushare::shim

@@ -20,10 +20,12 @@ namespace gpushare::shim {
 inline constexpr int kDevices = 16;  // devices beyond these are not counted
 inline constexpr int kUncounted =
     kDevices;  // the place of such a device where nothing may go uncounted: under a limit each charge is refused
-inline constexpr int kSlots = 128;  // processes of a group that hold memory at one time
+// The place of physical memory of the host, which counts against the limit of pinned memory.
+inline constexpr int kOfHost = -2;
+inline constexpr int kSlots = 1024;  // processes of a group at one time; under a limit more get no memory
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
-inline constexpr uint32_t kPageVersion = 7;
+inline constexpr uint32_t kPageVersion = 8;
 
 // One process. `identity` is its number and the time at which it started, so that a number in use again is not taken
 // for it; 0: free. Containers number processes for themselves, so the number means something only to processes of the
@@ -68,7 +70,7 @@ struct GroupPage {
   // gpushare: what the group may have on a device is its limit less these bytes.
   uint64_t lent_bytes[kDevices];
   uint32_t slots_used;  // slots beyond were never taken
-  uint32_t reserved;
+  uint32_t reports;  // how often this library has said, in a program that was just loaded, that it is there
   Share share;
   // The settings of `gpushare exec` as NAME=VALUE, each with a zero behind it, for programs whose environment was cleared.
   char environment[2048];
@@ -76,6 +78,9 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
+// Says on the group's page, which the environment names, that this library is in the program. Called once, when the
+// program is loaded: whoever started the program knows by it that the loader has preloaded the library.
+void report_to_group();
 // From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds
 // memory already.
 bool leave_group();

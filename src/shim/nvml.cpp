@@ -35,6 +35,12 @@ struct gpushare_nvml_memory_v2 {
 #define GPUSHARE_SHIM_EXPORT __attribute__((visibility("default")))
 GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo(void* device, gpushare_nvml_memory* out_memory);
 GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory);
+// A list with the details of processes, 32 bytes each.
+struct gpushare_nvml_details {
+  uint32_t version, mode, count;
+  void* processes;
+};
+GPUSHARE_SHIM_EXPORT int nvmlDeviceGetRunningProcessDetailList(void* device, gpushare_nvml_details* list);
 // Lists of processes: name, bytes of an entry.
 #define GPUSHARE_NVML_LISTS(X)                      \
   X(nvmlDeviceGetComputeRunningProcesses, 16)       \
@@ -45,7 +51,8 @@ GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_
   X(nvmlDeviceGetGraphicsRunningProcesses_v3, 24)   \
   X(nvmlDeviceGetMPSComputeRunningProcesses, 16)    \
   X(nvmlDeviceGetMPSComputeRunningProcesses_v2, 24) \
-  X(nvmlDeviceGetMPSComputeRunningProcesses_v3, 24)
+  X(nvmlDeviceGetMPSComputeRunningProcesses_v3, 24) \
+  X(nvmlDeviceGetAccountingPids, 4)
 #define GPUSHARE_NVML_DECLARE(name, bytes) \
   GPUSHARE_SHIM_EXPORT int name(void* device, uint32_t* count, void* out_processes);
 GPUSHARE_NVML_LISTS(GPUSHARE_NVML_DECLARE)
@@ -67,7 +74,6 @@ struct ProcessInfo {
 
 constexpr int kNvmlUninitialized = 1;
 constexpr int kNvmlInsufficientSize = 7;
-constexpr uint32_t kProcesses = 256;
 constexpr int kNvmlLibraryNotFound = 12;
 constexpr int kNvmlFunctionNotFound = 13;
 
@@ -104,24 +110,61 @@ void fit(int place, uint64_t* total, uint64_t* free, uint64_t* used) {
   *used = told.used;
 }
 
-// The processes of the group alone: what others hold is no part of the device that the group is told of.
-int list_group(const char* name, size_t bytes, void* device, uint32_t* count, void* out_processes) {
-  if (!limited() || count == nullptr) return call(name, device, count, out_processes);
-  alignas(8) char all[kProcesses * sizeof(ProcessInfo)];
-  uint32_t found = kProcesses, kept = 0;
-  const int result = call(name, device, &found, &all[0]);
-  if (result != 0) return result;
-  for (uint32_t i = 0; i < found && i < kProcesses; ++i) {
+// A list of NVML's, in memory that is made larger until all of it fits.
+struct Entries {
+  char* at = nullptr;
+  size_t size = 0;
+  uint32_t count = 0;
+  Entries() = default;
+  ~Entries() { give_back(); }
+  Entries(const Entries&) = delete;
+  Entries& operator=(const Entries&) = delete;
+  void give_back() {
+    if (at != nullptr) munmap(at, size);
+    at = nullptr;
+  }
+};
+template <class Ask>
+int read_entries(size_t bytes, Entries* out, Ask ask) {
+  constexpr uint32_t kFirst = 256, kMost = 1 << 20;
+  for (uint32_t room = kFirst; room <= kMost; room *= 16) {
+    out->give_back();
+    out->size = room * bytes;
+    void* memory = mmap(nullptr, out->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) break;
+    out->at = static_cast<char*>(memory);
+    out->count = room;
+    const int result = ask(out->at, &out->count);
+    if (out->count > room) out->count = room;
+    if (result != kNvmlInsufficientSize) return result;
+  }
+  return kNvmlInsufficientSize;
+}
+
+// Gives the program the processes of the group alone: what others hold is no part of the device that the group is told
+// of. An entry begins with the number of its process.
+int keep_group(const Entries& all, size_t bytes, uint32_t* count, void* out_processes) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < all.count; ++i) {
     uint32_t process = 0;
-    std::memcpy(&process, all + i * bytes, sizeof process);
+    std::memcpy(&process, all.at + i * bytes, sizeof process);
     if (!is_of_group(process)) continue;
     if (kept < *count && out_processes != nullptr)
-      std::memcpy(static_cast<char*>(out_processes) + kept * bytes, all + i * bytes, bytes);
+      std::memcpy(static_cast<char*>(out_processes) + kept * bytes, all.at + i * bytes, bytes);
     ++kept;
   }
   const bool fits = kept <= *count;
   *count = kept;
   return fits ? 0 : kNvmlInsufficientSize;
+}
+
+int list_group(const char* name, size_t bytes, void* device, uint32_t* count, void* out_processes) {
+  if (!limited() || count == nullptr) return call(name, device, count, out_processes);
+  Entries all;
+  const int result = read_entries(bytes, &all, [&](char* at, uint32_t* room) {
+    return call(name, device, room, static_cast<void*>(at));
+  });
+  return result != 0 ? result : keep_group(all, bytes, count, out_processes);
 }
 
 }  // namespace
@@ -131,6 +174,8 @@ void* nvml_hook(const char* name) {
     return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo);
   if (std::strcmp(name, "nvmlDeviceGetMemoryInfo_v2") == 0)
     return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo_v2);
+  if (std::strcmp(name, "nvmlDeviceGetRunningProcessDetailList") == 0)
+    return reinterpret_cast<void*>(&nvmlDeviceGetRunningProcessDetailList);
 #define GPUSHARE_NVML_HOOK(list, bytes) \
   if (std::strcmp(name, #list) == 0) return reinterpret_cast<void*>(&list);
   GPUSHARE_NVML_LISTS(GPUSHARE_NVML_HOOK)
@@ -147,8 +192,6 @@ void* nvml_adopt(const char* name, void* function) {
   return hook;
 }
 
-namespace {
-
 bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   void* device = nullptr;
   int result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
@@ -157,17 +200,22 @@ bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes) {
     result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
   }
   if (result != 0) return false;
-  ProcessInfo processes[kProcesses];
-  uint32_t count = kProcesses;
-  if (call("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, &processes[0]) != 0) return false;
-  for (uint32_t i = 0; i < count && i < kProcesses; ++i) {
-    if (processes[i].process != static_cast<uint32_t>(getpid()) || processes[i].used_bytes == UINT64_MAX)
-      continue;
-    *out_bytes = processes[i].used_bytes;
+  Entries all;
+  if (read_entries(sizeof(ProcessInfo), &all, [device](char* at, uint32_t* room) {
+        return call("nvmlDeviceGetComputeRunningProcesses_v3", device, room, static_cast<void*>(at));
+      }) != 0)
+    return false;
+  for (uint32_t i = 0; i < all.count; ++i) {
+    ProcessInfo info;
+    std::memcpy(&info, all.at + i * sizeof info, sizeof info);
+    if (info.process != static_cast<uint32_t>(getpid()) || info.used_bytes == UINT64_MAX) continue;
+    *out_bytes = info.used_bytes;
     return true;
   }
   return false;
 }
+
+namespace {
 
 // A question, on a page of its own: the thread may answer long after the one that asked has gone. The last of the two
 // gives the page back.
@@ -249,6 +297,23 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory
     if (const int place = place_of_nvml(device); place >= 0)
       fit(place, &out_memory->total, &out_memory->free, &out_memory->used);
   return result;
+}
+
+int nvmlDeviceGetRunningProcessDetailList(void* device, gpushare_nvml_details* list) {
+  using namespace gpushare::shim;  // NOLINT(google-build-using-namespace)
+  constexpr const char* kName = "nvmlDeviceGetRunningProcessDetailList";
+  constexpr size_t kDetail = 32;
+  if (!limited() || list == nullptr) return call(kName, device, list);
+  Entries all;
+  const int result = read_entries(kDetail, &all, [&](char* at, uint32_t* room) {
+    gpushare_nvml_details own = *list;
+    own.count = *room;
+    own.processes = at;
+    const int answer = call(kName, device, &own);
+    *room = own.count;
+    return answer;
+  });
+  return result != 0 ? result : keep_group(all, kDetail, &list->count, list->processes);
 }
 
 #define GPUSHARE_NVML_LIST(name, bytes)                                            \

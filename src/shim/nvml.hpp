@@ -18,6 +18,9 @@ void* nvml_adopt(const char* name, void* function);
 // no other question is asked.
 bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes);
 
+// The same, asked on the calling thread, which waits for as long as NVML takes.
+bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes);
+
 // A child of fork has no thread that hangs in NVML.
 void forget_nvml_in_child();
 

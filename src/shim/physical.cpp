@@ -1,5 +1,5 @@
-// physical.cpp: physical memory that the program maps by itself. It counts from its creation, on the device alone,
-// until nothing refers to it any more: no handle and no mapping.
+// physical.cpp: physical memory that the program maps by itself. It counts from its creation until nothing refers to it
+// any more: no handle and no mapping. That of the host counts as pinned memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/charged.hpp"
 
@@ -12,7 +12,35 @@ void unrefer(uint64_t handle) {
   if (refer(Kind::handle, handle, -1, &block) == 0 && block.bytes != 0) discharge(block.device, block.bytes);
 }
 
+// Imported memory says nothing of its size. What its mappings reach is what is known of it, and counts. False: that is
+// above the limit.
+bool count_extent(uint64_t handle, const Block& block, uint64_t extent) {
+  if (extent <= block.bytes) return true;
+  if (!admit(block.device, extent - block.bytes)) return false;
+  const int64_t before = raise_bytes(Kind::handle, handle, extent);
+  // Another thread has counted a part of it meanwhile, or all.
+  const uint64_t had = before < 0 ? extent : static_cast<uint64_t>(before);
+  const uint64_t owed = had < extent ? extent - had : 0;
+  if (owed < extent - block.bytes) discharge(block.device, extent - block.bytes - owed);
+  return true;
+}
+
 }  // namespace
+
+int place_elsewhere(const LocatedProperties& properties) {
+  // Types of a location. 0 is none and 5 is one that nobody sees; a part of a device is 6.
+  constexpr int32_t kHost = 2, kHostNode = 3, kHostNodeOfThread = 4, kPartOfDevice = 6;
+  constexpr int32_t kDeviceOfPart = 0xff;  // the ordinal's bits beside the number of the part
+  constexpr int32_t kManaged = 2;
+  const int32_t type = properties.location_type;
+  if (type == kPartOfDevice) return place_of(properties.location_id & kDeviceOfPart);
+  // Managed memory that prefers the host may come to the device at any time.
+  if (properties.type != kManaged && (type == kHost || type == kHostNode || type == kHostNodeOfThread))
+    return kOfHost;
+  const int here = current().place;
+  return here != -1 ? here : place_of(0);
+}
+
 }  // namespace gpushare::shim
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the functions below have C linkage
@@ -29,7 +57,7 @@ HOOK(cuMemCreate)(P a, L b, P c, L d) {
   at.place = place_in(properties);
   return charged<uint64_t>(Kind::handle, at, b, a, call);
 }
-// How large imported memory is comes out when it is mapped.
+// Imported memory counts when it is mapped: count_extent().
 HOOK(cuMemImportFromShareableHandle)(P a, P b, I c) {
   const Result result = real(kEntry_cuMemImportFromShareableHandle, a, b, c);
   if (result != kSuccess || a == nullptr) return result;
@@ -76,14 +104,11 @@ HOOK(cuMemMap)(L a, L b, L c, L d, L e) {
   Block block;
   // The mapping is a reference to the memory, taken first: another thread may release the handle meanwhile.
   const bool known = refer(Kind::handle, d, 1, &block) > 0;
-  const uint64_t size = rounded(b);
-  const bool imported = known && block.bytes == 0 && block.device >= 0;
-  if (imported && !admit(block.device, size)) {
+  if (known && !count_extent(d, block, b > UINT64_MAX - c ? UINT64_MAX : rounded(b + c))) {
     unrefer(d);
     return kOutOfMemory;
   }
   const Result result = real(kEntry_cuMemMap, a, b, c, d, e);
-  if (imported && (result != kSuccess || !set_bytes(Kind::handle, d, size))) discharge(block.device, size);
   if (known && result != kSuccess) unrefer(d);
   if (known && result == kSuccess) {
     Block mapping = block_of(Kind::mapping, a, b, {});

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "shim/charged.hpp"
+#include "shim/graphs.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -55,6 +56,8 @@ bool leaves_room(int place, uint64_t bytes, bool pooled) {
 
 bool admit_near_limit(int place, uint64_t bytes, bool pooled, bool fits) {
   if (__builtin_expect(!fits && has_small(), 0) && give_back_small(place)) fits = charge(place, bytes);
+  if (__builtin_expect(!fits, 0) && !is_capturing_any() && settle_graphs(place, true))
+    fits = charge(place, bytes);
   if (__builtin_expect(!has_pools(place), 1)) return fits;
   if (fits && leaves_room(place, bytes, pooled)) return true;
   if (is_capturing_any()) return fits;
@@ -105,10 +108,24 @@ Result stream_ordered(int capturing, P out_address, uint64_t bytes, P stream, P 
   } else if (!look(Kind::pool, reinterpret_cast<uint64_t>(pool), &known)) {
     at.place = place_of_pool(pool, at.place);
   } else {
-    if (known.device < 0) return call();  // of the host
     at.place = known.device;
   }
-  return charged<uint64_t>(Kind::memory, at, bytes, out_address, call, true);
+  return charged<uint64_t>(Kind::memory, at, bytes, out_address, call, at.place != kOfHost);
+}
+
+// A pool that the driver has given out for a location and a type of memory.
+Result known_pool(Result result, P out_pool, P location, I type) {
+  if (result != kSuccess || out_pool == nullptr || location == nullptr) return result;
+  LocatedProperties properties{};
+  properties.type = static_cast<int32_t>(type);
+  std::memcpy(&properties.location_type, location, 8);
+  const auto pool = reinterpret_cast<uint64_t>(*static_cast<void**>(out_pool));
+  group();
+  Block known;
+  Current at;
+  at.place = place_in(properties);
+  if (!look(Kind::pool, pool, &known)) insert(block_of(Kind::pool, pool, 0, at));
+  return result;
 }
 
 }  // namespace
@@ -155,6 +172,13 @@ HOOK(cuMemPoolCreate)(P a, P b) {
   at.place = place_in(properties);
   insert(block_of(Kind::pool, reinterpret_cast<uint64_t>(*static_cast<void**>(a)), 0, at));
   return result;
+}
+// The pools that a location has without the program's doing.
+HOOK(cuMemGetDefaultMemPool)(P a, P b, I c) {
+  return known_pool(real(kEntry_cuMemGetDefaultMemPool, a, b, c), a, b, c);
+}
+HOOK(cuMemGetMemPool)(P a, P b, I c) {
+  return known_pool(real(kEntry_cuMemGetMemPool, a, b, c), a, b, c);
 }
 HOOK(cuMemPoolDestroy)(P a) {
   return freed(Kind::pool, reinterpret_cast<uint64_t>(a), [&] {

@@ -92,6 +92,11 @@ const Settings& load_settings() {
     g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
   if (const char* pageable = setting("GPUSHARE_PAGEABLE"); pageable != nullptr)
     g_settings.pageable = std::strcmp(pageable, "1") == 0;
+  double look_ms = 0;
+  const char* look = setting("GPUSHARE_SHIM_LOOK_MS");
+  g_settings.look_ms = look != nullptr && parse_number(look, &look_ms) && look_ms >= 0 && look_ms < 1e6
+                           ? static_cast<uint32_t>(look_ms)
+                           : 500;
   if (const char* small = setting("GPUSHARE_SMALL_HEAP"); small != nullptr)
     g_wants_small = std::strcmp(small, "1") == 0 ? 1 : 0;
   if (const char* group = setting("GPUSHARE_SHIM_GROUP"); group != nullptr)

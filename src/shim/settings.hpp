@@ -7,6 +7,7 @@
 //   GPUSHARE_SMALL_HEAP      1: small plain allocations come from the shim's heap (small_heap.hpp)
 //   GPUSHARE_SHIM_GROUP      file of the group's page, whose limit counts then: made by `gpushare exec`, or empty: the first process fills it in
 //   GPUSHARE_SHIM_FAIL       closed: a program that cannot be held gets no memory; open (default): it runs without limits
+//   GPUSHARE_SHIM_LOOK_MS    under a limit: how often what contexts take is measured again, 500; 0: when contexts and modules are made alone
 //   GPUSHARE_CUDA_DRIVER     the real driver
 //   GPUSHARE_SOCKET          the daemon's socket; else gpushare/daemon.sock in XDG_RUNTIME_DIR, else in /run
 //   GPUSHARE_WEIGHT, GPUSHARE_PRIORITY, GPUSHARE_CLASS (guaranteed, opportunistic)
@@ -28,7 +29,8 @@ struct Settings {
   char group[256];
   bool fails_closed;
   bool pageable;
-  bool broken;  // a value that cannot be read; said in the log
+  uint32_t look_ms;  // between two looks at what contexts take
+  bool broken;       // a value that cannot be read; said in the log
   bool
       aside;  // a program of no group on a machine whose /etc/ld.so.preload names the library: it is left alone
 };

@@ -3,11 +3,14 @@
 // function that came back.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstring>
 
 #include "shim/driver.hpp"
+#include "shim/group.hpp"
 #include "shim/nvml.hpp"
+#include "shim/settings.hpp"
 #include "shim/table.hpp"
 
 extern "C" {
@@ -35,6 +38,67 @@ bool classified(int entry) {
   return kEntryInfo[entry].cls != Class::pass;
 }
 
+// A function's name without the suffixes of its version and its stream variant, in `out`; false: it does not fit.
+bool base_of(const char* name, char* out, size_t room) {
+  size_t length = std::strlen(name);
+  if (length >= room) return false;
+  std::memcpy(out, name, length + 1);
+  if (length > 5 && (same(out + length - 5, "_ptsz") || same(out + length - 5, "_ptds")))
+    out[length -= 5] = 0;
+  size_t digits = length;
+  while (digits > 2 && out[digits - 1] >= '0' && out[digits - 1] <= '9') --digits;
+  if (digits < length && out[digits - 1] == 'v' && out[digits - 2] == '_') out[digits - 2] = 0;
+  return true;
+}
+// Whether the shim stands before older versions of a function that the table does not know.
+bool is_newer_version(const char* name) {
+  char base[128];
+  if (!base_of(name, base, sizeof base)) return false;
+  for (int i = 0; i < kEntries; ++i)
+    if (kEntryInfo[i].base != nullptr && same(kEntryInfo[i].base, base) && classified(i)) return true;
+  return false;
+}
+
+Result refused() {
+  return kNotSupported;
+}
+
+// A driver that is newer than the table may have a version of a function that the table does not know. The parameters of
+// that version are not known either, so no hook can stand before it. Returns what the program gets instead of it.
+__attribute__((noinline)) void* unknown_version(const char* name, void* function) {
+  if (function == nullptr || !is_newer_version(name)) return function;
+  group();  // reads the settings
+  const bool closed = load_settings().fails_closed;
+  static bool told = false;
+  if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+    log_line("process %d: the driver's %s is of a version that this library does not know: %s",
+             static_cast<int>(getpid()), name,
+             closed ? "it is refused (GPUSHARE_SHIM_FAIL=closed)"
+                    : "what it does is neither counted nor held back");
+  return closed ? reinterpret_cast<void*>(refused) : function;
+}
+
+// The same as answer(), for a library that the program has opened.
+void* answer_of_library(void* handle, const char* name, int entry) {
+  void* const found = libc_dlsym(handle, name);
+  void* const driver = driver_handle(false);
+  if (found == nullptr) {
+    // A driver may have functions that the proxy lacks.
+    if (entry >= 0 || !is_proxy(handle) || driver_handle(true) == nullptr) return nullptr;
+    void* const real = unknown_version(name, libc_dlsym(driver_handle(true), name));
+    if (real != nullptr) forget_error();
+    return real;
+  }
+  if (driver == nullptr || libc_dlsym(driver, name) != found) {
+    if (!adopt_driver(found)) return nullptr;
+    // Every function of a second driver is the first one's.
+    void* const first = libc_dlsym(driver_handle(true), name);
+    if (first != found) return entry >= 0 ? gpushare_shim_entries[entry] : unknown_version(name, first);
+  }
+  if (entry < 0) return unknown_version(name, found);
+  return classified(entry) ? gpushare_shim_entries[entry] : nullptr;
+}
+
 // The shim's answer for `name` in `handle`; null: the C library's answer holds.
 void* answer(void* handle, const char* name) {
   if (name == nullptr) return nullptr;
@@ -50,47 +114,78 @@ void* answer(void* handle, const char* name) {
                ? own
                : nullptr;
   }
-  const bool nvml = begins(name, "nvml");
-  if (!nvml && (name[0] != 'c' || name[1] != 'u')) return nullptr;
-  const int entry = nvml ? -1 : find_entry(name);
-  if (nvml ? nvml_hook(name) == nullptr : entry < 0 || !classified(entry)) return nullptr;
-
+  if (begins(name, "nvml")) {
+    if (nvml_hook(name) == nullptr || handle == RTLD_NEXT || handle == RTLD_DEFAULT) return nullptr;
+    void* const found = libc_dlsym(handle, name);
+    return found != nullptr ? nvml_adopt(name, found) : nullptr;
+  }
+  // cuInit, but neither cudaMalloc nor cublasCreate.
+  if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z') return nullptr;
+  const int entry = find_entry(name);
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) {
     // The caller does not matter here: the next definition is the shim's, and the driver is behind it.
-    if (nvml) return nullptr;
-    return driver_handle(false) != nullptr && libc_dlsym(driver_handle(false), name) != nullptr
+    return entry >= 0 && classified(entry) && driver_handle(false) != nullptr &&
+                   libc_dlsym(driver_handle(false), name) != nullptr
                ? gpushare_shim_entries[entry]
                : nullptr;
   }
-  void* const found = libc_dlsym(handle, name);
-  if (found == nullptr) return nullptr;
-  if (nvml) return nvml_adopt(name, found);
-  adopt_driver(found);
-  void* const driver = driver_handle(false);
-  return driver != nullptr && libc_dlsym(driver, name) == found ? gpushare_shim_entries[entry] : nullptr;
+  return answer_of_library(handle, name, entry);
 }
 
-// The entry for a function that the driver returned for `base`.
+bool is_per_thread(int entry) {
+  const char* const name = kEntryInfo[entry].name;
+  const size_t length = std::strlen(name);
+  return length > 5 && (same(name + length - 5, "_ptsz") || same(name + length - 5, "_ptds"));
+}
+
+// Asks the driver for a function by its version; null: it has none.
+void* driver_find(const char* base, int version, uint64_t flags) {
+  const auto name = const_cast<char*>(base);
+  void* function = nullptr;
+  const Result result = driver_has(kEntry_cuGetProcAddress_v2)
+                            ? real(kEntry_cuGetProcAddress_v2, name, &function, version, flags, nullptr)
+                            : real(kEntry_cuGetProcAddress, name, &function, version, flags);
+  return result == kSuccess ? function : nullptr;
+}
+
+// The entry for a function that the driver returned for `base`, or the function itself where the shim stands before
+// none of that name; null: a version that the table does not know.
 void* hook_of(const char* base, void* function, int version, uint64_t flags) {
+  const bool asked_per_thread = (flags & 2U) != 0;
+  int known = -1, best = 0;
+  bool any = false;
   // The functions of that name: all versions and stream variants.
-  int fallback = -1, best = 0;
   for (int i = 0; i < kEntries && kEntryInfo[i].base != nullptr; ++i) {
     if (std::strcmp(kEntryInfo[i].base, base) != 0) continue;
-    if (!classified(i)) continue;
-    if (real_function(i) == function) return gpushare_shim_entries[i];
-    // A driver may return another address than it exports. Then the version and the flags decide as they do for the driver: the
-    // newest that is not newer than asked for, of the stream variant asked for where there is one. The driver may be
-    // older than the version asked for, so only what it has counts.
-    const char* name = kEntryInfo[i].name;
-    const size_t length = std::strlen(name);
-    const bool per_thread = length > 5 && (std::strcmp(name + length - 5, "_ptsz") == 0 ||
-                                           std::strcmp(name + length - 5, "_ptds") == 0);
-    const bool asked_per_thread = (flags & 2U) != 0;
-    if (kEntryInfo[i].version > version || (per_thread && !asked_per_thread)) continue;
-    const int rank = kEntryInfo[i].version + (per_thread ? 1000000 : 0);
-    if (rank >= best && driver_has(i)) fallback = i, best = rank;
+    if (real_function(i) == function) return classified(i) ? gpushare_shim_entries[i] : function;
+    any = any || classified(i);
+    const int rank = kEntryInfo[i].version + (is_per_thread(i) ? 1000000 : 0);
+    if (kEntryInfo[i].version > version || (is_per_thread(i) && !asked_per_thread) || rank < best ||
+        !driver_has(i))
+      continue;
+    known = i;
+    best = rank;
   }
-  return fallback >= 0 ? gpushare_shim_entries[fallback] : function;
+  if (!any) return function;
+  // A driver may return another address than it exports. The function is then the newest version of the table that is
+  // not newer than asked for, if the driver returns the same for that version.
+  if (known < 0 || driver_find(base, kEntryInfo[known].version, flags) != function) return nullptr;
+  return classified(known) ? gpushare_shim_entries[known] : function;
+}
+
+// What the program is told for the driver's answer.
+Result answer_version(Result result, const char* base, void** function, int version, uint64_t flags,
+                      int* out_status) {
+  if (result != kSuccess || base == nullptr || function == nullptr || *function == nullptr) return result;
+  if (void* const hook = hook_of(base, *function, version, flags)) {
+    *function = hook;
+    return result;
+  }
+  if (unknown_version(base, *function) == *function) return result;
+  constexpr int kVersionNotSufficient = 2;
+  *function = nullptr;
+  if (out_status != nullptr) *out_status = kVersionNotSufficient;
+  return kNotFound;
 }
 
 }  // namespace
@@ -119,18 +214,14 @@ void* gpushare_shim_look_dlopen(gpushare_shim_arguments* saved) {
 extern "C" {
 
 Result gpushare_hook_cuGetProcAddress(P name, P out_function, I version, L flags) {
-  const Result result = real(kEntry_cuGetProcAddress, name, out_function, version, flags);
-  auto** function = static_cast<void**>(out_function);
-  if (result == kSuccess && name != nullptr && function != nullptr && *function != nullptr)
-    *function = hook_of(static_cast<const char*>(name), *function, static_cast<int>(version), flags);
-  return result;
+  return answer_version(real(kEntry_cuGetProcAddress, name, out_function, version, flags),
+                        static_cast<const char*>(name), static_cast<void**>(out_function),
+                        static_cast<int>(version), flags, nullptr);
 }
 
 Result gpushare_hook_cuGetProcAddress_v2(P name, P out_function, I version, L flags, P out_status) {
-  const Result result = real(kEntry_cuGetProcAddress_v2, name, out_function, version, flags, out_status);
-  auto** function = static_cast<void**>(out_function);
-  if (result == kSuccess && name != nullptr && function != nullptr && *function != nullptr)
-    *function = hook_of(static_cast<const char*>(name), *function, static_cast<int>(version), flags);
-  return result;
+  return answer_version(real(kEntry_cuGetProcAddress_v2, name, out_function, version, flags, out_status),
+                        static_cast<const char*>(name), static_cast<void**>(out_function),
+                        static_cast<int>(version), flags, static_cast<int*>(out_status));
 }
 }

@@ -4,8 +4,8 @@
 //
 // The folder includes nothing of the project's libraries but the daemon's wire format and leases (src/client/wire.hpp,
 // lease.hpp), and is linked into none of them. It runs inside programs with another C++ library, or none, and older C
-// libraries: no constructors, no exceptions, no C++ runtime, no symbol newer than GLIBC_2.28, and no driver call while
-// a lock of the shim is held.
+// libraries: no exceptions, no C++ runtime, one constructor (group.cpp), no symbol newer than GLIBC_2.28, and no driver
+// call while a lock of the shim is held.
 //
 // table.hpp: the entry points of the driver by number, and the driver's functions behind them.
 // SPDX-License-Identifier: Apache-2.0

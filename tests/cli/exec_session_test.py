@@ -57,6 +57,20 @@ sys.stdin.readline()"""), stdin=subprocess.PIPE)
         self.assertEqual(running.stdout.readline(), "retained\n")
         self.assertEqual(len(self.top()["sessions"]), 1)
 
+    def test_a_context_of_which_the_library_saw_no_beginning_is_a_session_at_its_first_use(self):
+        # The recording driver's threads have a context that no call has made, as that of a graphics interface.
+        self.start_daemon("socket")
+        running = self.start("--memory", "8MiB", program=self.python("""
+address = ctypes.c_uint64()
+print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_uint64(6 << 20)), flush=True)
+sys.stdin.readline()"""), stdin=subprocess.PIPE)
+        self.assertEqual(running.stdout.readline(), "0\n")
+        self.assertEqual([session["persistent_bytes"] for session in self.top()["sessions"]], [8 << 20])
+        # Where a program must not be without a daemon it gets no memory either.
+        outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", self.probe, "path", "10", GPUSHARE_SOCKET="nobody")
+        self.assertEqual(outcome.out, "2\n")
+        self.assertIn("is refused a context", outcome.err)
+
     def test_a_group_has_one_claim_and_a_child_of_fork_its_own_session(self):
         self.start_daemon("socket")
         program = self.python("cuda.cuInit(0)\nassert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"

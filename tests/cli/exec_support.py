@@ -61,10 +61,14 @@ class Exec(ToolTest):
         """The lines that a shell script prints as the program."""
         return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
 
+    def interpreter(self):
+        """Python as a program, with ThreadSanitizer's runtime where the shim needs it."""
+        before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
+        return [*before, sys.executable]
+
     def python(self, body):
         """A program that opens the driver by itself."""
-        before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
-        return [*before, sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
+        return [*self.interpreter(), "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
                 "context = ctypes.c_void_p()\n" + body]
 
 

@@ -266,9 +266,11 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         user = ["setpriv", "--reuid", "65534", "--clear-groups"]
         if subprocess.run([*user, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
             self.skipTest("another user cannot run the tool here")
-        direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", probe, "path", "2000", "600"])
-        done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.stdout.split(), ["2", "0"], done.stderr)
+        for fail in ([], ["--fail-closed"]):
+            direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", *fail, "--", probe, "path", "2000", "600"])
+            done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.stdout.split(), done.returncode), (["2", "0"], 0), done.stderr)
+            self.assertNotIn("not held", done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
             command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
             done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=support.LONG_S)
@@ -300,6 +302,18 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
             outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", "sh", "-c", text, PROBE=self.probe)
             self.assertEqual(outcome.out.split(), ["2", "0", "1024", "24", "2", "0", "1024", "424", "0"])
             self.assertEqual(outcome.err, "")
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root")
+    def test_a_process_whose_number_proc_does_not_have_gives_back(self):
+        # Processes of a namespace whose /proc is another's, with numbers that nobody has there.
+        number = 30000
+        while os.path.exists(f"/proc/{number + 1}") or os.path.exists(f"/proc/{number + 2}"):
+            number += 10
+        text = f"unshare -pf sh -c 'echo {number} > /proc/sys/kernel/ns_last_pid && $PROBE path 600 && echo $$' && $PROBE path info 1024"
+        outcome = self.run_exec("--memory", "1GiB", "--", "sh", "-c", f"{text} || echo no right", PROBE=self.probe)
+        if "no right" in outcome.out:
+            self.skipTest("no right here to unshare, or to set the next number of a process")
+        self.assertEqual(outcome.out.split(), ["0", "1", "1024", "1024", "0"])
 
     def test_a_program_that_does_not_find_the_page_is_held_alone_or_refused(self):
         # Python closes what its programs should not inherit.
@@ -336,9 +350,13 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         self.assertEqual(lines, ["2048", "2048", "0"])
 
     def test_a_driver_that_is_not_there(self):
-        outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")
+        program = ["--", *self.python("print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))")]
+        outcome = self.run_exec("--memory", "1GiB", *program, GPUSHARE_CUDA_DRIVER="/no/such/driver")
         self.assertEqual(outcome.out, "100\n")
         self.assertIn("cannot open GPUSHARE_CUDA_DRIVER=/no/such/driver", outcome.err)
+        # A program that is linked to a driver has that one.
+        outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "linked", "10", "2000", GPUSHARE_CUDA_DRIVER="/no/such/driver")
+        self.assertEqual((outcome.out.split(), outcome.err), (["0", "2"], ""))
 
     def test_a_device_without_an_address_is_not_counted_or_refused(self):
         program = ["--memory", "1GiB", "--", self.probe, "soname", "10", "2000"]

@@ -220,6 +220,39 @@ TEST_CASE("contexts of the devices and what they take are apart") {
   CHECK(cu("cuDevicePrimaryCtxRetain", &made, 2U) == gpushare::shim::kInvalidDevice);
 }
 
+TEST_CASE("memory of another process counts on the device on which it lies") {
+  use(1);
+  const uint64_t first[] = {free_of(0), free_of(1)};
+  for (const int owner : {0, 1})
+    for (const unsigned opener : {0U, 1U}) {
+      INFO(owner << " opened on " << opener);
+      gpushare::shim::B64 handle{};
+      handle.bytes[0] = static_cast<char>(owner);
+      uint64_t address = 0;
+      use(opener);
+      REQUIRE(cu("cuIpcOpenMemHandle_v2", &address, handle, 1U) == kSuccess);
+      CHECK(free_of(0) == first[0] - (owner == 0 ? 64 * kMiB : 0));
+      CHECK(free_of(1) == first[1] - (owner == 1 ? 64 * kMiB : 0));
+      REQUIRE(cu("cuIpcCloseMemHandle", address) == kSuccess);
+      CHECK(free_of(0) == first[0]);
+      CHECK(free_of(1) == first[1]);
+    }
+}
+
+TEST_CASE("a process gets no more contexts than its turn can watch") {
+  use(0);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<void*> contexts;
+    void* context = nullptr;
+    while (contexts.size() < 100 && cu("cuCtxCreate_v2", &context, 0U, 1U) == kSuccess)
+      contexts.push_back(context);
+    CHECK(contexts.size() > 50);
+    CHECK(contexts.size() < 64);
+    for (void* each : contexts) CHECK(cu("cuCtxDestroy_v2", each) == kSuccess);
+  }
+  use(0);
+}
+
 TEST_CASE("NVML says of each device what the driver says") {
   use(1);
   const uint64_t block = get(100);

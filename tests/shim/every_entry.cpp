@@ -156,7 +156,7 @@ TEST_CASE(
   const auto v2 = reinterpret_cast<V2>(entry("cuGetProcAddress_v2"));
   const auto v1 = reinterpret_cast<V1>(entry("cuGetProcAddress"));
   for (int row = 0; row < kCount; ++row)
-    for (const int version : {kRows[row].version, 13000})
+    for (const int version : {kRows[row].version, 13050})
       for (const uint64_t flags : {uint64_t{0}, uint64_t{1}, uint64_t{2}}) {
         void* bare = nullptr;
         void* seen = nullptr;
@@ -174,8 +174,51 @@ TEST_CASE(
         CHECK(seen == (kRows[found].cls == Class::pass ? bare : entry(kRows[found].name)));
       }
   void* none = nullptr;
-  CHECK(v2("cuNoSuchFunction", &none, 13000, 0, nullptr) == kNotFound);
+  CHECK(v2("cuNoSuchFunction", &none, 13050, 0, nullptr) == kNotFound);
   CHECK(none == nullptr);
+}
+
+// RECORDER_VERSION=14000: whoever asks for that version gets one of which the table knows nothing.
+TEST_CASE("a version that the table does not know is never answered with the hook of an older one") {
+  using V2 = Result (*)(const char*, void**, int, uint64_t, int*);
+  const auto function_of = control<decltype(&recorder_function)>("recorder_function");
+  const auto bare_find = reinterpret_cast<V2>(function_of(find_entry("cuGetProcAddress_v2")));
+  const auto find = reinterpret_cast<V2>(entry("cuGetProcAddress_v2"));
+  int newer = 0, hooked = 0;
+  for (const auto& row : kRows)
+    for (int version = 2000; version <= 15000; version += version < 13900 ? 1000 : 50)
+      for (const uint64_t flags : {uint64_t{0}, uint64_t{1}, uint64_t{2}}) {
+        void *bare = nullptr, *seen = nullptr;
+        int status = -1, bare_status = -1;
+        INFO(row.base << " " << version << " " << flags);
+        CHECK(bare_find(row.base, &bare, version, flags, &bare_status) ==
+              find(row.base, &seen, version, flags, &status));
+        CHECK(status == bare_status);
+        if (bare == nullptr) continue;
+        if (version >= 14000) {
+          CHECK(seen == bare);
+          ++newer;
+        } else if (seen != bare) {
+          ++hooked;
+        }
+      }
+  CHECK(newer > 10'000);
+  CHECK(hooked > 2'000);
+}
+
+TEST_CASE("functions that the proxy lacks are the driver's") {
+  void* const proxy = dlopen(GPUSHARE_PROXY, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(proxy != nullptr);
+  dlerror();
+  for (const char* name : {"cuOfTomorrow", "cuMemAlloc_v9"}) {
+    INFO(name);
+    void* const found = dlsym(proxy, name);
+    CHECK(found != nullptr);
+    CHECK(dlerror() == nullptr);
+    CHECK(found == dlsym(driver(), name));
+  }
+  CHECK(dlsym(proxy, "cuOfTheDayAfter") == nullptr);
+  CHECK(dlerror() != nullptr);
 }
 
 TEST_CASE("programs that find the C library's functions by hand get the shim's") {

@@ -108,7 +108,7 @@ TEST_CASE(
       arm(-1, 0);
     }
   }
-  CHECK(gated == 2 * 130);
+  CHECK(gated == 2 * 136);
 }
 
 TEST_CASE("an entry of class gate that finds the gate open does not wait") {

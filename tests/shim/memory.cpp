@@ -171,7 +171,7 @@ TEST_CASE("an allocation that the driver refuses is not counted") {
 TEST_CASE("memory of the host is not charged to the device") {
   uint64_t handle = 0;
   const Properties host{1, 0, 2, 0, {}};
-  CHECK(cu("cuMemCreate", &handle, 4096 * kMiB, &host, uint64_t{0}) == kSuccess);
+  CHECK(cu("cuMemCreate", &handle, 2048 * kMiB, &host, uint64_t{0}) == kSuccess);
   CHECK(free_bytes() == kLimit);
   CHECK(cu("cuMemRelease", handle) == kSuccess);
   // A pool of the host.

@@ -77,6 +77,13 @@ class Table(unittest.TestCase):
         self.assertEqual(self.errors(), [])
         # The class stays when the table is written again.
         self.assertEqual(self.generate(include, "--check").returncode, 0)
+        # Headers of a later release than the table's.
+        header = (include / "cuda.h").read_text()
+        self.assertEqual(self.generate(include, "--missing").returncode, 0)
+        (include / "cuda.h").write_text(header.replace("CUresult cuNewThing", "CUresult cuLaterThing(int what);\nCUresult cuNewThing"))
+        done = self.generate(include, "--missing")
+        self.assertEqual((done.stderr, done.returncode), ("CUDA 13.1 declares 1 entry points without a row in the table: cuLaterThing\n", 1))
+        (include / "cuda.h").write_text(header)
         # A symbol of the driver's library that no header declares.
         stub = self.folder / "libcuda.so"
         subprocess.run([COMPILER, "-shared", "-x", "c", "-o", stub, "-"], input="int cuInit, cuOther;", text=True, check=True)

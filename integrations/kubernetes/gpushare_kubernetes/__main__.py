@@ -20,7 +20,7 @@ from .api import Api, ApiError
 from .device_plugin import DevicePlugin
 from .dra import WHOLE_SHARE, DraPlugin, DraSockets, NoConsumableCapacity, SlicePublisher
 from .quantity import parse_quantity
-from .shares import PRELOAD, ShareStore, Site
+from .shares import PRELOAD, NoLibrary, ShareStore, Site
 
 _log = logging.getLogger("gpushare.kubernetes")
 
@@ -95,6 +95,10 @@ class Agent:
 
     def run(self) -> None:
         """Serves until `stop` is set. Raises ApiError when the API server is away and no claim is prepared: the pod is then started again."""
+        try:
+            self._site.check_library()
+        except NoLibrary as error:
+            _log.error("%s; claims are refused until then", error)
         mode = self._options.api
         if mode == "auto":
             mode = "dra" if self._knows_dra() else "device-plugin"
@@ -120,6 +124,7 @@ class Agent:
                 try:
                     sockets.ensure()
                     publisher.publish()
+                    plugin.note_held()
                     if not cleaned:
                         plugin.forget_deleted()
                         cleaned = True

@@ -17,7 +17,7 @@ import grpc
 from . import messages
 from .inventory import DaemonUnavailable, Device
 from .kubelet import SocketServer, method
-from .shares import Site, environment, make_page, mounts, page_mounts
+from .shares import NoLibrary, Site, environment, make_page, mounts, page_mounts
 
 _log = logging.getLogger("gpushare.kubernetes")
 
@@ -149,6 +149,10 @@ class DevicePlugin:
 
     def _allocate(self, request: Any, context: Any) -> Any:
         response = messages.plugin.AllocateResponse()
+        try:
+            self._site.check_library()
+        except NoLibrary as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         with self._changed:
             devices = {device.name: device for device in self._devices}
         for container in request.container_requests:

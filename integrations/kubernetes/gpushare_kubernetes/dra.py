@@ -16,7 +16,7 @@ from .api import Api, ApiError
 from .inventory import DaemonUnavailable, Device
 from .kubelet import SocketServer, method
 from .quantity import parse_quantity
-from .shares import PreparedClaim, Share, ShareStore
+from .shares import NoLibrary, PreparedClaim, Share, ShareStore
 
 _log = logging.getLogger("gpushare.kubernetes")
 
@@ -128,6 +128,7 @@ class DraPlugin:
         self._store = store
         self._cdi_device = cdi_device  # of the device itself, such as nvidia.com/gpu={index}
         self._mutex = threading.Lock()
+        self._held: set[str] = set()  # claims of which the log says so
 
     # ---- the two calls ----
 
@@ -141,7 +142,7 @@ class DraPlugin:
                 for share in prepared.shares:
                     entry.devices.add(request_names=[share.request], pool_name=share.pool, device_name=share.device,
                                       cdi_device_ids=self._cdi_ids(share))
-            except (ClaimError, ApiError, DaemonUnavailable, OSError, ValueError) as error:
+            except (ClaimError, ApiError, DaemonUnavailable, NoLibrary, OSError, ValueError) as error:
                 _log.warning("claim %s/%s (%s) is not prepared: %s", claim.namespace, claim.name, claim.uid, error)
                 entry.error = str(error) or type(error).__name__
         return response
@@ -152,6 +153,7 @@ class DraPlugin:
             entry = response.claims[claim.uid]
             try:
                 with self._mutex:
+                    self._note_end(claim.uid)
                     self._store.remove(claim.uid)
             except (OSError, ValueError) as error:
                 entry.error = str(error)
@@ -162,6 +164,27 @@ class DraPlugin:
         return {messages.DRA_SERVICE: {
             "NodePrepareResources": method(self.prepare, dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse),
             "NodeUnprepareResources": method(self.unprepare, dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse)}}
+
+    def note_held(self) -> None:
+        """Logs each claim whose programs have reported since: from then on it is known that their containers load the preload library."""
+        with self._mutex:
+            for prepared in self._store.claims():
+                self._note_held(prepared)
+
+    def _note_held(self, prepared: PreparedClaim) -> None:
+        if prepared.uid not in self._held and self._store.reported(prepared):
+            self._held.add(prepared.uid)
+            _log.info("claim %s/%s is held: its programs have loaded the preload library", prepared.namespace, prepared.name)
+
+    def _note_end(self, uid: str) -> None:
+        """A container that was started has run programs; if none has reported, nothing held them."""
+        prepared = self._store.read(uid)
+        if prepared is not None:
+            self._note_held(prepared)
+            if uid not in self._held and self._store.reported(prepared) is False:
+                _log.warning("claim %s/%s was not held: no program of it, or of a part of it, has loaded the preload library. Its image "
+                             "may have another C library than glibc, or clear LD_PRELOAD", prepared.namespace, prepared.name)
+        self._held.discard(uid)
 
     def forget_deleted(self) -> None:
         """Removes claims that the API server no longer has: the kubelet lost them, or the node was set up anew. Raises ApiError."""
@@ -182,6 +205,7 @@ class DraPlugin:
 
     def _prepare(self, uid: str, namespace: str, name: str) -> PreparedClaim:
         there = self._store.read(uid)
+        self._store.check_library()
         try:
             claim = self._api.claim(namespace, name)
         except ApiError as error:

@@ -11,11 +11,17 @@ import hashlib
 import json
 import os
 import pathlib
+import struct
 from typing import Any, Iterable, Optional
 
 CDI_VERSION = "0.6.0"  # the first with annotations
 PRELOAD = "libgpushare_preload.so"
 _IN_CONTAINER = pathlib.PurePosixPath("/usr/local/lib/gpushare")
+_REPORTS = 164  # where a page has the number of programs that have reported: GroupPage::reports of src/shim/group.hpp
+
+
+class NoLibrary(Exception):
+    """The node has not got the preload library, so nothing would hold the programs of a container."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +35,30 @@ class Site:
     def page(self, name: str) -> pathlib.Path:
         """The file in which the processes of a part count together what they hold of the device."""
         return self.share_dir / _checked(name, ".-")
+
+    def check_library(self) -> None:
+        """Raises NoLibrary: the loader of a container would pass over the library without a word, and its programs would run without limits."""
+        if self.library_dir is None:
+            return
+        path = self.library_dir / PRELOAD
+        try:
+            with open(path, "rb") as file:
+                good = file.read(4) == b"\x7fELF"
+        except OSError as error:
+            raise NoLibrary(f"{path} cannot be read ({error.strerror}), so programs would run without limits: copy the library there "
+                            "(docs/kubernetes.md)") from error
+        if not good:
+            raise NoLibrary(f"{path} is no library, so programs would run without limits: copy {PRELOAD} there (docs/kubernetes.md)")
+
+    def reports(self, name: str) -> int:
+        """How many programs of the part have said that the preload library is in them. 0: none has, so nothing is known to be held."""
+        try:
+            with open(self.page(name), "rb") as file:
+                file.seek(_REPORTS)
+                word = file.read(4)
+        except OSError:
+            return 0
+        return struct.unpack("=I", word)[0] if len(word) == 4 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +168,14 @@ class ShareStore:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def check_library(self) -> None:
+        """See Site."""
+        self._site.check_library()
+
+    def reported(self, claim: PreparedClaim) -> Optional[bool]:
+        """Whether a program in each part of the claim has reported. None: containers of this node get no preload library."""
+        return None if self._site.library_dir is None else all(self._site.reports(share.share_id) for share in claim.shares)
 
     def make_pages(self, claim: PreparedClaim) -> None:
         for share in claim.shares:

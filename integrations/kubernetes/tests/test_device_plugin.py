@@ -151,6 +151,11 @@ def test_the_preloaded_programs_of_a_container_have_their_limits_together(tmp_pa
     made.ensure()
     try:
         with kubelet.channel() as channel:
+            with pytest.raises(grpc.RpcError) as error:
+                allocate(kubelet, channel, ["cuda-0.3"])
+            assert "libgpushare_preload.so cannot be read" in error.value.details()
+            (tmp_path / "lib").mkdir()
+            (tmp_path / "lib" / "libgpushare_preload.so").write_bytes(b"\x7fELF")
             first, beside = allocate(kubelet, channel, ["cuda-0.0", "cuda-0.1"])[0], allocate(kubelet, channel, ["cuda-0.2"])[0]
             page = tmp_path / "shares" / "cuda-0.0"
             assert first.envs["GPUSHARE_SHIM_GROUP"] == str(page) != beside.envs["GPUSHARE_SHIM_GROUP"]

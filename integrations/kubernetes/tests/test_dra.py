@@ -458,8 +458,26 @@ def test_an_unchanged_program_with_the_cdi_file_runs_under_its_limits(node, kube
         other = scheduler.allocate("b", DRIVER, ("gpu", {"memory": "32Mi", "share": "25"}))
         other_device = ids(kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]])[0][0]
         assert Container(node.folder, cdi(node, other), other_device, PROBE, "soname", "info").words() == ["32", "32"]
+        eventually(lambda: "claim default/a is held" in node.log(), "the agent's line")
     kubelet.unprepare(DRIVER, claim)
     assert not page.exists()
+
+
+def test_claims_are_refused_while_the_node_has_no_preload_library(node, kubelet, scheduler):
+    folder = node.folder / "library"
+    folder.mkdir()
+    node.agent("--library-dir", str(folder), "--share-dir", str(node.folder / "shares"))
+    eventually(node.offered, "the ResourceSlice")
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    uid = claim["metadata"]["uid"]
+    assert "libgpushare_preload.so cannot be read" in kubelet.prepare(DRIVER, claim)[uid].error
+    assert node.files() == []
+    (folder / "libgpushare_preload.so").write_bytes(b"\x7fELF")
+    ids(kubelet.prepare(DRIVER, claim)[uid])
+    # No program has reported, so nothing says that the claim is held.
+    kubelet.unprepare(DRIVER, claim)
+    eventually(lambda: "claim default/a was not held" in node.log(), "the line")
+    assert "is held" not in node.log()
 
 
 @pytest.mark.skipif(not (BUILD / "lib" / "libgpushare_preload.so").exists() or not STANDIN.exists(), reason="no shim in this build")

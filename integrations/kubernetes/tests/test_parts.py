@@ -1,12 +1,15 @@
 """Parts that need no process: quantities, messages, the inventory, CDI files."""
 import json
+import pathlib
+import re
 import stat
+import struct
 
 import pytest
 
 from gpushare_kubernetes import inventory, messages
 from gpushare_kubernetes.quantity import parse_quantity
-from gpushare_kubernetes.shares import PreparedClaim, Share, ShareStore, Site
+from gpushare_kubernetes.shares import NoLibrary, PreparedClaim, Share, ShareStore, Site
 
 
 @pytest.mark.parametrize("text, value", [("0", 0), ("512Mi", 512 << 20), ("1.5Gi", 3 << 29), ("2e3", 2000), ("1E", 10**18), ("1E3", 1000),
@@ -80,3 +83,32 @@ def test_the_record_of_claims(tmp_path):
     store.remove("u-1")
     store.remove("u-1")
     assert list(store.claims()) == []
+
+
+def test_a_node_without_the_library_holds_nothing(tmp_path):
+    site = Site(tmp_path / "socket", tmp_path / "library", tmp_path / "pages")
+    with pytest.raises(NoLibrary, match="cannot be read"):
+        site.check_library()
+    (tmp_path / "library").mkdir()
+    library = tmp_path / "library" / "libgpushare_preload.so"
+    library.write_text("no library")
+    with pytest.raises(NoLibrary, match="is no library"):
+        site.check_library()
+    library.write_bytes(b"\x7fELF and more")
+    site.check_library()
+    Site(tmp_path / "socket").check_library()  # programs that are linked to gpushare need none
+
+
+def test_programs_that_have_reported_are_counted_where_the_page_has_them(tmp_path):
+    header = (pathlib.Path(__file__).parents[3] / "src/shim/group.hpp").read_text()
+    fields = re.search(r"struct GroupPage \{(.*?)uint32_t reports;", header, re.S)[1]
+    devices = int(re.search(r"kDevices = (\d+);", header)[1])
+    sizes = {"uint32_t": 4, "Limits": 24, f"uint64_t[{devices}]": 8 * devices}
+    names = re.findall(r"^  (\w+) \w+(?:\[(\w+)\])?;", fields, re.M)
+    offset = sum(sizes[f"{kind}[{devices}]" if count else kind] for kind, count in names)
+    site = Site(tmp_path / "socket", tmp_path, tmp_path)
+    assert site.reports("a") == 0
+    (tmp_path / "a").touch()
+    assert site.reports("a") == 0
+    (tmp_path / "a").write_bytes(bytes(offset) + struct.pack("=I", 3) + bytes(100))
+    assert site.reports("a") == 3

@@ -23,9 +23,11 @@ struct Block {
   uint64_t bytes;
   int device;
   uint64_t context;
+  bool on_host;
 };
 struct OfDevice {
   uint64_t used = 0, contexts = 0, modules = 0;
+  uint64_t graph_used = 0, graph_reserved = 0;
 };
 struct Books {
   std::mutex mutex;
@@ -33,9 +35,10 @@ struct Books {
   std::map<uint64_t, Block> live;  // by address or handle
   OfDevice devices[device::kMostDevices];
   uint64_t context_bytes = 0, module_bytes = 0;
-  uint64_t graph_bytes = 0;           // of each node of every graph
-  uint64_t graph_nodes = 1;           // the first of the first device, and so on
-  std::map<uint64_t, uint64_t> host;  // pinned memory: real addresses, of which no byte is used
+  uint64_t graph_bytes = 0;             // of each node of every graph
+  uint64_t graph_nodes = 1;             // the first of the first device, and so on
+  std::map<uint64_t, uint64_t> graphs;  // executable graphs that were not launched yet: bytes of each node
+  std::map<uint64_t, uint64_t> host;    // pinned memory: real addresses, of which no byte is used
   uint64_t host_bytes = 0;
   int pools = 0;  // as recorder_set_pools() says
   uint64_t kept = 0, trims = 0;
@@ -56,7 +59,7 @@ std::atomic<int> g_nvml = 1;  // 0: refuses; 1: answers; 2: hangs
 // Pools keep memory of the first device only.
 uint64_t in_use(const Books& b, int device) {
   const OfDevice& has = b.devices[device];
-  return has.used + (device == 0 ? b.kept : 0) + has.contexts * b.context_bytes +
+  return has.used + has.graph_reserved + (device == 0 ? b.kept : 0) + has.contexts * b.context_bytes +
          has.modules * b.module_bytes;
 }
 // The shared device learns what this process has.
@@ -78,16 +81,22 @@ uint64_t used_bytes(int device) {
 
 }  // namespace
 
-uint64_t recorder::allocate(uint64_t bytes, int device) {
+uint64_t recorder::allocate(uint64_t bytes, int device, bool on_host) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
+  if (on_host) {
+    b.host_bytes += bytes;
+    b.next += 4096;
+    b.live[b.next] = {bytes, device, current_context(), true};
+    return b.next;
+  }
   if (bytes > total_bytes(device) - b.devices[device].used ||
       (device::on() && !device::set_memory(device, in_use(b, device) + bytes, true)))
     return 0;
   const uint64_t address = b.next;
   b.next += (bytes + 4095) / 4096 * 4096 + 4096;
   b.devices[device].used += bytes;
-  b.live[address] = {bytes, device, current_context()};
+  b.live[address] = {bytes, device, current_context(), false};
   return address;
 }
 void recorder::count_host(int64_t bytes) {
@@ -100,7 +109,7 @@ Result recorder::release(uint64_t address) {
   const auto it = b.live.find(address);
   if (it == b.live.end()) return kInvalidValue;
   const int device = it->second.device;
-  b.devices[device].used -= it->second.bytes;
+  (it->second.on_host ? b.host_bytes : b.devices[device].used) -= it->second.bytes;
   b.live.erase(it);
   tell(b, device);
   return kSuccess;
@@ -125,6 +134,13 @@ int device_of_pool(P pool) {
   const uint64_t device = reinterpret_cast<uint64_t>(pool) - kOwnPool;
   return device < device::kMostDevices ? static_cast<int>(device) : current_device();
 }
+// A pool of the host, as the program has made it.
+bool is_host_pool(P pool) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  const auto it = b.live.find(reinterpret_cast<uint64_t>(pool));
+  return it != b.live.end() && it->second.on_host;
+}
 Result get_pooled(void* out, uint64_t bytes, int device) {
   {
     Books& b = books();
@@ -133,12 +149,18 @@ Result get_pooled(void* out, uint64_t bytes, int device) {
   }
   return get(out, bytes, device);
 }
+Result get_from_pool(void* out, uint64_t bytes, P pool) {
+  if (!is_host_pool(pool)) return get_pooled(out, bytes, device_of_pool(pool));
+  const uint64_t address = allocate(bytes, current_device(), true);
+  std::memcpy(out, &address, sizeof address);
+  return kSuccess;
+}
 Result release_pooled(uint64_t address) {
   Books& b = books();
   {
     const std::lock_guard lock(b.mutex);
     const auto it = b.live.find(address);
-    if (b.pools != 0 && it != b.live.end()) b.kept += it->second.bytes;
+    if (b.pools != 0 && it != b.live.end() && !it->second.on_host) b.kept += it->second.bytes;
   }
   return release(address);
 }
@@ -188,7 +210,7 @@ void recorder::drop_context(int device, uint64_t context) {
     if (stays.count(it->first) != 0 || it->second.context != context) {
       ++it;
     } else {
-      b.devices[it->second.device].used -= it->second.bytes;
+      (it->second.on_host ? b.host_bytes : b.devices[it->second.device].used) -= it->second.bytes;
       it = b.live.erase(it);
     }
   }
@@ -214,11 +236,18 @@ BODY(cuMemAlloc_v2, (P a, L b), a, b) return get(a, b); }
 BODY(cuMemAllocManaged, (P a, L b, I c), a, b, c) return get(a, b); }
 BODY(cuMemAllocAsync, (P a, L b, P c), a, b, c) return get_pooled(a, b, device_of_stream(c)); }
 BODY(cuMemAllocAsync_ptsz, (P a, L b, P c), a, b, c) return get_pooled(a, b, device_of_stream(c)); }
-BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b, device_of_pool(c)); }
-BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b, device_of_pool(c)); }
+BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get_from_pool(a, b, c); }
+BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get_from_pool(a, b, c); }
 BODY(cuMemPoolCreate, (P a, P b), a, b)
-  int location[2] = {1, 0}; if (b != nullptr) std::memcpy(location, static_cast<char*>(b) + 8, sizeof location);
-  return get(a, 0, location[0] == 1 ? location[1] : current_device()); }
+  int words[4] = {1, 0, 1, 0}; if (b != nullptr) std::memcpy(words, b, sizeof words);
+  const bool on_host = words[0] != 2 && is_host_location(words[2]);  // 2: managed memory, which lies anywhere
+  const uint64_t pool = allocate(0, words[2] == 1 ? words[3] : current_device(), on_host); std::memcpy(a, &pool, 8); return kSuccess; }
+// Those of the host have a pool without the program's doing.
+BODY(cuMemGetDefaultMemPool, (P a, P b, I c), a, b, c)
+  int location[2] = {1, 0}; if (b != nullptr) std::memcpy(location, b, sizeof location);
+  const bool on_host = c != 2 && is_host_location(location[0]);
+  const uint64_t pool = allocate(0, location[0] == 1 ? location[1] : current_device(), on_host); std::memcpy(a, &pool, 8); return kSuccess; }
+BODY(cuMemGetMemPool, (P a, P b, I c), a, b, c) return cuMemGetDefaultMemPool(a, b, c); }
 // All pools are one, and none is in use: what is reserved is kept.
 BODY(cuDeviceGetDefaultMemPool, (P a, I b), a, b) *static_cast<uint64_t*>(a) = kOwnPool + b; return kSuccess; }
 BODY(cuMemPoolTrimTo, (P a, L b), a, b) const std::lock_guard lock(books().mutex); ++books().trims; if (books().pools == 1) books().kept = 0; return kSuccess; }
@@ -242,6 +271,7 @@ BODY(cuPointerGetAttribute, (P a, I b, L c), a, b, c)
   if (b == 2) { const uint32_t type = host ? 1 : 2; std::memcpy(a, &type, sizeof type); }
   if (b == 4 && !host) return kInvalidValue;
   if (b == 4) std::memcpy(a, &c, sizeof c);
+  if (const auto it = books().live.find(c); b == 9 && it != books().live.end()) std::memcpy(a, &it->second.device, 4);
   return kSuccess; }
 BODY(cuPointerGetAttributes, (I a, P b, P c, L d), a, b, c, d)
   for (I i = 0; i < a && i < 8; ++i)
@@ -259,7 +289,8 @@ BODY(cuMemGetAllocationPropertiesFromHandle, (P a, L b), a, b)
   const int words[] = {1, 0, 1, 0}; std::memcpy(a, words, sizeof words); return kSuccess; }
 BODY(cuImportExternalMemory, (P a, P b), a, b) return get(a, 0); }
 BODY(cuDestroyExternalMemory, (P a), a) return release(number(a)); }
-BODY(cuIpcOpenMemHandle_v2, (P a, B64 b, I c), a, b, c) return get(a, 0); }
+// The first byte of a handle is the device.
+BODY(cuIpcOpenMemHandle_v2, (P a, B64 b, I c), a, b, c) return get(a, 0, b.bytes[0] < device::count() ? b.bytes[0] : current_device()); }
 BODY(cuIpcCloseMemHandle, (L a), a) return release(a); }
 BODY(cuMemPoolImportPointer, (P a, P b, P c), a, b, c) return get(a, 0); }
 BODY(cuMemGetAddressRange_v2, (P a, P b, L c), a, b, c)
@@ -272,10 +303,38 @@ BODY(cuGraphNodeGetType, (P a, P b), a, b) *static_cast<int*>(b) = 10; return kS
 BODY(cuGraphMemAllocNodeGetParams, (P a, P b), a, b)
   const int words[] = {1, 0, 1, static_cast<int>(number(a)) - 1}; std::memcpy(b, words, sizeof words); std::memcpy(static_cast<char*>(b) + 104, &books().graph_bytes, 8); return kSuccess; }
 BODY(cuGraphInstantiateWithFlags, (P a, P b, L c), a, b, c)
-  const Result result = get(a, 0); if (result == kSuccess) instantiated(*static_cast<void**>(a), b); return result; }
-BODY(cuGraphExecDestroy, (P a), a) exec_destroyed(a); return release(number(a)); }
+  const Result result = get(a, 0); if (result != kSuccess) return result;
+  { const std::lock_guard lock(books().mutex); books().graphs[number(*static_cast<void**>(a))] = books().graph_bytes; }
+  instantiated(*static_cast<void**>(a), b); return result; }
+BODY(cuGraphExecDestroy, (P a), a)
+  { const std::lock_guard lock(books().mutex); books().graphs.erase(number(a)); }
+  exec_destroyed(a); return release(number(a)); }
+// Attributes of a device's graph memory: 0 what is used, 2 what the driver keeps for graphs.
+BODY(cuDeviceGetGraphMemAttribute, (I a, I b, P c), a, b, c)
+  const std::lock_guard lock(books().mutex); const OfDevice& has = books().devices[a];
+  if (b == 0 || b == 2) std::memcpy(c, b == 0 ? &has.graph_used : &has.graph_reserved, 8);
+  return kSuccess; }
+BODY(cuDeviceGraphMemTrim, (I a), a)
+  const std::lock_guard lock(books().mutex); books().devices[a].graph_reserved = books().devices[a].graph_used; tell(books(), static_cast<int>(a)); return kSuccess; }
 // clang-format on
 
+void recorder::note_graph_launch(P exec) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  const auto it = b.graphs.find(number(exec));
+  if (it == b.graphs.end()) return;
+  for (uint64_t device = 0; it->second != 0 && device < b.graph_nodes; ++device) {
+    OfDevice& has = b.devices[device];
+    has.graph_used += it->second;
+    has.graph_reserved = std::max(has.graph_reserved, has.graph_used);
+    tell(b, static_cast<int>(device));
+  }
+  b.graphs.erase(it);
+}
+RECORDER_API void recorder_free_graph_memory() {
+  const std::lock_guard lock(books().mutex);
+  for (OfDevice& has : books().devices) has.graph_used = 0;
+}
 RECORDER_API uint64_t recorder_used_bytes_of(int device) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
@@ -327,9 +386,19 @@ void* find(const char* base, int version, uint64_t flags) {
 }
 }  // namespace
 
+// Names that the table has not got: recorder.h.
+RECORDER_API Result cuOfTomorrow() {
+  return kSuccess;
+}
+RECORDER_API Result cuMemAlloc_v9() {
+  return kSuccess;
+}
 RECORDER_API Result cuGetProcAddress_v2(P a, P b, I c, L d, P e) {
   RECORDER_NOTE(cuGetProcAddress_v2, a, b, c, d, e)
   void* found = find(static_cast<const char*>(a), static_cast<int>(c), d);
+  static const char* const newest = std::getenv("RECORDER_VERSION");
+  if (newest != nullptr && found != nullptr && static_cast<int>(c) >= std::atoi(newest))
+    found = reinterpret_cast<void*>(cuMemAlloc_v9);
   if (e != nullptr) *static_cast<int*>(e) = found != nullptr ? 0 : 1;
   if (found != nullptr) *static_cast<void**>(b) = found;
   return found != nullptr ? kSuccess : kNotFound;
@@ -366,20 +435,42 @@ RECORDER_API int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
   std::snprintf(info + 36, 32, "00000000:%02X:00.0", device::bus_of(device_of(device)));
   return 0;
 }
+// This process and others, without a shared device; 7: there is no room for all.
+namespace {
+int g_nvml_others = 0;
+int list_processes(uint32_t* count, char* processes, size_t bytes, uint64_t used) {
+  const uint32_t room = *count, all = static_cast<uint32_t>(g_nvml_others) + 1;
+  *count = all;
+  for (uint32_t i = 0; i < all && all <= room; ++i) {
+    const int32_t process = i + 1 < all ? 1 : getpid();
+    std::memset(processes + i * bytes, 0, bytes);
+    std::memcpy(processes + i * bytes, &process, sizeof process);
+    if (bytes > 8) std::memcpy(processes + i * bytes + 8, &used, sizeof used);
+  }
+  return all <= room ? 0 : 7;
+}
+}  // namespace
+RECORDER_API void recorder_set_nvml_others(int processes) {
+  g_nvml_others = processes;
+}
+RECORDER_API int nvmlDeviceGetAccountingPids(void*, uint32_t* count, char* processes) {
+  return list_processes(count, processes, 4, 0);
+}
+RECORDER_API int nvmlDeviceGetRunningProcessDetailList(void* handle, char* list) {
+  char* processes = nullptr;
+  std::memcpy(&processes, list + 16, sizeof processes);
+  return list_processes(reinterpret_cast<uint32_t*>(list + 8), processes, 32,
+                        recorder_used_bytes_of(device_of(handle)));
+}
 RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, uint32_t* count, char* processes) {
   if (!nvml_answers() || *count < 1) return 9;
+  if (!device::on()) return list_processes(count, processes, 24, recorder_used_bytes_of(device_of(handle)));
   recorder_process all[32] = {};
-  int live = 1;
-  if (device::on()) {
-    recorder_device device;
-    const int known = recorder_device_read(device::path_of(device_of(handle)).c_str(), &device, all, 32);
-    live = 0;
-    for (int i = 0; i < known; ++i)
-      if (all[i].alive != 0) all[live++] = all[i];
-  } else {
-    all[0].pid = getpid();
-    all[0].memory_bytes = recorder_used_bytes_of(device_of(handle));
-  }
+  recorder_device device;
+  const int known = recorder_device_read(device::path_of(device_of(handle)).c_str(), &device, all, 32);
+  int live = 0;
+  for (int i = 0; i < known; ++i)
+    if (all[i].alive != 0) all[live++] = all[i];
   constexpr uint32_t kInsufficientSize = 7;
   const uint32_t room = *count;
   *count = static_cast<uint32_t>(live);

@@ -11,6 +11,10 @@
  * With RECORDER_DEVICES=3b,3c the machine has two devices, with these buses; without it one, with bus 3b. The shared
  * device of each is then a file of its own: RECORDER_DEVICE with ".3b" behind it.
  *
+ * With RECORDER_VERSION=14000 (or another number) cuGetProcAddress has a newer version of every function for whoever asks for
+ * that version of CUDA. The library also exports two names that driver_table.inc has not got: cuOfTomorrow, and
+ * cuMemAlloc_v9, a version of a function that it has.
+ *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
  * Threads: the memory functions and those of the shared device may be called from any thread; recording is of one thread.
@@ -55,6 +59,8 @@ void recorder_set_host_limit(uint64_t bytes);
 /* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again). */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
+/* So many processes of others (of number 1) are before this one in NVML's lists; 0 at first. */
+void recorder_set_nvml_others(int processes);
 /* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
  * give it out again; 2 the same, and a trim frees nothing before the context is synchronised; 3 a trim frees nothing.
  * recorder_trims() counts the trims. */
@@ -64,6 +70,9 @@ uint64_t recorder_trims(void);
 void recorder_set_graph_bytes(uint64_t bytes);
 /* How many such nodes a graph has, the first of the first device and so on; 1 at first. */
 void recorder_set_graph_devices(int devices);
+/* The nodes have memory from the first launch of their executable graph on, also when that has been destroyed. This frees all
+ * of it; the device has it back after cuDeviceGraphMemTrim. */
+void recorder_free_graph_memory(void);
 /* How often work was given to the device: launches, copies, fills, graphs. */
 uint64_t recorder_work(void);
 

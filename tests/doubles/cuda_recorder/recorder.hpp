@@ -78,8 +78,9 @@ bool add_context(int device);
 void drop_context(int device, uint64_t context);
 void forget_context(int device);
 void pools_synchronized();
-// The same: memory of the device of so many bytes, 0: there is none; gives it back; notes pinned host memory that came or went.
-uint64_t allocate(uint64_t bytes, int device);
+// The same: memory of the device, or of the host, of so many bytes, 0: there is none; gives it back; notes pinned host memory
+// that came or went.
+uint64_t allocate(uint64_t bytes, int device, bool on_host = false);
 Result release(uint64_t address);
 void count_host(int64_t bytes);
 // virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host.
@@ -92,6 +93,12 @@ Result context_of_stream(P stream, uint64_t* out_context);
 // The same: whether that stream is captured; graphs and what is made of them.
 bool is_capturing(P stream, bool per_thread);
 void instantiated(P exec, P graph);
+// memory.cpp: the executable graph is launched, so its allocation nodes have memory.
+void note_graph_launch(P exec);
+// Whether a location in the driver's structures is the host's.
+inline bool is_host_location(int type) {
+  return type >= 2 && type <= 4;
+}
 void exec_destroyed(P exec);
 
 }  // namespace recorder

@@ -151,9 +151,14 @@ RECORDER_API Result cuMemCreate(P a, L b, P c, L d) {
   RECORDER_NOTE(cuMemCreate, a, b, c, d)
   int location[2] = {kDevice, 0};
   if (c != nullptr) std::memcpy(location, static_cast<char*>(c) + 8, sizeof location);
-  const bool on_host = location[0] > kDevice;
+  constexpr int kPartOfDevice = 6;
+  const bool on_host = is_host_location(location[0]);
   if (on_host && recorder_host_bytes() + b > g_host_limit) return kOutOfMemory;
-  const uint64_t handle = on_host ? allocate(0, current_device()) : allocate(b, location[1]);
+  int of_device = location[0] == kDevice         ? location[1]
+                  : location[0] == kPartOfDevice ? location[1] & 0xff
+                                                 : current_device();
+  if (of_device >= device::count()) of_device = 0;
+  const uint64_t handle = allocate(on_host ? 0 : b, of_device);
   if (handle == 0) return kOutOfMemory;
   if (on_host) count_host(static_cast<int64_t>(b));
   const std::lock_guard lock(space().mutex);

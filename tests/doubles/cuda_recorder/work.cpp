@@ -485,8 +485,12 @@ WORK_BODY(cuLaunchCooperativeKernelMultiDevice, (P a, I b, I c), a, b, c)
     if (const Result result = launch(pointers[0], uint64_t{grid[0]} * grid[1] * grid[2], pointers[5], pointers[6], false); result != kSuccess) return result;
   }
   return kSuccess; }
-WORK_BODY(cuGraphLaunch, (P a, P b), a, b) return launch_graph(a, b, false); }
-WORK_BODY(cuGraphLaunch_ptsz, (P a, P b), a, b) return launch_graph(a, b, true); }
+RECORDER_API Result cuGraphLaunch(P a, P b) {
+  g_work.fetch_add(1, std::memory_order_relaxed); RECORDER_NOTE(cuGraphLaunch, a, b)
+  note_graph_launch(a); return !device::on() ? kSuccess : launch_graph(a, b, false); }
+RECORDER_API Result cuGraphLaunch_ptsz(P a, P b) {
+  g_work.fetch_add(1, std::memory_order_relaxed); RECORDER_NOTE(cuGraphLaunch_ptsz, a, b)
+  note_graph_launch(a); return !device::on() ? kSuccess : launch_graph(a, b, true); }
 
 DEVICE_BODY(cuModuleGetFunction, (P a, P b, P c), a, b, c) return find_function(a, c); }
 DEVICE_BODY(cuLibraryGetKernel, (P a, P b, P c), a, b, c) return find_function(a, c); }
