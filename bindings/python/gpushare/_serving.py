@@ -104,8 +104,9 @@ class _QueueModel:
 
     def run(self, handle: Any, batch: Any) -> int:
         requests = [ffi.from_handle(batch.user_data[index]) for index in range(batch.count)]
+        iteration = Iteration(self.session, handle)
         try:
-            results = self.function(Iteration(self.session, handle), Batch(batch, requests))
+            results = self.function(iteration, Batch(batch, requests))
             if results is not None:
                 results = list(results)
                 if len(results) != len(requests):
@@ -117,6 +118,12 @@ class _QueueModel:
             for request in requests:
                 request.error = error
             return status_of(error)
+        finally:
+            try:
+                iteration._keep_exported()
+            except Error:
+                _log.exception("keeping the memory that a batch's arrays use")
+            iteration._ended = True
 
 
 @ffi.callback("int32_t(void*, gpushare_iteration, const gpushare_queued_batch*)")
