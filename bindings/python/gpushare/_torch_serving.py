@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Callable, Optional, Sequence
 
 import torch
 
-from ._native import check, lib
+from ._native import lib
 from ._serving import RequestQueue
-from ._torch_session import Session, innermost
+from ._torch_session import Session, innermost, keep_tensors
 
 
 class Server:
@@ -28,18 +29,21 @@ class Server:
     def _run(self, iteration: Any, batch: Any) -> Sequence[Any]:
         session, shared = self.session, self.session._shared
         lane = session._lane = iteration.stream
+        if not shared.on_cuda:
+            lane.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
+        error: Optional[BaseException] = None
         try:
-            with torch.inference_mode():
-                if not shared.on_cuda:
-                    lane.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
-                    return self._call(self.model, batch.payloads)
-                with torch.cuda.stream(shared.torch_stream(lane.native)):
-                    results = [_to_host(result) for result in self._call(self.model, batch.payloads)]
-                # Blocks that PyTorch or the network made and still holds, such as workspaces, outlive the batch.
-                check(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle))
-                return results
+            with torch.inference_mode(), torch.cuda.stream(shared.torch_stream(lane.native)) if shared.on_cuda else contextlib.nullcontext():
+                return [_to_host(result) if shared.on_cuda else result for result in self._call(self.model, batch.payloads)]
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             session._lane = None
+            # Tensors that the network, PyTorch or an exception still holds outlive the batch. The batch's turn lasts until there is room for them.
+            while shared.on_cuda and not keep_tensors(lambda: int(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle)),
+                                                      session, error):
+                time.sleep(0.02)
 
     def measure(self, payload: Any, repeats: int = 3) -> float:
         """Runs one request `repeats` times as iterations of the session, tells the queue what the last took, and returns that in seconds.
