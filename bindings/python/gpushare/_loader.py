@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _arrays
 from ._cffi import ffi
 from ._memory import Stream
 from ._native import Closable, Exports, as_dict, check, lib, struct, wait
 from ._runtime import Runtime
-from ._session import Iteration, Session, session_params
+from ._session import Iteration, Session, SessionOptions, session_params
 from ._values import Bytes, Handles, one_of, size_in_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 _READ_PATHS = {"auto": lib.GPUSHARE_READ_AUTO, "buffered": lib.GPUSHARE_READ_BUFFERED, "direct": lib.GPUSHARE_READ_DIRECT,
                "mapped": lib.GPUSHARE_READ_MAPPED}
 _RESIDENCY = {"lru": lib.GPUSHARE_RESIDENCY_LRU, "weighted": lib.GPUSHARE_RESIDENCY_WEIGHTED}
-_MEMBER_STATES = {lib.GPUSHARE_MEMBER_STANDBY: "standby", lib.GPUSHARE_MEMBER_KEPT: "kept", lib.GPUSHARE_MEMBER_ACTIVE: "active"}
 
 
 @ffi.callback("void(void*, uint32_t, uint32_t, uint32_t)")
@@ -334,7 +336,7 @@ class Switcher(Closable):
         self._own(out[0], lib.gpushare_switcher_release, loader, self._members)
 
     def add(self, image: Image, name: Optional[str] = None, *, group_ends: Optional[Sequence[int]] = None,
-            execution_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Any) -> int:
+            execution_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Unpack[SessionOptions]) -> int:
         """Adds a member, on standby, and returns its number. Options are those of Runtime.open_session, beside the image."""
         params, keep = session_params(name=name, **options)
         load = _Load(group_ends, execution_ns, None, profile)
@@ -358,9 +360,7 @@ class Switcher(Closable):
         """State ('standby', 'kept', 'active') and statistics of a member."""
         info = struct("gpushare_member_info")
         check(lib.gpushare_switcher_get_member(self.handle, member, info))
-        result = as_dict(info)
-        result["state"] = _MEMBER_STATES.get(result["state"], result["state"])
-        return result
+        return as_dict(info)
 
     def info(self) -> dict[str, Any]:
         """The active member, what is kept, how long the last switch took, as gpushare_switcher_info."""

@@ -14,6 +14,7 @@ import weakref
 from typing import Any, Callable, Optional, TypeVar
 
 from ._cffi import ffi
+from ._enums import member_of
 
 NO_TIMEOUT = 2**64 - 1
 
@@ -59,7 +60,7 @@ class QueueFull(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Host memory, device memory or the session's quota is exhausted; the subclass says which."""
+    """Host memory, device memory or the session's quota is exhausted, or the device is too small; the subclass says which."""
 
 
 class HostOutOfMemory(OutOfMemory):
@@ -98,7 +99,7 @@ class Unsupported(Error):
     """The device, the layout or the build lacks this."""
 
 
-class ExceedsCapacity(Error):
+class ExceedsCapacity(OutOfMemory):
     """The request would not fit an empty device."""
 
 
@@ -196,15 +197,16 @@ def struct(name: str, /, **fields: Any) -> Any:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """The fields of a struct as Python values; struct_size and reserved fields are left out."""
+    """The fields of a struct as Python values, enumerators as members of _enums.py; struct_size and reserved fields are left out."""
     result: dict[str, Any] = {}
-    for name, field in ffi.typeof(value[0]).fields:
-        if name in ("struct_size", "reserved"):
+    kind = ffi.typeof(value[0])
+    for name, _ in kind.fields:
+        if name == "struct_size" or name.startswith("reserved"):
             continue
         content = getattr(value, name)
         if isinstance(content, ffi.CData):
             content = text(content)
-        result[name] = content
+        result[name] = member_of(kind.cname.removeprefix("struct "), name, content)
     return result
 
 

@@ -6,14 +6,17 @@ import logging
 import os
 import types
 import weakref
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 
 from ._cffi import ffi
 from ._memory import Block, SideStream, Stream
 from ._native import Closable, Exports, as_dict, check, lib, nanoseconds, null_or, struct, text, wait
 from ._policy import Policy, policy_arguments
-from ._session import Session, session_params
+from ._session import Session, SessionOptions, session_params
 from ._values import KINDS, Bytes, Handles, one_of, size_in_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 
@@ -80,7 +83,7 @@ class Runtime(Closable):
         self._on_host = spec.split("?")[0] == "host"
         self._device_index = int(spec.split("?")[0].partition(":")[2] or 0)
 
-    def open_session(self, name: Optional[str] = None, **options: Any) -> Session:
+    def open_session(self, name: Optional[str] = None, **options: Unpack[SessionOptions]) -> Session:
         """Opens a session; it waits for admission when its first iteration begins.
 
         Options: session_class ('guaranteed', 'opportunistic'), persistent_bytes and ephemeral_bytes (its need; 0 is measured
@@ -89,12 +92,11 @@ class Runtime(Closable):
         least_bytes and may_upgrade (for set_coordination), fail_on_error (an exception in an iteration ends the session).
         Sizes are bytes or texts such as '8G'.
         """
-        fail_on_error = options.pop("fail_on_error", False)
         params, keep = session_params(name=name, **options)
         out = ffi.new("gpushare_session*")
         check(lib.gpushare_session_open(self.handle, params, out))
         del keep
-        session = Session(self, out[0], name or "session", fail_on_error)
+        session = Session(self, out[0], name or "session", options.get("fail_on_error", False))
         self._sessions.add(session)
         return session
 

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence, TypedDict
 
 from . import _arrays
 from ._cffi import ffi
@@ -18,14 +18,32 @@ from ._values import KINDS, Bytes, Handles, calls, on_release, one_of, size_in_b
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
+
+class SessionOptions(TypedDict, total=False):
+    """Options of `Runtime.open_session` beside the name."""
+
+    session_class: str  # 'guaranteed' or 'opportunistic'
+    persistent_bytes: Bytes
+    ephemeral_bytes: Bytes
+    remaining: Optional[float]
+    iterations_total: int
+    memory: Bytes
+    priority: int
+    weight: float
+    queue: bool
+    spill: bool
+    plan_iterations: bool
+    compute_units: int
+    least_bytes: Bytes
+    may_upgrade: bool
+    fail_on_error: bool
+
+
 _log = logging.getLogger("gpushare")
 
 
 GUARANTEED, OPPORTUNISTIC = "guaranteed", "opportunistic"
 _CLASSES = {GUARANTEED: lib.GPUSHARE_CLASS_GUARANTEED, OPPORTUNISTIC: lib.GPUSHARE_CLASS_OPPORTUNISTIC}
-_STATES = {lib.GPUSHARE_SESSION_QUEUED: "queued", lib.GPUSHARE_SESSION_RESIDENT: "resident",
-           lib.GPUSHARE_SESSION_PAGED_OUT: "paged_out", lib.GPUSHARE_SESSION_CANCELLED: "cancelled",
-           lib.GPUSHARE_SESSION_FAILED: "failed"}
 
 
 # Functions of the user's that the library calls. None of them may let an exception out: cffi would only print it.
@@ -476,9 +494,7 @@ class Session(Closable):
         """State and statistics, as gpushare_session_info; `state` is a name."""
         info = struct("gpushare_session_info")
         check(lib.gpushare_session_get_info(self.handle, info))
-        result = as_dict(info)
-        result["state"] = _STATES.get(result["state"], result["state"])
-        return result
+        return as_dict(info)
 
     def set_target_slowdown(self, target: float) -> None:
         """The slowdown that a guaranteed session accepts from opportunistic ones that launch through gates; 0: the runtime's."""
@@ -542,8 +558,9 @@ class Session(Closable):
 def session_params(*, name: Optional[str] = None, session_class: str = GUARANTEED, persistent_bytes: Bytes = 0, ephemeral_bytes: Bytes = 0,
                    remaining: Optional[float] = None, iterations_total: int = 0, memory: Bytes = 0, priority: int = 0,
                    weight: float = 1.0, queue: bool = True, spill: bool = False, plan_iterations: bool = False,
-                   compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False) -> tuple[Any, Any]:
-    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session."""
+                   compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False,
+                   fail_on_error: bool = False) -> tuple[Any, Any]:
+    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session. `fail_on_error` is the binding's."""
     c_name = null_or(name)
     flags = (lib.GPUSHARE_SESSION_ALLOW_QUEUEING if queue else 0) | (lib.GPUSHARE_SESSION_ALLOW_SPILL if spill else 0)
     flags |= lib.GPUSHARE_SESSION_MAY_UPGRADE if may_upgrade else 0

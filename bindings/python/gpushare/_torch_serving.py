@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 import torch
 
 from ._native import lib
-from ._serving import RequestQueue
+from ._serving import BatcherOptions, RequestQueue
 from ._torch_session import Session, innermost, keep_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Server:
     """A model behind a request queue: requests with deadlines are answered in batches, each an iteration of the session. Made by `serve`."""
 
     def __init__(self, model: Any, session: Session, policy: Optional[str], batch_sizes: Optional[Sequence[int]],
-                 call: Callable[[Any, list], Sequence[Any]], settings: dict[str, Any]) -> None:
+                 call: Callable[[Any, list[Any]], Sequence[Any]], settings: BatcherOptions) -> None:
         self.model = model
         self.session = session
         self._call = call
@@ -87,13 +90,13 @@ def _to_host(result: Any) -> Any:
     return result.cpu() if isinstance(result, torch.Tensor) else result
 
 
-def _call_stacked(model: Any, payloads: list) -> Sequence[Any]:
+def _call_stacked(model: Any, payloads: list[Any]) -> Sequence[Any]:
     device = next((tensor.device for tensor in model.parameters()), None)
     return model(torch.stack(payloads).to(device)).unbind(0)
 
 
 def serve(model: Any, *, to: Optional[Session] = None, policy: Optional[str] = None, batch_sizes: Optional[Sequence[int]] = None,
-          call: Callable[[Any, list], Sequence[Any]] = _call_stacked, **settings: Any) -> Server:
+          call: Callable[[Any, list[Any]], Sequence[Any]] = _call_stacked, **settings: Unpack[BatcherOptions]) -> Server:
     """Serves a model from the session `to`, by default that of the innermost `with` block: `with gt.serve(model) as server: server(x)`.
 
     A request is one input tensor without the batch's dimension; its result is the row of the output, on the CPU. `call(model, payloads)`

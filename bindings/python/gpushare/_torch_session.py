@@ -11,7 +11,7 @@ import re
 import threading
 import traceback
 import weakref
-from typing import Any, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 import torch
 
@@ -20,9 +20,12 @@ from ._loader import Loader
 from ._memory import Stream
 from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, text, wait
 from ._runtime import Runtime
-from ._session import session_params
+from ._session import SessionOptions, session_params
 from ._torch_attach import Attached
 from ._values import Bytes, Handles
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 
@@ -241,9 +244,9 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 class Session(Closable):
     """One job: its memory and its turns. Made by `session`. Tensors that the `with` block's thread makes are the session's."""
 
-    def __init__(self, device: _Device, name: str, *, fail_on_error: bool = False, **options: Any) -> None:
+    def __init__(self, device: _Device, name: str, **options: Unpack[SessionOptions]) -> None:
         self.name = name
-        self._fail_on_error = fail_on_error
+        self._fail_on_error = options.get("fail_on_error", False)
         self._shared = device
         self.runtime = device.runtime
         self.allocator = device.allocator
@@ -534,7 +537,8 @@ def innermost(session: Optional[Session], what: str) -> Session:
     return session or _bound()[-1]
 
 
-def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = None, capacity_bytes: Bytes = 0, **options: Any) -> Session:
+def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = None, capacity_bytes: Bytes = 0,
+            **options: Unpack[SessionOptions]) -> Session:
     """Opens a session: `with gt.session("resnet", memory="8G", weight=2) as s: ...`.
 
     `device`: 'cuda:0', 'host' or 'cpu'; by default the first GPU that PyTorch sees, else the host. `policy` and `capacity_bytes` are the
