@@ -14,6 +14,7 @@ release the GIL and answer Ctrl-C in the main thread. Errors are exceptions deri
 # SPDX-License-Identifier: Apache-2.0
 import atexit as _atexit
 
+from ._allocator import Allocator
 from ._arrays import DeviceArray
 from ._cffi import ffi
 from ._enums import DeviceCapability, Kind, Layout, MemberState, SessionClass, SessionState, Status
@@ -31,7 +32,7 @@ from ._values import Bytes, size_in_bytes
 
 __version__ = version()
 __all__ = [
-    "AlreadyExists", "Batch", "Batcher", "BatcherOptions", "Block", "Bytes", "CallbackFailed", "Cancelled", "DeviceArray", "DeviceCapability",
+    "Allocator", "AlreadyExists", "Batch", "Batcher", "BatcherOptions", "Block", "Bytes", "CallbackFailed", "Cancelled", "DeviceArray", "DeviceCapability",
     "DeviceLost", "DeviceOutOfMemory", "Error", "ExceedsCapacity", "GUARANTEED", "Gate", "Heap", "Histogram", "HostOutOfMemory", "Image",
     "InvalidArgument", "InvalidHandle", "InvalidState", "IoError", "Iteration", "Kind", "Layout", "Loader", "MalformedInput", "MemberState",
     "Model", "NotFound", "NotReady", "OPPORTUNISTIC", "OutOfMemory", "Outcome", "Policy", "QueueFull", "QuotaExceeded", "Range", "RequestQueue",

@@ -201,7 +201,7 @@ def as_dict(value: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
     kind = ffi.typeof(value[0])
     for name, _ in kind.fields:
-        if name == "struct_size" or name.startswith("reserved"):
+        if name in ("struct_size", "reserved", "reserved_2"):
             continue
         content = getattr(value, name)
         if isinstance(content, ffi.CData):

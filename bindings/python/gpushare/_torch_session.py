@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 import torch
 
+from ._allocator import Allocator
 from ._cffi import ffi
 from ._loader import Loader
 from ._memory import Stream
-from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, text, wait
+from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
 from ._runtime import Runtime
 from ._session import SessionOptions, session_params
 from ._torch_attach import Attached
-from ._values import Bytes, Handles
+from ._values import Bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,43 +43,6 @@ def supported() -> bool:
 
 def versions() -> str:
     return f"this is PyTorch {torch.__version__}; gpushare.torch is made for {FIRST_VERSION[0]}.{FIRST_VERSION[1]} to {LAST_VERSION[0]}.{LAST_VERSION[1]}"
-
-
-@ffi.callback("void(void*, uint64_t, uint64_t, const char*)")
-def _on_failure(data: Any, session_id: int, nbytes: int, message: Any) -> None:
-    try:
-        ffi.from_handle(data)(session_id, nbytes, text(message))
-    except BaseException:
-        _log.exception("an observer of failed allocations raised")
-
-
-class Allocator(Closable):
-    """The allocator of a runtime as a framework uses it; gpushare/allocator.h. Most programs need `session` only."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        out = ffi.new("gpushare_allocator*")
-        check(lib.gpushare_allocator_create(runtime.handle, struct("gpushare_allocator_params"), out))
-        self._held = Handles()  # observers, until the allocator is released
-        self._own(out[0], lib.gpushare_allocator_release, runtime, self._held)
-
-    def add_observer(self, function: Callable[[int, int, str], Any]) -> None:
-        """`function(session_id, bytes, message)` is told of each allocation that fails, on its thread, before PyTorch raises.
-
-        For logs and snapshots: `runtime.write_snapshot(path)` then shows who holds what. To free something instead, so that the allocation is
-        tried again: `runtime.set_out_of_memory_function`.
-        """
-        check(lib.gpushare_allocator_add_observer(self.handle, _on_failure, self._held.hold(function)))
-
-    def info(self, session: Optional["Session"] = None) -> dict[str, Any]:
-        """current_bytes, peak_bytes, reserved_bytes, allocations, failures, ...: of one session, or of all."""
-        info = struct("gpushare_allocator_info")
-        check(lib.gpushare_allocator_get_info(self.handle, ffi.NULL if session is None else session.handle, info))
-        return as_dict(info)
-
-    def reset_peaks(self, session: Optional["Session"] = None) -> None:
-        """peak_bytes counts from now on."""
-        check(lib.gpushare_allocator_reset_peaks(self.handle, ffi.NULL if session is None else session.handle))
 
 
 class _Device:

@@ -4,6 +4,7 @@ import ast
 import concurrent.futures
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -30,7 +31,9 @@ def test_info_has_enumerations_and_no_reserved_fields(runtime, session):
         member = switcher.add(loader.create("m", {"w": b"1234"}), ephemeral_bytes="1M")
         infos = [runtime.info(), session.info(), session.alloc(64).info(), switcher.info(), switcher.member(member), loader.info(),
                  *gpushare.devices()]
-    assert not [name for info in infos for name in info if name.startswith("reserved") or name == "struct_size"]
+    assert not [name for info in infos for name in info if re.fullmatch(r"reserved(_\d+)?|struct_size", name)]
+    with session.range("4M") as elastic:
+        assert elastic.info()["reserved_bytes"] >= 4 << 20  # a figure
     assert infos[0]["layout"] is gpushare.Layout.VIRTUAL and gpushare.DeviceCapability.HOST_ADDRESSABLE in infos[0]["capabilities"]
     state = infos[1]["state"]
     assert state is gpushare.SessionState.RESIDENT and state == "resident" and {"resident": 1}[state] == 1 and f"{state}" == "resident"
