@@ -354,6 +354,20 @@ def test_arrays_keep_their_bytes_while_their_session_is_paged_out():
             assert (weights == 7).all()
 
 
+def test_large_buffers_are_used_again_and_bounded(session):
+    from gpushare import _memory
+
+    addresses, kept = set(), None
+    for iteration in session.iterations(20):
+        kept = iteration.array((1 << 19,))
+        addresses.add(kept.ctypes.data)
+    assert len(addresses) == 2  # that of the round before is alive in each round
+    for size in range(200):
+        with session.iteration() as iteration:
+            iteration.array(((1 << 20) + size,))
+    assert sum(size * len(buffers) for size, buffers in _memory._spare.items()) <= _memory._MOST_SPARE
+
+
 def test_a_block_that_is_gone_says_so(runtime, session):
     with session.iteration() as iteration:
         ephemeral = iteration.alloc(64)
