@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_allocator.hpp"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <typeinfo>
 
 namespace {
 
@@ -33,9 +39,82 @@ class OutOfMemory final : public std::bad_alloc {
   std::shared_ptr<const std::string> message_;  // copying an exception must not throw
 };
 
-[[noreturn]] void fail(size_t bytes, int device, const char* why) {
-  throw OutOfMemory("gpushare: CUDA out of memory: " + std::to_string(bytes) + " bytes on device " +
-                    std::to_string(device) + ": " + why);
+// PyTorch's own exception, which Python sees as torch.OutOfMemoryError. This library is built without PyTorch, so the class is taken from
+// the libc10 that the process has loaded: the constructor of its base, its virtual table and its type.
+class C10OutOfMemory {
+ public:
+  C10OutOfMemory() {
+    void* const c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (c10 == nullptr) return;
+    construct_ = reinterpret_cast<Construct>(
+        dlsym(c10, "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
+    table_ = static_cast<void**>(dlsym(c10, "_ZTVN3c1016OutOfMemoryErrorE"));
+    type_ = static_cast<std::type_info*>(dlsym(c10, "_ZTIN3c1016OutOfMemoryErrorE"));
+  }
+
+  // Returns if PyTorch is not there, or has another such class.
+  void raise(const std::string& message) const {
+    if (construct_ == nullptr || table_ == nullptr || type_ == nullptr) return;
+    void* const object = abi::__cxa_allocate_exception(kMostBytes);
+    try {
+      construct_(object, {"gpushare_torch_alloc", __FILE__, __LINE__}, message);
+    } catch (...) {
+      abi::__cxa_free_exception(object);
+      throw;
+    }
+    *static_cast<void***>(object) = table_ + 2;  // behind the offset to the top and the type
+    abi::__cxa_throw(object, type_, [](void* thrown) {
+      using Destructor = void (*)(void*);
+      (*static_cast<Destructor**>(thrown))[0](thrown);  // the first virtual function of std::exception's heirs
+    });
+  }
+
+ private:
+  struct SourceLocation {
+    const char* function;
+    const char* file;
+    uint32_t line;
+  };
+  using Construct = void (*)(void*, SourceLocation, std::string);
+  static constexpr size_t kMostBytes = 1024;  // c10::Error has about 200
+
+  Construct construct_ = nullptr;
+  void** table_ = nullptr;
+  std::type_info* type_ = nullptr;
+};
+
+std::string mebibytes(size_t bytes) {
+  std::array<char, 32> text{};
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  (void)std::snprintf(text.data(), text.size(), "%.2f %s", mib < 1024 ? mib : mib / 1024, mib < 1024 ? "MiB" : "GiB");
+  return text.data();
+}
+
+// The first words are PyTorch's: programs look for them.
+[[noreturn]] void fail_for_memory(size_t bytes, int device, const std::string& why) {
+  const std::string message = "CUDA out of memory. Tried to allocate " + mebibytes(bytes) + ". GPU " +
+                              std::to_string(device) + " is shared by gpushare: " + why;
+  static const C10OutOfMemory c10;
+  c10.raise(message);
+  throw OutOfMemory(message);
+}
+
+[[noreturn]] void fail(size_t bytes, int device, int32_t status, const std::string& why) {
+  switch (status) {
+    case GPUSHARE_DEVICE_OUT_OF_MEMORY:
+    case GPUSHARE_QUOTA_EXCEEDED:
+    case GPUSHARE_EXCEEDS_CAPACITY:
+    case GPUSHARE_HOST_OUT_OF_MEMORY:
+      fail_for_memory(bytes, device, why);
+    case GPUSHARE_NOT_FOUND:
+      throw std::runtime_error(
+          "gpushare: no session: a tensor of " + mebibytes(bytes) + " on device " + std::to_string(device) +
+          " belongs to nobody. Make it inside `with gt.session(...)` or after `gt.session(...).open()` on this thread, "
+          "or on a stream of a session (" + why + ")");
+    default:
+      throw std::runtime_error("gpushare: no memory for a tensor of " + mebibytes(bytes) + " on device " +
+                               std::to_string(device) + ": " + why);
+  }
 }
 
 gpushare_device_address address_of(const void* pointer) {
@@ -108,13 +187,17 @@ gpushare_torch_reclaim gpushare_torch_set_reclaim(gpushare_torch_reclaim asked) 
 
 void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream stream) {
   if (bytes == 0) return nullptr;
-  if (device < 0 || device >= kMaxDevices) fail(bytes, device, "no such device");
+  if (device < 0 || device >= kMaxDevices) fail(bytes, device, GPUSHARE_INVALID_ARGUMENT, "no such device");
   gpushare_allocator allocator = allocator_of(device);
   if (allocator == nullptr) {
     if (devices[static_cast<size_t>(device)].attached.load())
-      fail(bytes, device, "no allocator is attached to the device");
+      fail(bytes, device, GPUSHARE_NOT_FOUND, "no session of the device was opened, or all were closed");
     allocator = open_device(device);
-    if (allocator == nullptr) fail(bytes, device, gpushare_last_error_message());
+    if (allocator == nullptr) {
+      gpushare_error_info info = GPUSHARE_ERROR_INFO_INIT;
+      (void)gpushare_last_error(&info);
+      fail(bytes, device, info.status == GPUSHARE_NOT_FOUND ? GPUSHARE_UNAVAILABLE : info.status, info.message);
+    }
   }
   gpushare_device_address address = 0;
   for (;;) {
@@ -124,7 +207,7 @@ void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream strea
     const gpushare_torch_reclaim ask = reclaim.load(std::memory_order_acquire);
     if ((status != GPUSHARE_DEVICE_OUT_OF_MEMORY && status != GPUSHARE_QUOTA_EXCEEDED) || ask == nullptr ||
         ask(device, bytes) == 0)
-      fail(bytes, device, why.c_str());
+      fail(bytes, device, status, why);
   }
 }
 

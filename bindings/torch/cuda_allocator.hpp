@@ -6,9 +6,10 @@
 // The others go to set_init_fn and following of its allocator() (gpushare.torch does so). A device whose allocator was
 // not attached gets a runtime and a session of its own at its first allocation.
 //
-// Threads: all functions from any. Errors: an allocation that fails throws std::bad_alloc with gpushare's message,
-// which PyTorch turns into RuntimeError, since a null pointer would be used. No other function throws; frees of what
-// has gone with its session are ignored.
+// Threads: all functions from any. Errors: an allocation that finds no memory throws c10::OutOfMemoryError, which Python
+// sees as torch.OutOfMemoryError, with PyTorch's first words and gpushare's message; in a process without PyTorch
+// std::bad_alloc. An allocation without a session, and any other failure, throws std::runtime_error (RuntimeError). No
+// other function throws; frees of what has gone with its session are ignored.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

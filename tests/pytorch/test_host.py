@@ -173,6 +173,117 @@ with gt.session("tied", device="host") as s, s.iteration():
 """, cuda=False)
 
 
+def test_files_of_all_kinds_are_loaded_or_named(run, tmp_path):
+    run(NETWORK + f"""
+import pathlib, struct
+from safetensors.torch import save_file
+folder = pathlib.Path("{tmp_path}")
+
+def loads(model, path, **options):
+    with gt.session("load", device="host") as s, s.iteration():
+        weights = gt.load(model, path, **options)
+        weights.wait()
+        return weights
+
+def refused(kind, said, *arguments, **options):
+    try:
+        loads(*arguments, **options)
+    except kind as error:
+        assert all(word in str(error) for word in said), error
+        return
+    raise AssertionError(arguments)
+
+class One(nn.Module):
+    def __init__(self, tensor):
+        super().__init__()
+        self.register_buffer("t", tensor)
+
+# Every type that safetensors writes, bit by bit.
+for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32,
+              torch.uint16, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+              torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+    bits = torch.randint(0, 2 if dtype is torch.bool else 100, (64,), dtype=torch.uint8)
+    value = bits.view(dtype)
+    try:
+        save_file({{"t": value}}, folder / "one.safetensors")
+    except KeyError:                     # a type that this version of safetensors does not write
+        continue
+    model = One(torch.zeros_like(bits).view(dtype))
+    try:
+        loads(model, folder / "one.safetensors")
+    except gpushare.MalformedInput as error:      # the loader's parser does not know it, and says so
+        assert "dtype" in str(error) and dtype not in (torch.float16, torch.float32, torch.uint16, torch.float8_e5m2), error
+        continue
+    assert torch.equal(model.t.view(torch.uint8), bits), dtype
+
+# One that nobody knows: by its size.
+def write(path, header, data=b""):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+write(folder / "later.safetensors", {{"t": {{"dtype": "F4_E1M2", "shape": [8], "data_offsets": [0, 8]}}}}, bytes(range(8)))
+model = One(torch.zeros(8, dtype=torch.uint8))
+try:
+    loads(model, folder / "later.safetensors")
+    assert model.t.tolist() == list(range(8))
+except gpushare.MalformedInput as error:     # the loader's parser may not know it yet, and then says so
+    assert "F4_E1M2" in str(error), error
+refused(gpushare.InvalidArgument, ["F4_E1M2"], One(torch.zeros(8)), folder / "later.safetensors")
+
+# Another type than the model's: refused, or cast.
+save_file({{"weight": torch.full((2, 2), 1.5, dtype=torch.float16), "bias": torch.zeros(2)}}, folder / "half.safetensors")
+refused(gpushare.InvalidArgument, ["F16", "cast=True"], nn.Linear(2, 2), folder / "half.safetensors")
+model = nn.Linear(2, 2)
+loads(model, folder / "half.safetensors", cast=True)
+assert model.weight.dtype is torch.float32 and (model.weight == 1.5).all() and model.weight.requires_grad
+
+# File and model that do not match.
+save_file({{"weight": torch.ones(2, 2), "more": torch.ones(3)}}, folder / "part.safetensors")
+refused(gpushare.InvalidArgument, ["bias", "more", "strict=False"], nn.Linear(2, 2), folder / "part.safetensors")
+model = nn.Linear(2, 2)
+weights = loads(model, folder / "part.safetensors", strict=False)
+assert weights.missing == ["bias"] and weights.unexpected == ["more"] and (model.weight == 1).all()
+
+# Nothing is left without storage.
+with torch.device("meta"):
+    model = nn.Linear(2, 2)
+refused(gpushare.InvalidArgument, ["bias", "allow_meta=True"], model, folder / "part.safetensors", strict=False)
+loads(model, folder / "part.safetensors", strict=False, allow_meta=True)
+class Rotary(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("frequencies", torch.ones(4), persistent=False)
+save_file(dict(nn.Linear(2, 2).state_dict()), folder / "linear.safetensors")
+with torch.device("meta"):
+    model = Rotary()
+refused(gpushare.InvalidArgument, ["frequencies", "buffers"], model, folder / "linear.safetensors")
+
+# An index whose name has a variant, and shards.
+save_file({{"weight": torch.full((2, 2), 2.0)}}, folder / "model.fp16-00001-of-00002.safetensors")
+save_file({{"bias": torch.full((2,), 3.0)}}, folder / "model.fp16-00002-of-00002.safetensors")
+for name in ("model.safetensors.index.json", "model.fp16.safetensors.index.json"):
+    (folder / name).write_text(json.dumps({{"metadata": {{}}, "weight_map": {{"weight": "model.fp16-00001-of-00002.safetensors",
+                                                                         "bias": "model.fp16-00002-of-00002.safetensors"}}}}))
+    model = nn.Linear(2, 2)
+    loads(model, folder / name)
+    assert (model.weight == 2).all() and (model.bias == 3).all()
+
+# What is no such file is named.
+(folder / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\\noid sha256:00\\nsize 5\\n")
+refused(gpushare.MalformedInput, ["Git LFS", "git lfs pull"], nn.Linear(2, 2), folder / "pointer.safetensors")
+torch.save(nn.Linear(2, 2).state_dict(), folder / "pytorch_model.bin")
+refused(gpushare.MalformedInput, ["PyTorch checkpoint", "save_file"], nn.Linear(2, 2), folder / "pytorch_model.bin")
+(folder / "old.bin").write_bytes(pickle.dumps({{"weight": 1}}))
+refused(gpushare.MalformedInput, ["pickle"], nn.Linear(2, 2), folder / "old.bin")
+for content in (b"", b"1234", struct.pack("<Q", 1 << 40) + b"{{}}", struct.pack("<Q", 8) + b"{{}}", struct.pack("<Q", 2) + b"[]"):
+    (folder / "bad.safetensors").write_bytes(content)
+    refused(gpushare.MalformedInput, ["bad.safetensors"], nn.Linear(2, 2), folder / "bad.safetensors")
+write(folder / "bad.safetensors", {{"weight": {{"dtype": "F32"}}}})
+refused(gpushare.MalformedInput, ["'weight'"], nn.Linear(2, 2), folder / "bad.safetensors")
+(folder / "x.index.json").write_text("{{}}")
+refused(gpushare.MalformedInput, ["weight_map"], nn.Linear(2, 2), folder / "x.index.json")
+""", cuda=False)
+
+
 # Inductor builds C++ code that includes the interpreter's headers.
 HEADERS = pathlib.Path(sysconfig.get_path("include"), "Python.h")
 

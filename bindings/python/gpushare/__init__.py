@@ -14,8 +14,10 @@ release the GIL and answer Ctrl-C in the main thread. Errors are exceptions deri
 # SPDX-License-Identifier: Apache-2.0
 import atexit as _atexit
 
+from ._allocator import Allocator
 from ._arrays import DeviceArray
 from ._cffi import ffi
+from ._enums import DeviceCapability, Kind, Layout, MemberState, SessionClass, SessionState, Status
 from ._heap import Heap, solve_placement
 from ._loader import Image, Loader, Model, SharedImage, Switcher, SwitcherIteration, solve_plan
 from ._memory import Block, SideStream, Stream
@@ -24,12 +26,20 @@ from ._native import (AlreadyExists, CallbackFailed, Cancelled, DeviceLost, Devi
                       QuotaExceeded, TimedOut, Unavailable, Unsupported, lib, version)
 from ._policy import Policy
 from ._runtime import Runtime, devices, load_backend, policies, set_log
-from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
-from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Range, Session, Ticket
+from ._serving import Batch, Batcher, BatcherOptions, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
+from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Range, Session, SessionOptions, Ticket
 from ._values import Bytes, size_in_bytes
 
 __version__ = version()
-__all__ = [name for name in dir() if not name.startswith("_")]
+__all__ = [
+    "Allocator", "AlreadyExists", "Batch", "Batcher", "BatcherOptions", "Block", "Bytes", "CallbackFailed", "Cancelled", "DeviceArray", "DeviceCapability",
+    "DeviceLost", "DeviceOutOfMemory", "Error", "ExceedsCapacity", "GUARANTEED", "Gate", "Heap", "Histogram", "HostOutOfMemory", "Image",
+    "InvalidArgument", "InvalidHandle", "InvalidState", "IoError", "Iteration", "Kind", "Layout", "Loader", "MalformedInput", "MemberState",
+    "Model", "NotFound", "NotReady", "OPPORTUNISTIC", "OutOfMemory", "Outcome", "Policy", "QueueFull", "QuotaExceeded", "Range", "RequestQueue",
+    "Runtime", "ScoreQueue", "Session", "SessionClass", "SessionOptions", "SessionState", "SharedImage", "SideStream", "Status", "Stream",
+    "Switcher", "SwitcherIteration", "Ticket", "TimedOut", "Unavailable", "Unsupported", "devices", "ffi", "lib", "load_backend", "now_ns",
+    "policies", "set_log", "size_in_bytes", "solve_placement", "solve_plan", "version",
+]
 
 # The library's threads must not call into an interpreter that is gone. weakref.finalize closes all that is still open.
 _atexit.register(lambda: lib.gpushare_log_set(ffi.NULL, ffi.NULL, lib.GPUSHARE_LOG_WARNING))

@@ -1,8 +1,9 @@
 """Blocks of device memory as arrays of other libraries: numpy, `__cuda_array_interface__` and DLPack.
 
-A view keeps its block, its session and its runtime from being collected. It does not keep them from being closed: an
-explicit close, or the end of an iteration, takes the memory away, as closing a file does. ResourceWarning tells of views
-that are alive then (python -W default).
+An array never shows memory that belongs to somebody else. On the host device the bytes of a block are the process's own
+(_memory.py): arrays keep them. On a GPU an array that another library has seen keeps its block: the block, the iteration's
+end and the close of the session and the runtime wait for it. An array that nobody has seen raises InvalidState when its
+block is gone.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -72,6 +73,11 @@ def typestr(dtype: Any) -> str:
     return numpy.dtype(dtype).str
 
 
+def bytes_of(shape: Shape, dtype: Any) -> int:
+    """What an array takes."""
+    return math.prod((shape,) if isinstance(shape, int) else (int(size) for size in shape)) * int(typestr(dtype)[2:])
+
+
 class DeviceArray:
     """A block, or a part of one, as an array in row-major order.
 
@@ -89,13 +95,22 @@ class DeviceArray:
                                   f"of {block.nbytes} bytes", lib.GPUSHARE_INVALID_ARGUMENT)
         self.block = block
         self.offset = offset
+        self._memory: Any = None  # what keeps the bytes, once another library may use them
+        if block.on_host:
+            self._lend()
 
     @property
     def address(self) -> int:
         """Where the array begins: an address of the device."""
-        return self.block.address + self.offset
+        return int(self.block.address) + self.offset
+
+    def _lend(self) -> None:
+        """Another library gets the address: from now on the bytes stay as long as this array."""
+        if self._memory is None:
+            self._memory = self.block._lend(self)
 
     def _interface(self) -> dict[str, Any]:
+        self._lend()
         return {"shape": self.shape, "typestr": self.typestr, "data": (self.address, False), "strides": None, "version": 3}
 
     @property
@@ -120,6 +135,7 @@ class DeviceArray:
         kind, size = self.typestr[1], int(self.typestr[2:])
         if kind not in _DLPACK_CODES:
             raise Unsupported(f"DLPack has no type for {self.typestr!r}", lib.GPUSHARE_UNSUPPORTED)
+        self._lend()
         managed = _DLManagedTensor()
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         tensor = managed.dl_tensor
@@ -140,7 +156,6 @@ class DeviceArray:
 def view(block: Any, shape: Shape, dtype: Any, offset: int = 0) -> Any:
     """numpy's array over a block in host memory, a DeviceArray over any other."""
     array = DeviceArray(block, shape, dtype, offset)
-    block._watch(array)
     if not block.on_host:
         return array
     import numpy

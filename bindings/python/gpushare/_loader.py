@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _arrays
 from ._cffi import ffi
 from ._memory import Stream
-from ._native import Closable, as_dict, check, lib, struct, wait
+from ._native import Closable, Exports, as_dict, check, lib, struct, wait
 from ._runtime import Runtime
-from ._session import Iteration, Session, session_params
+from ._session import Iteration, Session, SessionOptions, session_params
 from ._values import Bytes, Handles, one_of, size_in_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 _READ_PATHS = {"auto": lib.GPUSHARE_READ_AUTO, "buffered": lib.GPUSHARE_READ_BUFFERED, "direct": lib.GPUSHARE_READ_DIRECT,
                "mapped": lib.GPUSHARE_READ_MAPPED}
 _RESIDENCY = {"lru": lib.GPUSHARE_RESIDENCY_LRU, "weighted": lib.GPUSHARE_RESIDENCY_WEIGHTED}
-_MEMBER_STATES = {lib.GPUSHARE_MEMBER_STANDBY: "standby", lib.GPUSHARE_MEMBER_KEPT: "kept", lib.GPUSHARE_MEMBER_ACTIVE: "active"}
 
 
 @ffi.callback("void(void*, uint32_t, uint32_t, uint32_t)")
@@ -105,13 +106,14 @@ class Model(Closable):
 
     def __init__(self, runtime: Runtime, handle: Any, owner: Any = None, load: Any = None) -> None:
         self.runtime = runtime
-        self._views: Any = set()
+        self._exports = Exports()
+        self._session_exports: Any = owner[0]._exports if owner is not None and hasattr(owner[0], "_exports") else Exports()
         if owner is None:  # a switcher's model belongs to the switcher
             self._handle = handle
             self._borrowed = True
         else:
             self._borrowed = False
-            self._own(handle, lib.gpushare_model_release, owner, load)
+            self._own(handle, lib.gpushare_model_release, owner, load, exports=self._exports)
 
     def make_usable(self, stream: Stream, first: int, end: int) -> None:
         """Orders work enqueued on `stream` from now on behind the arrival of layers [first, end). Does not wait."""
@@ -139,16 +141,29 @@ class Model(Closable):
         return as_dict(info)
 
     def array(self, index: int, shape: Any, dtype: Any = "<f4") -> Any:
-        """A layer as an array: numpy's on the host device, else a DeviceArray. Wait for the layer before reading it."""
+        """A layer as an array: numpy's on the host device, else a DeviceArray. Wait for the layer before reading it.
+
+        The model stays loaded as long as an array that another library uses. A switcher's model gives numpy a copy that cannot be written,
+        and is itself good inside its iteration.
+        """
         layer = self.layer(index)
+        if self._borrowed and self.runtime._on_host:
+            import numpy
+
+            # The switcher takes the memory for other members whenever it likes: numpy gets a copy.
+            self.wait(index)
+            copy: Any = numpy.frombuffer(ffi.buffer(ffi.cast("char*", layer["address"]), layer["bytes"])[:], "|u1")
+            return copy[:_arrays.bytes_of(shape, dtype)].view(dtype).reshape(shape)
         return _arrays.view(_Layer(self, layer["address"], layer["bytes"]), shape, dtype)
 
     def close(self) -> None:
-        """Unloads the model in stream order. A switcher's model ends with its iteration."""
+        """Unloads the model in stream order, with the last array over its layers. A switcher's model ends with its iteration."""
         if self._borrowed:
             self._handle = None
-        else:
+        elif self.closed or not self._exports:
             super().close()
+        else:
+            self._close_after(self._exports)
 
 
 class SharedImage(Closable):
@@ -161,7 +176,6 @@ class SharedImage(Closable):
                  timeout: Optional[float] = None) -> None:
         text = ffi.new("char[]", os.fsencode(path))
         self.runtime = session.runtime
-        self._views: Any = set()
         out = ffi.new("gpushare_shared_image*")
         params = struct("gpushare_shared_image_params", path=text, iteration_ns=iteration_ns)
 
@@ -197,8 +211,13 @@ class _Layer:
         self.model, self.address, self.nbytes = model, address, nbytes
         self.on_host, self.device_index = model.runtime._on_host, model.runtime._device_index
 
-    def _watch(self, array: Any) -> None:
-        pass  # the model's block goes with the model, whose owner says when
+    def _lend(self, array: Any) -> Any:
+        """`array` may be used by another library: model, session and runtime are closed after it. A switcher's model is the switcher's."""
+        self.model.handle  # raises when it was closed
+        if not self.model._borrowed:
+            for exports in (self.model._exports, self.model._session_exports, self.model.runtime._exports):
+                exports.add(array)
+        return self
 
 
 class Loader(Closable):
@@ -291,7 +310,12 @@ class _Member:
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime, self.name = runtime, name
-        self._views: weakref.WeakSet = weakref.WeakSet()
+        self._fail_on_error = False
+        self._exports = Exports()
+
+    @property
+    def _gone(self) -> bool:
+        return self.runtime._handle is None
 
     def _fail(self, error: BaseException) -> None:
         _log.error("a function launched for member %r of a switcher raised %r", self.name, error)
@@ -312,7 +336,7 @@ class Switcher(Closable):
         self._own(out[0], lib.gpushare_switcher_release, loader, self._members)
 
     def add(self, image: Image, name: Optional[str] = None, *, group_ends: Optional[Sequence[int]] = None,
-            execution_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Any) -> int:
+            execution_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Unpack[SessionOptions]) -> int:
         """Adds a member, on standby, and returns its number. Options are those of Runtime.open_session, beside the image."""
         params, keep = session_params(name=name, **options)
         load = _Load(group_ends, execution_ns, None, profile)
@@ -336,9 +360,7 @@ class Switcher(Closable):
         """State ('standby', 'kept', 'active') and statistics of a member."""
         info = struct("gpushare_member_info")
         check(lib.gpushare_switcher_get_member(self.handle, member, info))
-        result = as_dict(info)
-        result["state"] = _MEMBER_STATES.get(result["state"], result["state"])
-        return result
+        return as_dict(info)
 
     def info(self) -> dict[str, Any]:
         """The active member, what is kept, how long the last switch took, as gpushare_switcher_info."""

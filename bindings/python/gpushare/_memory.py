@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ctypes
 import logging
-import warnings
-import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _arrays
 from ._cffi import ffi
-from ._native import Closable, InvalidArgument, as_dict, check, lib, struct
+from ._native import Closable, Exports, InvalidArgument, InvalidState, NotFound, as_dict, check, lib, struct
 from ._values import calls
 
 if TYPE_CHECKING:
@@ -26,14 +25,47 @@ def _on_host_function(data: Any) -> None:
     call()
 
 
-class Block:
-    """Device memory that a session, or an iteration, holds. `address` is the device's."""
+# Uninitialised, as device memory is.
+_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+_ALIGNMENT = 256
+_LARGE, _MOST_SPARE = 1 << 20, 256 << 20
+_spare: dict[int, list[Any]] = {}  # large buffers that nothing uses, by their size
 
-    def __init__(self, owner: Any, runtime: "Runtime", address: int, nbytes: int) -> None:
-        self.owner = owner
+
+class _Bytes:
+    """The bytes of a block of the host device. A large buffer serves the next block of its size: pages of a new one would be faulted in."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        try:
+            self.buffer = _spare[size].pop()
+        except LookupError:
+            self.buffer = _allocate("char[]", size)
+
+    def __del__(self) -> None:
+        if self.size >= _LARGE and _spare is not None:  # None: the interpreter ends
+            if self.size + sum(size * len(buffers) for size, buffers in list(_spare.items())) > _MOST_SPARE:
+                _spare.clear()
+            if self.size <= _MOST_SPARE:
+                _spare.setdefault(self.size, []).append(self.buffer)
+
+
+class Block:
+    """Device memory that a session, or an iteration, holds.
+
+    On the host device the bytes are the process's own, and the session is charged for a block of the device: what takes that block away
+    (a free, the end of an iteration, a close, a page-out) leaves the bytes to the arrays that show them.
+    """
+
+    def __init__(self, owner: Any, runtime: "Runtime", address: int, nbytes: int, alignment: int = 0) -> None:
+        self.owner = owner  # the session, the iteration or the runtime that it was allocated in
         self.runtime = runtime
-        self.address = address
         self.nbytes = nbytes
+        self._token = address  # the library's name of it
+        self._alignment = max(alignment, _ALIGNMENT)
+        self._freed = False
+        self._bytes: Any = None  # on the host device, once they are asked for
+        self._exports = Exports()
 
     @property
     def on_host(self) -> bool:
@@ -45,38 +77,78 @@ class Block:
         """The number of the GPU; 0 on other devices."""
         return self.runtime._device_index
 
+    @property
+    def gone(self) -> bool:
+        """True once it was freed, or its iteration has ended, or its session or runtime was closed."""
+        return self._freed or bool(self.owner._gone)
+
+    @property
+    def address(self) -> int:
+        """Where its bytes lie: an address of the device. Raises InvalidState when the block is gone."""
+        if not self.on_host:
+            self._check()
+            return self._token
+        if self._bytes is None:
+            self._check()
+            self._bytes = _Bytes(self.nbytes + self._alignment)
+        begin = int(ffi.cast("uintptr_t", self._bytes.buffer))
+        return begin + -begin % self._alignment
+
     def array(self, shape: Any = None, dtype: Any = "<f4", offset: int = 0) -> Any:
         """The block as an array: numpy's on the host device, else a DeviceArray. By default all its bytes."""
+        self._check()
         if shape is None:
             shape, dtype = self.nbytes, "|u1"
         return _arrays.view(self, shape, dtype, offset)
 
     def free(self) -> None:
-        """Frees it in the order of its owner's stream. Views of it must not be used afterwards."""
-        check(lib.gpushare_memory_free(self.runtime.handle, self.address))
+        """Frees it in the order of its owner's stream; on a GPU when the last array over it that another library uses is gone."""
+        if self.gone:
+            raise self._not_found()
+        if self.on_host or not self._exports:
+            check(lib.gpushare_memory_free(self.runtime.handle, self._token))
+            self._freed = True
+        else:
+            self._freed = True
+            self._free_after_exports()
 
     def record_use(self, stream: "Stream") -> None:
         """Work enqueued on `stream` up to now uses the block: once freed it is reused only after that work."""
-        check(lib.gpushare_memory_record_use(self.runtime.handle, self.address, stream.handle))
+        self._check()
+        check(lib.gpushare_memory_record_use(self.runtime.handle, self._token, stream.handle))
 
     def info(self) -> dict[str, Any]:
         """Session, kind and bytes, as gpushare_block_info."""
+        if self.gone:
+            raise self._not_found()
         info = struct("gpushare_block_info")
-        check(lib.gpushare_memory_get_info(self.runtime.handle, self.address, info))
+        check(lib.gpushare_memory_get_info(self.runtime.handle, self._token, info))
         return as_dict(info)
 
-    def _watch(self, array: Any) -> None:
-        self.owner._views.add(array)
+    def _check(self) -> None:
+        if self.gone:
+            raise InvalidState(f"the block of {self.nbytes} bytes is gone: it was freed, or its iteration has ended, or its session or runtime "
+                               "was closed; iteration.keep(block) makes a block outlive its iteration", lib.GPUSHARE_INVALID_STATE)
+
+    def _not_found(self) -> NotFound:
+        return NotFound(f"the block of {self.nbytes} bytes is gone already", lib.GPUSHARE_NOT_FOUND)
+
+    def _free_after_exports(self) -> None:
+        runtime, token = self.runtime.handle, self._token
+        self._exports.when_gone(lambda: lib.gpushare_memory_free(runtime, token))
+
+    def _lend(self, array: Any) -> Any:
+        """`array` may be used by another library. Returns what keeps its bytes."""
+        self._check()
+        if self.on_host:
+            self.address  # the bytes are there from now on
+            return self._bytes
+        for exports in (self._exports, self.owner._exports, self.runtime._exports):
+            exports.add(array)
+        return self
 
     def __repr__(self) -> str:
-        return f"Block(address={self.address:#x}, nbytes={self.nbytes})"
-
-
-def warn_of_views(owner: Any, what: str, stacklevel: int = 4) -> None:
-    alive = len(owner._views)
-    owner._views = weakref.WeakSet()
-    if alive:
-        warnings.warn(f"{alive} arrays still view memory of {what}; they must not be used any more", ResourceWarning, stacklevel=stacklevel)
+        return f"Block(nbytes={self.nbytes}{', gone' if self.gone else ''})"
 
 
 class Stream:
@@ -115,52 +187,64 @@ class Stream:
                 else:
                     session._fail(error)
 
-        handle = calls.hold(call)
-        status = lib.gpushare_stream_launch_host(self.handle, _on_host_function, handle)
-        if status != 0:
-            calls.drop(handle)
-        check(status)
+        self._enqueue(call)
 
     def copy_from_host(self, destination: Block, source: Any, offset: int = 0) -> None:
         """Enqueues a copy of a buffer (bytes, numpy's array) to the block. The buffer is kept until it has finished."""
         buffer = ffi.from_buffer(source)
         _check_range(destination, offset, len(buffer))
-        check(lib.gpushare_stream_copy(self.handle, destination.address + offset, int(ffi.cast("uintptr_t", buffer)), len(buffer),
-                                       lib.GPUSHARE_COPY_HOST_TO_DEVICE))
-        self._keep(buffer)
+        self._copy(destination.address + offset, int(ffi.cast("uintptr_t", buffer)), len(buffer), lib.GPUSHARE_COPY_HOST_TO_DEVICE, destination,
+                   buffer)
 
     def copy_to_host(self, destination: Any, source: Block, offset: int = 0) -> None:
         """Enqueues a copy of the block to a writable buffer, which is kept until it has finished."""
         buffer = ffi.from_buffer(destination, require_writable=True)
         _check_range(source, offset, len(buffer))
-        check(lib.gpushare_stream_copy(self.handle, int(ffi.cast("uintptr_t", buffer)), source.address + offset, len(buffer),
-                                       lib.GPUSHARE_COPY_DEVICE_TO_HOST))
-        self._keep(buffer)
+        self._copy(int(ffi.cast("uintptr_t", buffer)), source.address + offset, len(buffer), lib.GPUSHARE_COPY_DEVICE_TO_HOST, source, buffer)
 
     def copy(self, destination: Block, source: Block, nbytes: Optional[int] = None) -> None:
         """Enqueues a copy from block to block, of the smaller one's size by default."""
         count = min(destination.nbytes, source.nbytes) if nbytes is None else nbytes
         _check_range(destination, 0, count)
         _check_range(source, 0, count)
-        check(lib.gpushare_stream_copy(self.handle, destination.address, source.address, count, lib.GPUSHARE_COPY_DEVICE_TO_DEVICE))
+        self._copy(destination.address, source.address, count, lib.GPUSHARE_COPY_DEVICE_TO_DEVICE, destination, source)
 
     def fill(self, block: Block, value: int, nbytes: Optional[int] = None) -> None:
         """Enqueues setting the block's bytes to `value`."""
         count = block.nbytes if nbytes is None else nbytes
         _check_range(block, 0, count)
-        check(lib.gpushare_stream_fill(self.handle, block.address, value, count))
+        address = block.address
+        if block.on_host:
+            self._enqueue(lambda kept=block._bytes: ctypes.memset(address, value, count))
+        else:
+            check(lib.gpushare_stream_fill(self.handle, address, value, count))
 
     def work(self, duration: float, demand: float = 1.0, work_class: int = 0) -> None:
         """Enqueues work of a known cost, in seconds alone, on a simulating device."""
         check(lib.gpushare_stream_work(self.handle, struct("gpushare_backend_work", duration_ns=int(duration * 1e9), demand=demand,
                                                            work_class=work_class)))
 
-    def _keep(self, buffer: Any) -> None:
+    def _copy(self, to: int, source: int, nbytes: int, kind: int, block: Block, other: Any) -> None:
+        """`block` and `other` are what the addresses lie in: kept until the copy has finished."""
+        if block.on_host:
+            kept = (block._bytes, other._bytes if isinstance(other, Block) else other)
+            self._enqueue(lambda kept=kept: ctypes.memmove(to, source, nbytes))
+            return
+        check(lib.gpushare_stream_copy(self.handle, to, source, nbytes, kind))
+        if isinstance(other, Block):
+            return
         # A host function behind the copy lets the buffer go. During a graph's capture it is refused: the stream keeps it.
-        handle = calls.hold(lambda: buffer)
+        handle = calls.hold(lambda: other)
         if lib.gpushare_stream_launch_host(self.handle, _on_host_function, handle) != 0:
             calls.drop(handle)
             check(lib.gpushare_stream_synchronize(self.handle))
+
+    def _enqueue(self, function: Callable[[], Any]) -> None:
+        handle = calls.hold(function)
+        status = lib.gpushare_stream_launch_host(self.handle, _on_host_function, handle)
+        if status != 0:
+            calls.drop(handle)
+        check(status)
 
 
 class SideStream(Closable, Stream):

@@ -11,9 +11,10 @@ import pathlib
 import threading
 import time
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from ._cffi import ffi
+from ._enums import member_of
 
 NO_TIMEOUT = 2**64 - 1
 
@@ -59,7 +60,7 @@ class QueueFull(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Host memory, device memory or the session's quota is exhausted; the subclass says which."""
+    """Host memory, device memory or the session's quota is exhausted, or the device is too small; the subclass says which."""
 
 
 class HostOutOfMemory(OutOfMemory):
@@ -98,7 +99,7 @@ class Unsupported(Error):
     """The device, the layout or the build lacks this."""
 
 
-class ExceedsCapacity(Error):
+class ExceedsCapacity(OutOfMemory):
     """The request would not fit an empty device."""
 
 
@@ -164,14 +165,17 @@ def error_of(status: int, message: Optional[str] = None, native_code: int = 0) -
     return _ERRORS.get(status, Error)(message or name, status, native_code)
 
 
+def last_error(status: int) -> Error:
+    """The exception for `status`, with the calling thread's error message."""
+    info = struct("gpushare_error_info")
+    lib.gpushare_last_error(info)
+    return error_of(status, text(info.message), info.native_code) if info.status == status else error_of(status)
+
+
 def check(status: int) -> None:
-    """Raises the exception for `status` unless it is OK, with the calling thread's error message."""
+    """Raises the exception for `status` unless it is OK."""
     if status != 0:
-        info = struct("gpushare_error_info")
-        lib.gpushare_last_error(info)
-        if info.status == status:
-            raise error_of(status, text(info.message), info.native_code)
-        raise error_of(status)
+        raise last_error(status)
 
 
 def status_of(error: BaseException) -> int:
@@ -193,15 +197,16 @@ def struct(name: str, /, **fields: Any) -> Any:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """The fields of a struct as Python values; struct_size and reserved fields are left out."""
+    """The fields of a struct as Python values, enumerators as members of _enums.py; struct_size and reserved fields are left out."""
     result: dict[str, Any] = {}
-    for name, field in ffi.typeof(value[0]).fields:
-        if name in ("struct_size", "reserved"):
+    kind = ffi.typeof(value[0])
+    for name, _ in kind.fields:
+        if name in ("struct_size", "reserved", "reserved_2"):
             continue
         content = getattr(value, name)
         if isinstance(content, ffi.CData):
             content = text(content)
-        result[name] = content
+        result[name] = member_of(kind.cname.removeprefix("struct "), name, content)
     return result
 
 
@@ -218,9 +223,12 @@ def nanoseconds(timeout: Optional[float]) -> int:
 _SLICE_NS = 100_000_000
 
 
-def wait(call: Callable[[int], int], timeout: Optional[float]) -> None:
-    """Calls `call(timeout_ns)`, which blocks, until it does not time out or `timeout` seconds have passed."""
-    if threading.current_thread() is not threading.main_thread():
+def wait(call: Callable[[int], int], timeout: Optional[float], stop: Optional[Callable[[], None]] = None) -> None:
+    """Calls `call(timeout_ns)`, which blocks, until it does not time out or `timeout` seconds have passed.
+
+    `stop` raises when there is nothing to wait for any more; it is asked between the slices.
+    """
+    if threading.current_thread() is not threading.main_thread() and stop is None:
         check(call(nanoseconds(timeout)))
         return
     limit = nanoseconds(timeout)
@@ -228,9 +236,48 @@ def wait(call: Callable[[int], int], timeout: Optional[float]) -> None:
     while True:
         left = _SLICE_NS if end is None else max(0, min(_SLICE_NS, end - time.monotonic_ns()))
         status = call(left)
-        if status != lib.GPUSHARE_TIMED_OUT or (end is not None and time.monotonic_ns() >= end):
+        if status != lib.GPUSHARE_TIMED_OUT:
             check(status)
             return
+        if stop is not None:
+            stop()
+        if end is not None and time.monotonic_ns() >= end:
+            check(status)
+
+
+class Exports:
+    """Arrays over device memory that other libraries may still use: as many as are alive. What takes their memory away waits for them."""
+
+    def __init__(self) -> None:
+        self._arrays: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, array: Any) -> None:
+        self._arrays.add(array)
+
+    def add_all(self, others: "Exports") -> None:
+        for array in others._arrays:
+            self.add(array)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def when_gone(self, act: Callable[[], Any]) -> bool:
+        """Calls `act` when the last of them is gone: now, which is told by True, or on the thread that drops it."""
+        left = list(self._arrays)
+        waiting = {id(array) for array in left}
+        once = threading.Lock()
+
+        def gone(number: int) -> None:
+            waiting.discard(number)
+            if not waiting and once.acquire(blocking=False):
+                act()
+
+        for array in left:
+            # Not at exit: memory of arrays that are alive then goes with the process.
+            weakref.finalize(array, gone, id(array)).atexit = False
+        if not left:
+            act()
+        return not left
 
 
 class Closable:
@@ -239,11 +286,11 @@ class Closable:
     _handle: Any = None
     _finalizer: Any = None
 
-    def _own(self, handle: Any, release: Callable[[Any], int], *keep: Any) -> None:
-        """Takes `handle`, given back by `release`. `keep` is what the library uses until then."""
+    def _own(self, handle: Any, release: Callable[[Any], int], *keep: Any, exports: Optional[Exports] = None) -> None:
+        """Takes `handle`, given back by `release`. `keep` is what the library uses until then, `exports` the arrays that use its memory."""
         self._handle = handle
         self._release = release
-        self._finalizer = weakref.finalize(self, _give_back, release, handle, keep)
+        self._finalizer = weakref.finalize(self, _give_back, release, handle, keep, exports)
 
     @property
     def handle(self) -> Any:
@@ -269,15 +316,27 @@ class Closable:
             self._finalizer.detach()
         check(status)
 
-    def __enter__(self) -> Any:
+    def _close_after(self, exports: Exports) -> None:
+        """Closed for the program at once, for the library when the last of the arrays is gone."""
+        handle, self._handle = self._handle, None
+        kept = self._finalizer.detach()  # what the library uses until then
+        release = self._release
+        exports.when_gone(lambda: (release(handle), kept))
+
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
 
 
-def _give_back(release: Callable[[Any], int], handle: Any, keep: tuple) -> None:
-    release(handle)  # a status here would have nobody to be told
+_Self = TypeVar("_Self", bound=Closable)
+
+
+def _give_back(release: Callable[[Any], int], handle: Any, keep: tuple[Any, ...], exports: Optional[Exports]) -> None:
+    # Arrays keep their owner, so they are alive at the interpreter's exit alone: functions that run later there may still read them.
+    if not exports:
+        release(handle)  # a status here would have nobody to be told
 
 
 def null_or(value: Optional[str]) -> Any:

@@ -6,14 +6,17 @@ import logging
 import os
 import types
 import weakref
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 
 from ._cffi import ffi
 from ._memory import Block, SideStream, Stream
-from ._native import Closable, as_dict, check, lib, nanoseconds, null_or, struct, text, wait
+from ._native import Closable, Exports, as_dict, check, lib, nanoseconds, null_or, struct, text, wait
 from ._policy import Policy, policy_arguments
-from ._session import Session, session_params
+from ._session import Session, SessionOptions, session_params
 from ._values import KINDS, Bytes, Handles, one_of, size_in_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 
@@ -65,7 +68,9 @@ class Runtime(Closable):
                         enqueue_depth=enqueue_depth, record=record, spill_limit_bytes=size_in_bytes(spill_limit),
                         spill_move_bytes=size_in_bytes(spill_move_bytes), spill_move_ns=nanoseconds(spill_move),
                         lane_finder=c_lane_finder, interference_file=c_file)
-        self._views: weakref.WeakSet = weakref.WeakSet()
+        self._exports = Exports()
+        self._policy = policy if isinstance(policy, Policy) else None
+        self._sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
         self._held = Handles()  # functions that may be called until the runtime is closed
         if on_progress is not None:
             params.on_progress = _on_progress
@@ -73,25 +78,27 @@ class Runtime(Closable):
         out = ffi.new("gpushare_runtime*")
         check(lib.gpushare_runtime_open(params, out))
         del keep
-        self._own(out[0], lib.gpushare_runtime_close, self._held)
+        self._own(out[0], lib.gpushare_runtime_close, self._held, exports=self._exports)
         spec = self.info()["device"]
         self._on_host = spec.split("?")[0] == "host"
         self._device_index = int(spec.split("?")[0].partition(":")[2] or 0)
 
-    def open_session(self, name: Optional[str] = None, **options: Any) -> Session:
+    def open_session(self, name: Optional[str] = None, **options: Unpack[SessionOptions]) -> Session:
         """Opens a session; it waits for admission when its first iteration begins.
 
         Options: session_class ('guaranteed', 'opportunistic'), persistent_bytes and ephemeral_bytes (its need; 0 is measured
         in its first iterations), memory (a hard limit), weight, priority, remaining (seconds of device time),
         iterations_total, queue=False (raise DeviceOutOfMemory instead of waiting), spill, plan_iterations, compute_units,
-        least_bytes and may_upgrade (for set_coordination).
+        least_bytes and may_upgrade (for set_coordination), fail_on_error (an exception in an iteration ends the session).
         Sizes are bytes or texts such as '8G'.
         """
         params, keep = session_params(name=name, **options)
         out = ffi.new("gpushare_session*")
         check(lib.gpushare_session_open(self.handle, params, out))
         del keep
-        return Session(self, out[0], name or "session")
+        session = Session(self, out[0], name or "session", options.get("fail_on_error", False))
+        self._sessions.add(session)
+        return session
 
     def alloc(self, nbytes: Bytes, kind: str = "ephemeral", stream: Optional[Stream] = None, alignment: int = 0) -> Block:
         """Allocates for the iteration that has the lane of `stream`, else for the calling thread's innermost iteration."""
@@ -99,11 +106,33 @@ class Runtime(Closable):
         out = ffi.new("gpushare_device_address*")
         check(lib.gpushare_memory_alloc(self.handle, ffi.NULL if stream is None else stream.handle, one_of("kind", kind, KINDS), count,
                                         alignment, out))
-        return Block(self, self, out[0], count)
+        return Block(self, self, out[0], count, alignment)
+
+    @property
+    def _gone(self) -> bool:
+        return self._handle is None
 
     def free_many(self, blocks: Sequence[Block]) -> None:
         """Frees the blocks in one call, as Block.free does. Raises for the first that cannot be freed, when the others have been."""
-        check(lib.gpushare_memory_free_many(self.handle, len(blocks), [block.address for block in blocks], ffi.NULL))
+        live = [block for block in blocks if not block.gone]
+        for block in live:
+            block._freed = True
+            if block._exports and not block.on_host:
+                block._free_after_exports()
+        at_once = [block._token for block in live if block.on_host or not block._exports]
+        check(lib.gpushare_memory_free_many(self.handle, len(at_once), at_once, ffi.NULL))
+        for block in blocks:
+            if block not in live:
+                raise block._not_found()
+
+    def close(self) -> None:
+        """Closes every session and returns all memory. On a GPU memory that arrays of other libraries use stays until the last of them is gone."""
+        if self.closed or not self._exports:
+            super().close()
+            return
+        for session in list(self._sessions):
+            session.close()
+        self._close_after(self._exports)
 
     def create_stream(self, priority: int = 0) -> SideStream:
         """A stream outside all lanes."""
@@ -133,6 +162,12 @@ class Runtime(Closable):
         name, ops, keep = policy_arguments(policy)
         check(lib.gpushare_runtime_set_policy(self.handle, name, ops))
         del keep
+        self._policy = policy if isinstance(policy, Policy) else None
+
+    @property
+    def _stop_waiting(self) -> Optional[Callable[[], None]]:
+        """What raises when the policy has raised: nobody may get a turn again. None for policies of the library."""
+        return None if self._policy is None else self._policy._raise
 
     def set_capacity(self, capacity_bytes: Bytes) -> None:
         """Changes how much device memory may be promised; 0: all that the runtime was opened with.
@@ -168,11 +203,11 @@ class Runtime(Closable):
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Blocks until every lane's enqueued work has finished."""
-        wait(lambda slice_ns: lib.gpushare_runtime_synchronize(self.handle, slice_ns), timeout)
+        wait(lambda slice_ns: lib.gpushare_runtime_synchronize(self.handle, slice_ns), timeout, self._stop_waiting)
 
     def drain(self, timeout: Optional[float] = None) -> None:
         """Blocks until every iteration submitted before has run or was given up, then as `synchronize`."""
-        wait(lambda slice_ns: lib.gpushare_runtime_drain(self.handle, slice_ns), timeout)
+        wait(lambda slice_ns: lib.gpushare_runtime_drain(self.handle, slice_ns), timeout, self._stop_waiting)
 
     def info(self) -> dict[str, Any]:
         """State and statistics, as gpushare_runtime_info."""

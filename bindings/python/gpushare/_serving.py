@@ -8,13 +8,36 @@ import contextlib
 import itertools
 import logging
 import threading
-from typing import Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, TypedDict
 
 from ._cffi import ffi
 from ._native import CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
 from ._runtime import Runtime
 from ._session import Iteration, Session
 from ._values import calls, on_release, one_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class BatcherOptions(TypedDict, total=False):
+    """Settings of request queues and batchers: the fields of gpushare_batcher_params."""
+
+    max_pending: int
+    max_defer_ns: int
+    window: int
+    bins: int
+    flags: int
+    opportunity: float
+    hold: float
+    feasible_quantile: float
+    delay_rate_per_ms: float
+    estimate_quantile: float
+    max_delay_ns: int
+    clockwork_window_ns: int
+    clockwork_slack_ns: int
+    nexus_overhead_ns: int
+
 
 _log = logging.getLogger("gpushare")
 _DROPS = {lib.GPUSHARE_DROP_EXPIRED: "expired", lib.GPUSHARE_DROP_HOPELESS: "hopeless", lib.GPUSHARE_DROP_REJECTED: "rejected",
@@ -29,7 +52,7 @@ def now_ns() -> int:
     return lib.gpushare_now_ns()
 
 
-def _batcher_params(policy: Optional[str], settings: dict[str, Any]) -> tuple[Any, Any]:
+def _batcher_params(policy: Optional[str], settings: Mapping[str, Any]) -> tuple[Any, Any]:
     name = null_or(policy)
     return struct("gpushare_batcher_params", policy=name, **settings), name
 
@@ -104,8 +127,9 @@ class _QueueModel:
 
     def run(self, handle: Any, batch: Any) -> int:
         requests = [ffi.from_handle(batch.user_data[index]) for index in range(batch.count)]
+        iteration = Iteration(self.session, handle)
         try:
-            results = self.function(Iteration(self.session, handle), Batch(batch, requests))
+            results = self.function(iteration, Batch(batch, requests))
             if results is not None:
                 results = list(results)
                 if len(results) != len(requests):
@@ -117,6 +141,12 @@ class _QueueModel:
             for request in requests:
                 request.error = error
             return status_of(error)
+        finally:
+            try:
+                iteration._keep_exported()
+            except Error:
+                _log.exception("keeping the memory that a batch's arrays use")
+            iteration._ended = True
 
 
 @ffi.callback("int32_t(void*, gpushare_iteration, const gpushare_queued_batch*)")
@@ -151,7 +181,7 @@ class RequestQueue(Closable):
     fields of gpushare_batcher_params, such as max_pending.
     """
 
-    def __init__(self, runtime: Runtime, policy: Optional[str] = None, **settings: Any) -> None:
+    def __init__(self, runtime: Runtime, policy: Optional[str] = None, **settings: Unpack[BatcherOptions]) -> None:
         params, keep = _batcher_params(policy, settings)
         out = ffi.new("gpushare_request_queue*")
         check(lib.gpushare_request_queue_create(runtime.handle, params, out))
@@ -248,7 +278,7 @@ class RequestQueue(Closable):
 class Batcher(Closable):
     """The decisions alone, for programs with threads of their own. The caller orders calls on one batcher."""
 
-    def __init__(self, policy: Optional[str] = None, **settings: Any) -> None:
+    def __init__(self, policy: Optional[str] = None, **settings: Unpack[BatcherOptions]) -> None:
         params, keep = _batcher_params(policy, settings)
         out = ffi.new("gpushare_batcher*")
         check(lib.gpushare_batcher_create(params, out))

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence, TypedDict
 
 from . import _arrays
 from ._cffi import ffi
-from ._memory import Block, Stream, warn_of_views
-from ._native import CallbackFailed, Closable, Error, as_dict, check, lib, nanoseconds, null_or, status_of, struct, text, wait
+from ._memory import Block, Stream
+from ._native import CallbackFailed, Cancelled, Closable, Error, Exports, as_dict, check, last_error, lib, nanoseconds, null_or, status_of, struct, text, wait
 from ._values import KINDS, Bytes, Handles, calls, on_release, one_of, size_in_bytes
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options of `Runtime.open_session` beside the name."""
+
+    session_class: str  # 'guaranteed' or 'opportunistic'
+    persistent_bytes: Bytes
+    ephemeral_bytes: Bytes
+    remaining: Optional[float]
+    iterations_total: int
+    memory: Bytes
+    priority: int
+    weight: float
+    queue: bool
+    spill: bool
+    plan_iterations: bool
+    compute_units: int
+    least_bytes: Bytes
+    may_upgrade: bool
+    fail_on_error: bool
+
 
 _log = logging.getLogger("gpushare")
 
 
 GUARANTEED, OPPORTUNISTIC = "guaranteed", "opportunistic"
 _CLASSES = {GUARANTEED: lib.GPUSHARE_CLASS_GUARANTEED, OPPORTUNISTIC: lib.GPUSHARE_CLASS_OPPORTUNISTIC}
-_STATES = {lib.GPUSHARE_SESSION_QUEUED: "queued", lib.GPUSHARE_SESSION_RESIDENT: "resident",
-           lib.GPUSHARE_SESSION_PAGED_OUT: "paged_out", lib.GPUSHARE_SESSION_CANCELLED: "cancelled",
-           lib.GPUSHARE_SESSION_FAILED: "failed"}
 
 
 # Functions of the user's that the library calls. None of them may let an exception out: cffi would only print it.
@@ -33,8 +51,7 @@ _STATES = {lib.GPUSHARE_SESSION_QUEUED: "queued", lib.GPUSHARE_SESSION_RESIDENT:
 
 @ffi.callback("int32_t(void*, gpushare_iteration)")
 def _on_iteration(data: Any, handle: Any) -> int:
-    pushed = ffi.from_handle(data)
-    return pushed.run(handle)
+    return int(ffi.from_handle(data).run(handle))
 
 
 @ffi.callback("uint64_t(void*, uint64_t, uint64_t)")
@@ -47,14 +64,20 @@ def _on_give_back(data: Any, nbytes: int, within_ns: int) -> int:
 
 
 class Iteration:
-    """One mini-batch, from its turn to its end. A `with` block ends it; an exception in it ends its session as failed."""
+    """One mini-batch, from its turn to its end. A `with` block ends it, also when an exception leaves the block: the work so far was for
+    nothing, and the session goes on. With `fail_on_error=True` the session has then failed."""
 
-    def __init__(self, session: "Session", handle: Any) -> None:
+    def __init__(self, session: Any, handle: Any) -> None:
         self.session = session
         self.handle = handle
         self._stream: Optional[Stream] = None
-        self._quiet = False
-        self._views: weakref.WeakSet = weakref.WeakSet()
+        self._ended = False
+        self._exports = Exports()
+        self._blocks: List[Block] = []  # on a GPU: other libraries may use them after the end
+
+    @property
+    def _gone(self) -> bool:
+        return self._ended or bool(self.session._gone)
 
     @property
     def stream(self) -> Stream:
@@ -70,26 +93,28 @@ class Iteration:
         count = size_in_bytes(nbytes)
         out = ffi.new("gpushare_device_address*")
         check(lib.gpushare_iteration_alloc(self.handle, count, alignment, out))
-        return Block(self, self.session.runtime, out[0], count)
+        return self._block(out[0], count, alignment)
+
+    def _block(self, address: int, nbytes: int, alignment: int) -> Block:
+        block = Block(self, self.session.runtime, address, nbytes, alignment)
+        if not block.on_host:
+            self._blocks.append(block)
+        return block
 
     def alloc_many(self, sizes: Sequence[Bytes], alignment: int = 0) -> List[Block]:
         """Ephemeral memory for each of the sizes in one call, all or none."""
         counts = [size_in_bytes(each) for each in sizes]
         out = ffi.new("gpushare_device_address[]", max(len(counts), 1))
         check(lib.gpushare_iteration_alloc_many(self.handle, len(counts), counts, alignment, out))
-        return [Block(self, self.session.runtime, out[i], count) for i, count in enumerate(counts)]
+        return [self._block(out[i], count, alignment) for i, count in enumerate(counts)]
 
     def array(self, shape: Any, dtype: Any = "<f4") -> Any:
         """An ephemeral array: numpy's on the host device, else a DeviceArray. Its contents are undefined at first.
 
-        numpy computes at once and not in stream order, so on the host device the first array of an iteration waits until
-        earlier work of the lane, which may use the same memory, has finished. To enqueue instead, use `alloc` and `launch`.
+        The session is charged for it until the iteration ends. On the host device the array may be read for as long as it lives; on a GPU
+        it is gone, unless another library uses it: then it is kept, and counts as persistent until the last user is gone.
         """
-        block = self.alloc(_array_bytes(shape, dtype))
-        if block.on_host and not self._quiet:
-            self.stream.synchronize()
-            self._quiet = True
-        return block.array(shape, dtype)
+        return self.alloc(max(1, _arrays.bytes_of(shape, dtype))).array(shape, dtype)
 
     def launch(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Enqueues a function on the lane's stream; see Stream.launch."""
@@ -97,126 +122,214 @@ class Iteration:
 
     def keep(self, block: Block) -> Block:
         """Promotes an ephemeral block: it outlives the iteration and counts as persistent."""
-        check(lib.gpushare_iteration_keep(self.handle, block.address))
+        block._check()
+        check(lib.gpushare_iteration_keep(self.handle, block._token))
         block.owner = self.session
+        self.session._exports.add_all(block._exports)
         return block
 
     def end(self) -> None:
-        """Ends it: the lane goes on with the next session."""
-        warn_of_views(self, "an iteration that has ended")
-        check(lib.gpushare_iteration_end(self.handle))
+        """Ends it: the lane goes on with the next session.
+
+        Raises DeviceOutOfMemory when other libraries still use its memory on a GPU and the device has no room to keep it: the turn then
+        lasts until these arrays are gone.
+        """
+        self._end(lib.gpushare_iteration_end)
 
     def fail(self, error: BaseException) -> None:
         """Ends it and its session as failed; no other session is touched."""
-        message = f"{type(error).__name__}: {error}"
-        self._views = weakref.WeakSet()
-        check(lib.gpushare_iteration_fail(self.handle, status_of(error), message.encode()))
+        if self.session._exports:
+            self.session._stop(error)
+            self.end()
+            return
+        message = f"{type(error).__name__}: {error}".encode()
+        self._end(lambda handle: lib.gpushare_iteration_fail(handle, status_of(error), message))
+
+    def _end(self, end: Callable[[Any], int]) -> None:
+        try:
+            self._keep_exported()
+        except Error:
+            self._ended = True
+            handle, session = self.handle, self.session
+            session._exports.add_all(self._exports)
+            self._exports.when_gone(lambda: (end(handle), session))
+            raise
+        check(end(self.handle))
+        self._ended = True
+
+    def _keep_exported(self) -> None:
+        """Blocks that other libraries use, on a GPU, stay until these are done."""
+        blocks, self._blocks = self._blocks, []
+        for block in blocks:
+            if block._exports and block.owner is self and not block.gone:
+                self.keep(block)
+                block._freed = True
+                block._free_after_exports()
 
     def __enter__(self) -> "Iteration":
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None or kind is GeneratorExit:  # a loop over Session.iterations() was left
-            self.end()
+        if self._ended:  # by end() or fail() in the block
             return
+        leaves_a_loop = kind is GeneratorExit  # over Session.iterations()
         try:
-            self.fail(error)
+            if error is None or leaves_a_loop or not self.session._fail_on_error:
+                self.end()
+            else:
+                self.fail(error)
         except Error:
-            _log.exception("ending a failed iteration")  # the exception on its way says more
+            if error is None or leaves_a_loop:
+                raise
+            _log.exception("ending an iteration in which an exception was raised")  # that exception says more
 
 
-def _array_bytes(shape: Any, dtype: Any) -> int:
-    count = 1
-    for size in (shape,) if isinstance(shape, int) else shape:
-        count *= int(size)
-    return max(1, count * int(_arrays.typestr(dtype)[2:]))
+class _TicketHandle(Closable):
+    """The library's ticket."""
+
+    def __init__(self, handle: Any, ticket: "Ticket") -> None:
+        self._own(handle, lib.gpushare_ticket_release)
 
 
-class _Pushed:
-    """A submitted function until it has run or never will."""
+class Ticket(concurrent.futures.Future):  # type: ignore[type-arg]  # of what the function returns
+    """The outcome of a submitted iteration: a concurrent.futures.Future that is also awaitable. It is done when the iteration's device
+    work has finished. Its exception is Cancelled, DeviceLost, or CallbackFailed whose cause is what the function raised.
+
+    `cancel()` before the function has begun has it never run. Callbacks run on threads of gpushare and must be quick.
+    """
 
     def __init__(self, session: "Session", function: Callable[[Iteration], Any]) -> None:
-        self.session = session
-        self.function = function
-        self.error: Optional[BaseException] = None
-        self.result: Any = None
-        self._mutex = threading.Lock()  # of what follows
-        self._over = False
-        self._waiters: list[Callable[[], None]] = []
+        super().__init__()
+        self._session = session
+        self._function: Optional[Callable[[Iteration], Any]] = function
+        self._raised: Optional[BaseException] = None
+        self._value: Any = None
+        self._ran = self._over = False
+        self._ticket: Optional[_TicketHandle] = None
+        self._submitting = threading.RLock()  # held until _ticket is there
+
+    def _submit(self) -> None:
+        handle = calls.hold(self)
+        out = ffi.new("gpushare_ticket*")
+        with self._submitting:
+            status = lib.gpushare_session_submit(self._session.handle, _on_iteration, handle, on_release, out)
+            if status != 0:
+                calls.drop(handle)
+            check(status)
+            self._ticket = _TicketHandle(out[0], self)
 
     def run(self, handle: Any) -> int:
-        iteration = Iteration(self.session, handle)
+        """The library's call when it is the session's turn. Returns a status."""
+        session, iteration = self._session, Iteration(self._session, handle)
+        function, self._function = self._function, None
+        if function is None or not self.set_running_or_notify_cancel():
+            return 0
+        self._ran = True
         try:
-            self.result = self.function(iteration)
-            warn_of_views(iteration, "an iteration that has ended")
+            session._raise()
+            self._value = function(iteration)
+            iteration._keep_exported()
+            iteration._ended = True
             return 0
         except BaseException as error:
-            self.error = error
-            return status_of(error)
+            self._raised = error
+            return session._status_after(iteration, error)
 
     def _released(self) -> None:
-        with self._mutex:
-            self._over, waiters = True, self._waiters
-            self._waiters = []
-        for waiter in waiters:
-            try:
-                waiter()
-            except BaseException:
-                _log.exception("telling that a submitted iteration is over")
+        """The function has run, or never will."""
+        with self._submitting:
+            self._function, self._over = None, True
+        if not self.done():
+            _waiter.add(self)
 
-    def when_over(self, waiter: Callable[[], None]) -> None:
-        """Calls `waiter` as soon as the function has run or never will: at once, or on a thread of the library."""
-        with self._mutex:
+    def _ask(self, timeout_ns: int) -> int:
+        """Waits for the device, and resolves the future unless that takes longer."""
+        ticket = self._ticket
+        if ticket is None or ticket.closed:  # nobody to ask: what the function did decides
             if not self._over:
-                self._waiters.append(waiter)
-                return
-        waiter()
+                return lib.GPUSHARE_TIMED_OUT
+            status = 0 if self._ran else lib.GPUSHARE_CANCELLED
+        else:
+            status = lib.gpushare_ticket_wait(ticket.handle, timeout_ns)
+        if status == lib.GPUSHARE_TIMED_OUT:
+            return status
+        error: Optional[Error] = None
+        if self._raised is not None:
+            error = CallbackFailed(f"the submitted function raised {self._raised!r}", lib.GPUSHARE_CALLBACK_FAILED)
+            error.__cause__ = self._raised
+        elif status != 0:
+            error = last_error(status)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # resolved or cancelled meanwhile
+            if error is None:
+                self.set_result(self._value)
+            else:
+                self.set_exception(error)
+        return 0
 
-
-class Ticket(Closable):
-    """The outcome of a submitted iteration. Awaitable."""
-
-    def __init__(self, handle: Any, pushed: _Pushed) -> None:
-        self._pushed = pushed
-        self._own(handle, lib.gpushare_ticket_release, pushed)
+    def _await_device(self, timeout: Optional[float]) -> None:
+        if not super().done() and self._ticket is not None and not self._ticket.closed:
+            wait(self._ask, timeout, self._session.runtime._stop_waiting)
 
     def result(self, timeout: Optional[float] = None) -> Any:
-        """Blocks until the iteration's device work has finished, and returns what the function returned.
+        """Blocks until the iteration's device work has finished, and returns what the function returned. Raises TimedOut as well."""
+        self._await_device(timeout)
+        return super().result(timeout)
 
-        Raises TimedOut, Cancelled, DeviceLost, or CallbackFailed whose cause is the exception of the function.
-        """
-        try:
-            wait(lambda slice_ns: lib.gpushare_ticket_wait(self.handle, slice_ns), timeout)
-        except Error as error:
-            if self._pushed.error is not None and error.status != lib.GPUSHARE_TIMED_OUT:
-                raise CallbackFailed(f"the submitted function raised {self._pushed.error!r}",
-                                     lib.GPUSHARE_CALLBACK_FAILED) from self._pushed.error
-            raise
-        return self._pushed.result
+    def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
+        """As result(), but returns the exception; None: there was none."""
+        self._await_device(timeout)
+        return super().exception(timeout)
 
     def done(self) -> bool:
         """True if the outcome is there."""
-        return lib.gpushare_ticket_wait(self.handle, 0) != lib.GPUSHARE_TIMED_OUT
+        return super().done() or (self._ask(0) == 0 and super().done())
+
+    def close(self) -> None:
+        """Gives the ticket back. The iteration still runs."""
+        if self._ticket is not None:
+            self._ticket.close()
+
+    def __enter__(self) -> "Ticket":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
 
     def __await__(self) -> Any:
-        return self._outcome().__await__()
+        # No thread is taken for a function that waits for its turn.
+        return asyncio.wrap_future(self).__await__()
 
-    async def _outcome(self) -> Any:
-        # No thread is taken for a function that waits for its turn: asyncio has few of them, and the turn may depend on what other tasks do.
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
 
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody awaits
-                loop.call_soon_threadsafe(answer)
+class _Waiter:
+    """Resolves tickets whose functions have run but whose device work has not finished. Its thread lives while there are any."""
 
-        def answer() -> None:
-            if not over.done():  # who awaited may have been cancelled
-                over.set_result(None)
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._tickets: List[Ticket] = []
 
-        self._pushed.when_over(tell)
-        await over
-        return await loop.run_in_executor(None, self.result)  # at most for the iteration's device work
+    def add(self, ticket: Ticket) -> None:
+        with self._mutex:
+            self._tickets.append(ticket)
+            if len(self._tickets) == 1:
+                threading.Thread(target=self._run, name="gpushare-tickets", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                tickets = list(self._tickets)
+            try:
+                tickets[0]._ask(5_000_000)
+            except Error:
+                _log.exception("waiting for a submitted iteration")
+            over = {id(ticket) for ticket in tickets if ticket.done()}
+            del tickets
+            with self._mutex:
+                self._tickets = [ticket for ticket in self._tickets if id(ticket) not in over]
+                if not self._tickets:
+                    return
+
+
+_waiter = _Waiter()
 
 
 class Range(Closable):
@@ -290,50 +403,42 @@ class Gate(Closable):
 class Session(Closable):
     """One job: its memory and its turns. Made by `Runtime.open_session`."""
 
-    def __init__(self, runtime: "Runtime", handle: Any, name: str) -> None:
+    def __init__(self, runtime: "Runtime", handle: Any, name: str, fail_on_error: bool = False) -> None:
         self.runtime = runtime
         self.name = name
         self._error: Optional[BaseException] = None
-        self._views: weakref.WeakSet = weakref.WeakSet()
-        self._own(handle, lib.gpushare_session_close, runtime)
+        self._fail_on_error = fail_on_error
+        self._exports = Exports()
+        self._own(handle, lib.gpushare_session_close, runtime, exports=self._exports)
+
+    @property
+    def _gone(self) -> bool:
+        return self._handle is None or self.runtime._handle is None
 
     def iteration(self, timeout: Optional[float] = None) -> Iteration:
         """Blocks until it is this session's turn, and begins an iteration: `with session.iteration() as it: ...`."""
         self._raise()
         out = ffi.new("gpushare_iteration*")
-        wait(lambda slice_ns: lib.gpushare_iteration_begin(self.handle, slice_ns, out), timeout)
+        wait(lambda slice_ns: lib.gpushare_iteration_begin(self.handle, slice_ns, out), timeout, self.runtime._stop_waiting)
         return Iteration(self, out[0])
 
     def iterations(self, count: Optional[int] = None) -> Iterator[Iteration]:
         """`for it in session.iterations(100): ...` runs the loop's body as that many iterations (None: without end).
 
-        An exception that leaves the body does not reach the iterator: the iteration then ends as it is, and the session
-        does not fail. Use `with session.iteration()` where it should.
+        An exception that leaves the body does not reach the iterator, and the iteration ends as it is.
         """
         done = 0
-        before: Optional[Iteration] = None
         while count is None or done < count:
             with self.iteration() as iteration:
                 yield iteration
-                # The names of the loop's body hold their arrays until the next round assigns them: only then is an array kept too long.
-                if before is not None:
-                    warn_of_views(before, "an iteration that has ended", stacklevel=3)
-                views, iteration._views = iteration._views, weakref.WeakSet()
-            before = iteration
-            before._views = views
             done += 1
 
     def submit(self, function: Callable[[Iteration], Any]) -> Ticket:
         """Queues `function(iteration)`; it runs on the lane's thread when it is the session's turn. Does not block."""
         self._raise()
-        pushed = _Pushed(self, function)
-        handle = calls.hold(pushed)
-        out = ffi.new("gpushare_ticket*")
-        status = lib.gpushare_session_submit(self.handle, _on_iteration, handle, on_release, out)
-        if status != 0:
-            calls.drop(handle)
-        check(status)
-        return Ticket(out[0], pushed)
+        ticket = Ticket(self, function)
+        ticket._submit()
+        return ticket
 
     def alloc(self, nbytes: Bytes, kind: str = "model", alignment: int = 0) -> Block:
         """Persistent memory, freed with `Block.free` or with the session. Waits while the session is queued.
@@ -343,11 +448,14 @@ class Session(Closable):
         count = size_in_bytes(nbytes)
         out = ffi.new("gpushare_device_address*")
         check(lib.gpushare_session_alloc(self.handle, one_of("kind", kind, KINDS), count, alignment, out))
-        return Block(self, self.runtime, out[0], count)
+        return Block(self, self.runtime, out[0], count, alignment)
 
     def array(self, shape: Any, dtype: Any = "<f4", kind: str = "model") -> Any:
-        """A persistent array: numpy's on the host device, else a DeviceArray. Its contents are undefined at first."""
-        return self.alloc(_array_bytes(shape, dtype), kind).array(shape, dtype)
+        """A persistent array: numpy's on the host device, else a DeviceArray. Its contents are undefined at first.
+
+        On the host device it may be read at any time, also after the session was closed: then it is ordinary memory of the process.
+        """
+        return self.alloc(max(1, _arrays.bytes_of(shape, dtype)), kind).array(shape, dtype)
 
     def range(self, reserved: Bytes, give_back: Optional[Callable[[int, float], int]] = None, name: str = "", answer: float = 0.0,
               price: float = 0.0) -> "Range":
@@ -356,11 +464,15 @@ class Session(Closable):
 
     def wait_admitted(self, timeout: Optional[float] = None) -> None:
         """Blocks until the session is resident."""
-        wait(lambda slice_ns: lib.gpushare_session_wait_admitted(self.handle, slice_ns), timeout)
+        wait(lambda slice_ns: lib.gpushare_session_wait_admitted(self.handle, slice_ns), timeout, self.runtime._stop_waiting)
 
     def cancel(self) -> None:
-        """Stops the session at its next iteration boundary. Does not block."""
-        check(lib.gpushare_session_cancel(self.handle))
+        """Stops the session at its next iteration boundary. Does not block. Its memory returns then, on a GPU as `close` says."""
+        handle = self.handle
+        if not self._exports:
+            check(lib.gpushare_session_cancel(handle))
+        else:
+            self._stop(Cancelled(f"session {self.name!r} was cancelled", lib.GPUSHARE_CANCELLED))
 
     def set_priority(self, priority: int) -> None:
         """For the policy 'priority': the larger runs first."""
@@ -382,9 +494,7 @@ class Session(Closable):
         """State and statistics, as gpushare_session_info; `state` is a name."""
         info = struct("gpushare_session_info")
         check(lib.gpushare_session_get_info(self.handle, info))
-        result = as_dict(info)
-        result["state"] = _STATES.get(result["state"], result["state"])
-        return result
+        return as_dict(info)
 
     def set_target_slowdown(self, target: float) -> None:
         """The slowdown that a guaranteed session accepts from opportunistic ones that launch through gates; 0: the runtime's."""
@@ -403,28 +513,54 @@ class Session(Closable):
         return text(out)
 
     def close(self) -> None:
-        """Ends the session: queued work is cancelled, all its memory returns. Blocks for its running iteration."""
-        if not self.closed:
-            warn_of_views(self, f"session {self.name!r}, which has been closed")
-        super().close()
+        """Ends the session: queued work is cancelled, all its memory returns. Blocks for its running iteration.
+
+        On a GPU the session is closed with the last array over its memory that another library still uses; models likewise on every device.
+        """
+        if self.closed or not self._exports:
+            super().close()
+        else:
+            self._close_after(self._exports)
+
+    def _status_after(self, iteration: "Iteration", error: BaseException) -> int:
+        """What the library is told after a function of the iteration has raised: 0, and the session goes on, if its owner did not say otherwise."""
+        try:
+            iteration._keep_exported()
+        except Error:
+            _log.exception("keeping the memory that an iteration's arrays use")
+        iteration._ended = True
+        if not self._fail_on_error:
+            return 0
+        if not self._exports:
+            return status_of(error)
+        self._stop(error)
+        return 0
+
+    def _stop(self, error: BaseException) -> None:
+        """The session runs nothing more. The library cancels it when no array uses its memory, which a cancelled session gives back."""
+        self._error = self._error or error
+        handle = self._handle
+        if handle is not None:
+            self._exports.when_gone(lambda: lib.gpushare_session_cancel(handle))
 
     def _fail(self, error: BaseException) -> None:
         """A launched function raised, on a thread of the device."""
-        self._error = self._error or error
-        if self._handle is not None:
-            lib.gpushare_session_cancel(self._handle)
+        self._stop(error)
 
     def _raise(self) -> None:
+        if isinstance(self._error, Cancelled):
+            raise self._error
         if self._error is not None:
-            raise CallbackFailed(f"a function launched by session {self.name!r} raised {self._error!r}",
+            raise CallbackFailed(f"a function of session {self.name!r} raised {self._error!r}",
                                  lib.GPUSHARE_CALLBACK_FAILED) from self._error
 
 
 def session_params(*, name: Optional[str] = None, session_class: str = GUARANTEED, persistent_bytes: Bytes = 0, ephemeral_bytes: Bytes = 0,
                    remaining: Optional[float] = None, iterations_total: int = 0, memory: Bytes = 0, priority: int = 0,
                    weight: float = 1.0, queue: bool = True, spill: bool = False, plan_iterations: bool = False,
-                   compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False) -> tuple[Any, Any]:
-    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session."""
+                   compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False,
+                   fail_on_error: bool = False) -> tuple[Any, Any]:
+    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session. `fail_on_error` is the binding's."""
     c_name = null_or(name)
     flags = (lib.GPUSHARE_SESSION_ALLOW_QUEUEING if queue else 0) | (lib.GPUSHARE_SESSION_ALLOW_SPILL if spill else 0)
     flags |= lib.GPUSHARE_SESSION_MAY_UPGRADE if may_upgrade else 0

@@ -2,21 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 import torch
 
-from ._native import check, lib
-from ._serving import RequestQueue
-from ._torch_session import Session, innermost
+from ._native import lib
+from ._serving import BatcherOptions, RequestQueue
+from ._torch_session import Session, innermost, keep_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Server:
     """A model behind a request queue: requests with deadlines are answered in batches, each an iteration of the session. Made by `serve`."""
 
     def __init__(self, model: Any, session: Session, policy: Optional[str], batch_sizes: Optional[Sequence[int]],
-                 call: Callable[[Any, list], Sequence[Any]], settings: dict[str, Any]) -> None:
+                 call: Callable[[Any, list[Any]], Sequence[Any]], settings: BatcherOptions) -> None:
         self.model = model
         self.session = session
         self._call = call
@@ -28,18 +32,21 @@ class Server:
     def _run(self, iteration: Any, batch: Any) -> Sequence[Any]:
         session, shared = self.session, self.session._shared
         lane = session._lane = iteration.stream
+        if not shared.on_cuda:
+            lane.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
+        error: Optional[BaseException] = None
         try:
-            with torch.inference_mode():
-                if not shared.on_cuda:
-                    lane.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
-                    return self._call(self.model, batch.payloads)
-                with torch.cuda.stream(shared.torch_stream(lane.native)):
-                    results = [_to_host(result) for result in self._call(self.model, batch.payloads)]
-                # Blocks that PyTorch or the network made and still holds, such as workspaces, outlive the batch.
-                check(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle))
-                return results
+            with torch.inference_mode(), torch.cuda.stream(shared.torch_stream(lane.native)) if shared.on_cuda else contextlib.nullcontext():
+                return [_to_host(result) if shared.on_cuda else result for result in self._call(self.model, batch.payloads)]
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             session._lane = None
+            # Tensors that the network, PyTorch or an exception still holds outlive the batch. The batch's turn lasts until there is room for them.
+            while shared.on_cuda and not keep_tensors(lambda: int(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle)),
+                                                      session, error):
+                time.sleep(0.02)
 
     def measure(self, payload: Any, repeats: int = 3) -> float:
         """Runs one request `repeats` times as iterations of the session, tells the queue what the last took, and returns that in seconds.
@@ -83,13 +90,13 @@ def _to_host(result: Any) -> Any:
     return result.cpu() if isinstance(result, torch.Tensor) else result
 
 
-def _call_stacked(model: Any, payloads: list) -> Sequence[Any]:
+def _call_stacked(model: Any, payloads: list[Any]) -> Sequence[Any]:
     device = next((tensor.device for tensor in model.parameters()), None)
     return model(torch.stack(payloads).to(device)).unbind(0)
 
 
 def serve(model: Any, *, to: Optional[Session] = None, policy: Optional[str] = None, batch_sizes: Optional[Sequence[int]] = None,
-          call: Callable[[Any, list], Sequence[Any]] = _call_stacked, **settings: Any) -> Server:
+          call: Callable[[Any, list[Any]], Sequence[Any]] = _call_stacked, **settings: Unpack[BatcherOptions]) -> Server:
     """Serves a model from the session `to`, by default that of the innermost `with` block: `with gt.serve(model) as server: server(x)`.
 
     A request is one input tensor without the batch's dimension; its result is the row of the output, on the CPU. `call(model, payloads)`

@@ -5,21 +5,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import logging
 import re
 import threading
+import traceback
 import weakref
-from typing import Any, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 import torch
 
+from ._allocator import Allocator
 from ._cffi import ffi
 from ._loader import Loader
 from ._memory import Stream
-from ._native import Closable, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, text, wait
+from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
 from ._runtime import Runtime
-from ._session import session_params
-from ._values import Bytes, Handles
+from ._session import SessionOptions, session_params
+from ._torch_attach import Attached
+from ._values import Bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("gpushare")
 
@@ -36,43 +43,6 @@ def supported() -> bool:
 
 def versions() -> str:
     return f"this is PyTorch {torch.__version__}; gpushare.torch is made for {FIRST_VERSION[0]}.{FIRST_VERSION[1]} to {LAST_VERSION[0]}.{LAST_VERSION[1]}"
-
-
-@ffi.callback("void(void*, uint64_t, uint64_t, const char*)")
-def _on_failure(data: Any, session_id: int, nbytes: int, message: Any) -> None:
-    try:
-        ffi.from_handle(data)(session_id, nbytes, text(message))
-    except BaseException:
-        _log.exception("an observer of failed allocations raised")
-
-
-class Allocator(Closable):
-    """The allocator of a runtime as a framework uses it; gpushare/allocator.h. Most programs need `session` only."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        out = ffi.new("gpushare_allocator*")
-        check(lib.gpushare_allocator_create(runtime.handle, struct("gpushare_allocator_params"), out))
-        self._held = Handles()  # observers, until the allocator is released
-        self._own(out[0], lib.gpushare_allocator_release, runtime, self._held)
-
-    def add_observer(self, function: Callable[[int, int, str], Any]) -> None:
-        """`function(session_id, bytes, message)` is told of each allocation that fails, on its thread, before PyTorch raises.
-
-        For logs and snapshots: `runtime.write_snapshot(path)` then shows who holds what. To free something instead, so that the allocation is
-        tried again: `runtime.set_out_of_memory_function`.
-        """
-        check(lib.gpushare_allocator_add_observer(self.handle, _on_failure, self._held.hold(function)))
-
-    def info(self, session: Optional["Session"] = None) -> dict[str, Any]:
-        """current_bytes, peak_bytes, reserved_bytes, allocations, failures, ...: of one session, or of all."""
-        info = struct("gpushare_allocator_info")
-        check(lib.gpushare_allocator_get_info(self.handle, ffi.NULL if session is None else session.handle, info))
-        return as_dict(info)
-
-    def reset_peaks(self, session: Optional["Session"] = None) -> None:
-        """peak_bytes counts from now on."""
-        check(lib.gpushare_allocator_reset_peaks(self.handle, ffi.NULL if session is None else session.handle))
 
 
 class _Device:
@@ -223,6 +193,8 @@ def _close_all() -> None:
         devices = list(_devices.values())
         _devices.clear()
     for session in list(_sessions):
+        if session._late is not None:
+            session._late.stop()
         with contextlib.suppress(Error):
             session._shut()
     for device in devices:
@@ -236,8 +208,9 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 class Session(Closable):
     """One job: its memory and its turns. Made by `session`. Tensors that the `with` block's thread makes are the session's."""
 
-    def __init__(self, device: _Device, name: str, **options: Any) -> None:
+    def __init__(self, device: _Device, name: str, **options: Unpack[SessionOptions]) -> None:
         self.name = name
+        self._fail_on_error = options.get("fail_on_error", False)
         self._shared = device
         self.runtime = device.runtime
         self.allocator = device.allocator
@@ -246,8 +219,10 @@ class Session(Closable):
         check(lib.gpushare_session_open(device.runtime.handle, params, out))
         del keep
         self._open: Optional[_Step] = None
+        self._late: Optional[_LateEnd] = None  # of an iteration whose tensors keep it open
         self._detach: list[Callable[[], None]] = []
         self._home: Any = None
+        self._opened_by = 0  # the thread
         self._lane: Any = None  # the stream of the open iteration
         self._on_home: Any = None
         self._error: Optional[BaseException] = None
@@ -267,17 +242,9 @@ class Session(Closable):
         """`with s.iteration(): step(batch)`: waits for the session's turn; its work goes to the session's stream."""
         return _Step(self, timeout)
 
-    def attach(self, optimizer: Any) -> None:
-        """An iteration ends with each `optimizer.step()`, and the next one begins; see the module's `attach`."""
-        self._begin(None)
-
-        def stepped(*_: Any) -> None:
-            if self._open is not None:
-                self._end(None)
-                self._begin(None)
-
-        handle = optimizer.register_step_post_hook(stepped)
-        self._detach.append(handle.remove)
+    def attach(self, *optimizers: Any) -> None:
+        """Iterations for a loop that stays as it is; see the module's `attach`."""
+        self._detach.append(Attached(self, optimizers).detach)
 
     def info(self) -> dict[str, Any]:
         """State and statistics, as gpushare_session_info."""
@@ -289,16 +256,18 @@ class Session(Closable):
         """current_bytes, peak_bytes, reserved_bytes of the session; what torch.cuda.memory_stats tells without gpushare."""
         return self.allocator.info(self)
 
-    def _begin(self, timeout: Optional[float]) -> None:
-        if self._open is not None:
-            raise InvalidState(f"session '{self.name}' has an iteration open already", lib.GPUSHARE_INVALID_STATE)
-        step = _Step(self, timeout)
-        step.__enter__()
+    def _begin(self) -> None:
+        _Step(self, None).__enter__()
 
     def _end(self, error: Optional[BaseException]) -> None:
         step = self._open
         if step is not None:
             step.__exit__(None if error is None else type(error), error, None)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise InvalidState(f"session '{self.name}' has failed: an iteration raised {self._error!r}, and it was opened with fail_on_error",
+                               lib.GPUSHARE_INVALID_STATE) from self._error
 
     def _reclaim(self) -> bool:
         """Weights on demand that nobody uses now leave the device, those first that were used longest ago. False: there are none."""
@@ -312,23 +281,26 @@ class Session(Closable):
         finally:
             self._switching.release()
 
-    def _shut(self) -> None:
+    def _shut(self, error: Optional[BaseException] = None) -> None:
         """Detaches optimizers and ends an open iteration, then gives the session back."""
         while self._detach:
             self._detach.pop()()
-        self._end(None)
+        self._end(error)
+        if self._late is not None and self._late.then(self._give_back_handle):
+            return  # when its tensors let the iteration end
+        self._give_back_handle()
+
+    def _give_back_handle(self) -> None:
         if not self.closed:
             Closable.close(self)
 
-    def close(self) -> None:
-        """Ends the session: at once, or with its last tensor."""
-        self._shut()
-
-    def __enter__(self) -> "Session":
+    def open(self) -> "Session":
+        """What entering the `with` block does, for the calling thread, until `close()`: for notebooks and threads of a program's own."""
         if self in _bound() or self._home is not None:
-            raise InvalidState(f"the 'with' block of session '{self.name}' is open already", lib.GPUSHARE_INVALID_STATE)
+            raise InvalidState(f"the 'with' block of session '{self.name}' is open already, or it was opened by open()", lib.GPUSHARE_INVALID_STATE)
         check(lib.gpushare_allocator_bind_thread(self.allocator.handle, self.handle))
         _bound().append(self)
+        self._opened_by = threading.get_ident()
         if self._shared.on_cuda:
             # Threads that never called gpushare, as autograd's, find the session by this stream between iterations.
             self._home = self._shared.take_home()
@@ -337,25 +309,34 @@ class Session(Closable):
             self._on_home = _OnStream(self._shared, native)
         return self
 
+    def close(self) -> None:
+        """Ends the session: at once, or with its last tensor."""
+        self._leave(None)
+
+    def _leave(self, error: Optional[BaseException]) -> None:
+        if self in _bound():
+            _bound().remove(self)
+            rebind(self.allocator)
+        with contextlib.suppress(DeviceOutOfMemory):  # _late ends it, and has said so
+            self._end(error)  # an iteration of attach(): on the stream that its `with` block was entered on
+        home, self._home = self._home, None
+        if home is not None:
+            if self._opened_by == threading.get_ident():
+                self._on_home.leave()
+            self._on_home = None
+            lib.gpushare_allocator_forget_stream(self.allocator.handle, ffi.cast("void*", home.native))
+            self._shared.give_home(home)
+        self._shut(error)
+
+    def __enter__(self) -> "Session":
+        return self.open()
+
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        stack = _bound()
-        stack.remove(self)
-        rebind(self.allocator)
-        if error is not None:
-            self._end(error)
-        while self._detach:
-            self._detach.pop()()
-        self._end(None)  # an iteration of attach(): on the stream that its `with` block was entered on
-        if self._on_home is not None:
-            self._on_home.leave()
-            lib.gpushare_allocator_forget_stream(self.allocator.handle, ffi.cast("void*", self._home.native))
-            self._shared.give_home(self._home)
-            self._on_home = self._home = None
-        self.close()
+        self._leave(error)
 
 
 class _Step:
-    """An iteration of a session, as a context manager. An exception in it ends the session as failed."""
+    """An iteration of a session, as a context manager. An exception in it abandons the iteration: tensors that are still alive are kept."""
 
     def __init__(self, session: Session, timeout: Optional[float]) -> None:
         self._session = session
@@ -367,6 +348,10 @@ class _Step:
         session = self._session
         if session._open is not None:
             raise InvalidState(f"session '{session.name}' has an iteration open already", lib.GPUSHARE_INVALID_STATE)
+        session._raise()
+        if session._late is not None and not session._late.try_now():
+            raise DeviceOutOfMemory(f"session '{session.name}': tensors of its last iteration are alive, and the device has no room to keep them beside "
+                                    "another iteration: delete them, or the exception that holds them", lib.GPUSHARE_DEVICE_OUT_OF_MEMORY)
         out = ffi.new("gpushare_iteration*")
         wait(lambda slice_ns: lib.gpushare_iteration_begin(session.handle, slice_ns, out), self._timeout)
         self._handle = out[0]
@@ -392,16 +377,106 @@ class _Step:
         if self._stream is not None:
             self._stream.leave()
             self._stream = None
-        if error is None or kind is GeneratorExit:
-            status = lib.gpushare_allocator_end_iteration(session.allocator.handle, handle)
-            if status != 0:
-                failure = ffi.string(lib.gpushare_last_error_message())
-                lib.gpushare_iteration_fail(handle, status, failure)
-                check(status)
+        if kind is GeneratorExit:  # a loop over a generator was left
+            error = None
+        if error is not None and session._fail_on_error:
+            session._error = error
+
+        def end() -> int:
+            return int(lib.gpushare_allocator_end_iteration(session.allocator.handle, handle))
+
+        try:
+            if keep_tensors(end, session, error):
+                return
+        except Error as failure:
+            lib.gpushare_iteration_fail(handle, failure.status, str(failure).encode())
+            if error is None:
+                raise
+            _log.exception("ending an iteration in which an exception was raised")  # that exception says more
             return
-        # The exception's traceback may hold tensors, which then live as long as it does. The session is closed with the last of them.
-        message = f"{type(error).__name__}: {error}".encode()
-        lib.gpushare_iteration_fail(handle, lib.GPUSHARE_CALLBACK_FAILED, message)
+        session._late = _LateEnd(end, session)
+        if error is None:
+            raise DeviceOutOfMemory(f"session '{session.name}': the iteration has ended, but the device has no room to keep the tensors of it that are "
+                                    "alive: its turn lasts until they are deleted", lib.GPUSHARE_DEVICE_OUT_OF_MEMORY)
+
+
+_NO_ROOM = (lib.GPUSHARE_DEVICE_OUT_OF_MEMORY, lib.GPUSHARE_QUOTA_EXCEEDED, lib.GPUSHARE_EXCEEDS_CAPACITY)
+
+
+def keep_tensors(keep: Callable[[], int], session: "Session", error: Optional[BaseException]) -> bool:
+    """Calls `keep`, which keeps the tensors of an iteration that are alive, and makes room for them if there is none. False: there is none.
+
+    An exception holds the variables of all functions that it left, most of them in vain: they are cleared when there is no room for them.
+    """
+    status = keep()
+    if status in _NO_ROOM:
+        gc.collect()
+        status = keep()
+    if status in _NO_ROOM and error is not None:
+        _log.warning("session %r: no room to keep the tensors that %s holds: the variables of the functions that it left are cleared",
+                     session.name, type(error).__name__)
+        _clear_frames(error)
+        gc.collect()
+        status = keep()
+    while status in _NO_ROOM and session._reclaim():
+        status = keep()
+    if status in _NO_ROOM:
+        return False
+    check(status)
+    return True
+
+
+def _clear_frames(error: BaseException) -> None:
+    left: list[Optional[BaseException]] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += [each.__cause__, each.__context__]
+
+
+class _LateEnd:
+    """Ends an iteration as soon as the tensors that it cannot keep are gone. Until then it has its turn: their memory is nobody else's."""
+
+    def __init__(self, end: Callable[[], int], session: "Session") -> None:
+        self._end, self._session = end, session
+        self._mutex = threading.Lock()
+        self._over = False
+        self._then: Optional[Callable[[], None]] = None
+        self._gone = threading.Event()
+        _log.error("session %r: tensors of its last iteration find no room: its turn lasts until they are deleted", session.name)
+        threading.Thread(target=self._run, name="gpushare-late-end", daemon=True).start()
+
+    def try_now(self) -> bool:
+        """True if the iteration has ended."""
+        with self._mutex:
+            if not self._over:
+                status = self._end()
+                if status in _NO_ROOM:
+                    return False
+                self._over = True
+                self._session._late = None
+            then, self._then = self._then, None
+        if then is not None:
+            then()
+        return True
+
+    def then(self, act: Callable[[], None]) -> bool:
+        """`act` is called when the iteration has ended. False: it has."""
+        if self.try_now():
+            return False
+        with self._mutex:
+            self._then = act
+        return True
+
+    def stop(self) -> None:
+        self._gone.set()
+
+    def _run(self) -> None:
+        while not self._gone.wait(0.02) and not self.try_now():
+            pass
 
 
 _local = threading.local()
@@ -426,7 +501,8 @@ def innermost(session: Optional[Session], what: str) -> Session:
     return session or _bound()[-1]
 
 
-def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = None, capacity_bytes: Bytes = 0, **options: Any) -> Session:
+def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = None, capacity_bytes: Bytes = 0,
+            **options: Unpack[SessionOptions]) -> Session:
     """Opens a session: `with gt.session("resnet", memory="8G", weight=2) as s: ...`.
 
     `device`: 'cuda:0', 'host' or 'cpu'; by default the first GPU that PyTorch sees, else the host. `policy` and `capacity_bytes` are the
@@ -436,12 +512,17 @@ def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = 
     return Session(_device_of(device, policy, capacity_bytes), name, **options)
 
 
-def attach(optimizer: Any, to: Optional[Session] = None) -> None:
-    """Iterations for a loop that stays as it is: one ends with each step of the optimizer, and the next begins.
+def attach(*optimizers: Any, to: Optional[Session] = None) -> None:
+    """Iterations for a loop that stays as it is.
 
-    For the session of the innermost `with` block of the calling thread, or `to`. The loop runs on the calling thread.
+    An iteration begins when a module with parameters of the optimizers is called, and ends when one of them has made its step, when the
+    loop asks a DataLoader for its next batch, or, without gradients, with the call. So the turn goes on while data are loaded, a model is saved
+    or other code runs; validation takes a turn for each batch.
+
+    `optimizers`: what torch.optim makes, or what accelerate, Lightning or another wrapper made of it; lists and dictionaries of them. The
+    session is that of the innermost `with` block of the calling thread, or `to`. Call it when the model has been made, and its wrappers.
     """
-    innermost(to, "attach()").attach(optimizer)
+    innermost(to, "attach()").attach(*optimizers)
 
 
 class Pool:
@@ -502,5 +583,6 @@ def library() -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for the RuntimeError that PyTorch raises when gpushare has no memory for an allocation."""
-    return "gpushare: CUDA out of memory" in str(error)
+    """True for the exception that PyTorch raises when there is no memory for an allocation: torch.OutOfMemoryError."""
+    kind = getattr(torch, "OutOfMemoryError", None)
+    return (kind is not None and isinstance(error, kind)) or isinstance(error, MemoryError)

@@ -13,22 +13,60 @@ import torch
 
 from ._cffi import ffi
 from ._loader import Loader, Model
-from ._native import DeviceOutOfMemory, InvalidArgument, InvalidState, QuotaExceeded, check, lib
+from ._native import DeviceOutOfMemory, InvalidArgument, InvalidState, MalformedInput, QuotaExceeded, check, lib
 from ._torch_session import Allocator, Session, innermost, rebind
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-           "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+           "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+           "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 _NO_STREAM = ffi.cast("void*", 2**64 - 1)
 _uses = itertools.count(1)  # which use of weights came first
 
 
+_LARGEST_HEADER = 100 << 20  # as the safetensors library has it
+_OTHERS = ((b"version https://git-lfs", "a Git LFS pointer and not the file itself: fetch it with `git lfs pull`"),
+           (b"PK\x03\x04", "a PyTorch checkpoint (.bin, .pt) and not a .safetensors file: convert it with safetensors.torch.save_file"),
+           (b"\x80", "a pickle (.bin, .pt) and not a .safetensors file: convert it with safetensors.torch.save_file"),
+           (b"GGUF", "a GGUF file and not a .safetensors file"))
+
+
+def _malformed(path: pathlib.Path, why: str) -> MalformedInput:
+    return MalformedInput(f"{path} {why}", lib.GPUSHARE_MALFORMED_INPUT)
+
+
+def _json(path: pathlib.Path, text: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise _malformed(path, f"has a header that is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _malformed(path, "has a header that is no JSON object")
+    return content
+
+
 def _safetensors(path: pathlib.Path) -> dict[str, Any]:
-    """Names, dtypes and shapes that a .safetensors file, or an index of shards, declares."""
+    """Names, dtypes, shapes and offsets that a .safetensors file, or an index of shards, declares."""
     if path.suffix == ".json":
-        files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-        return {name: entry for file in files for name, entry in _safetensors(path.parent / file).items()}
+        index = _json(path, path.read_bytes()).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+            raise _malformed(path, "is no index of shards: it has no weight_map from names to files")
+        found = {name: entry for file in sorted(set(index.values())) for name, entry in _safetensors(path.parent / file).items()}
+        return {name: found[name] for name in index if name in found}
     with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        begin = file.read(32)
+        for magic, what in _OTHERS:
+            # A header of 128 bytes begins as some pickles do.
+            if begin.startswith(magic) and begin[8:9] != b"{":
+                raise _malformed(path, f"is {what}")
+        length = int.from_bytes(begin[:8], "little")
+        if len(begin) < 8 or length > _LARGEST_HEADER or 8 + length > path.stat().st_size:
+            raise _malformed(path, "is no .safetensors file: its first 8 bytes do not tell the length of a header in it")
+        file.seek(8)
+        header = _json(path, file.read(length))
+    for name, entry in header.items():
+        if name != "__metadata__" and not (isinstance(entry, dict) and isinstance(entry.get("dtype"), str) and isinstance(entry.get("shape"), list)
+                                           and isinstance(entry.get("data_offsets"), list) and len(entry["data_offsets"]) == 2):
+            raise _malformed(path, f"declares {name!r} without dtype, shape and data_offsets")
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
@@ -38,6 +76,7 @@ class _Slot:
     def __init__(self, tensor: Any) -> None:
         self.places: list[tuple[Any, str]] = []  # module, attribute
         self.dtype, self.shape, self.bytes = tensor.dtype, tensor.shape, tensor.numel() * tensor.element_size()
+        self.file_dtype = tensor.dtype  # differs for a tensor that is to be cast
         self._is_parameter, self._requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
 
     def put(self, tensor: Any) -> None:
@@ -48,31 +87,63 @@ class _Slot:
             setattr(module, attribute, tensor)
 
 
-def _slots(model: Any, path: pathlib.Path) -> dict[str, _Slot]:
-    """The tensors of the file by name, in the order of the model's state_dict. Raises InvalidArgument if file and model do not match."""
-    declared = _safetensors(path)
+def _owners(model: Any) -> dict[str, tuple[Any, str]]:
+    """Module and attribute of each parameter and persistent buffer, by its name in the state_dict."""
     owners: dict[str, tuple[Any, str]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name in (*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)):
             if getattr(module, name) is not None:
                 owners[f"{prefix}.{name}" if prefix else name] = (module, name)
+    return owners
+
+
+def _fit(slot: _Slot, name: str, entry: dict[str, Any], path: pathlib.Path, cast: bool) -> None:
+    """Raises InvalidArgument unless the file's tensor can be the model's."""
+    dtype = getattr(torch, _DTYPES.get(entry["dtype"], ""), None)
+    begin, end = entry["data_offsets"]
+    if list(slot.shape) == entry["shape"]:
+        if dtype == slot.dtype:
+            return
+        if dtype is None and end - begin == slot.bytes:
+            return  # a type that this code or this PyTorch does not know: the bytes are taken as the model has them
+        if dtype is not None and cast:
+            slot.file_dtype = dtype
+            return
+    raise InvalidArgument(f"{name} is {entry['dtype']} {entry['shape']} in {path}, and {slot.dtype} {list(slot.shape)} in the model"
+                          + ("" if dtype is None or cast or list(slot.shape) != entry["shape"] else "; cast=True converts it"),
+                          lib.GPUSHARE_INVALID_ARGUMENT)
+
+
+def _slots(model: Any, path: pathlib.Path, strict: bool, cast: bool) -> tuple[dict[str, _Slot], list[str], list[str]]:
+    """The tensors of the file by name, in the order of the model's state_dict; names that only the model has; that only the file has."""
+    declared = _safetensors(path)
+    owners = _owners(model)
     wanted = {name: getattr(*owner) for name, owner in owners.items()}
     given = {id(tensor) for name, tensor in wanted.items() if name in declared}
     missing = [name for name, tensor in wanted.items() if id(tensor) not in given]
     unexpected = [name for name in declared if name not in wanted]
-    if missing or unexpected:
+    if strict and (missing or unexpected):
         raise InvalidArgument(f"{path} and the model do not match: missing in the file {missing[:5]}, not in the model {unexpected[:5]} "
-                              f"({len(missing)} and {len(unexpected)} in all)", lib.GPUSHARE_INVALID_ARGUMENT)
-    for name, entry in declared.items():
-        tensor = wanted[name]
-        if _DTYPES.get(entry["dtype"]) != str(tensor.dtype).removeprefix("torch.") or list(tensor.shape) != entry["shape"]:
-            raise InvalidArgument(f"{name} is {entry['dtype']} {entry['shape']} in {path}, and {tensor.dtype} {list(tensor.shape)} in the model",
-                                  lib.GPUSHARE_INVALID_ARGUMENT)
+                              f"({len(missing)} and {len(unexpected)} in all); strict=False loads what both have", lib.GPUSHARE_INVALID_ARGUMENT)
     slots = {name: _Slot(tensor) for name, tensor in wanted.items() if name in declared}
+    for name, slot in slots.items():
+        _fit(slot, name, declared[name], path, cast)
     of_tensor = {id(wanted[name]): slot for name, slot in slots.items()}
     for name, owner in owners.items():
-        of_tensor[id(wanted[name])].places.append(owner)
-    return slots
+        if id(wanted[name]) in of_tensor:
+            of_tensor[id(wanted[name])].places.append(owner)
+    return slots, missing, unexpected
+
+
+def _check_storage(model: Any, slots: dict[str, _Slot]) -> None:
+    """Raises InvalidArgument if a parameter or buffer that is not loaded has no storage: a model with it would fail, or compute nonsense, later."""
+    loaded = {(id(module), attribute) for slot in slots.values() for module, attribute in slot.places}
+    left = [f"{prefix}.{name}" if prefix else name for prefix, module in model.named_modules() for name in (*module._parameters, *module._buffers)
+            if getattr(module, name) is not None and getattr(module, name).is_meta and (id(module), name) not in loaded]
+    if left:
+        raise InvalidArgument(f"{left[:5]} ({len(left)} in all) are on the meta device and not in the file, as buffers that are not saved: make the "
+                              "model's buffers outside torch.device('meta'), or pass allow_meta=True and set them yourself",
+                              lib.GPUSHARE_INVALID_ARGUMENT)
 
 
 def _unload(give_back: Callable[..., None], arguments: tuple, allocator: Allocator, anchor: int) -> None:
@@ -96,10 +167,14 @@ def _hold_session(model: Model, session: Session) -> None:
 class Weights:
     """Weights of a file that are in a model, or on their way there: `load` made it. The memory returns with the last tensor that uses it."""
 
-    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]]) -> None:
+    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]], *, strict: bool = True,
+                 cast: bool = False, allow_meta: bool = False) -> None:
         self._session, self._path, self._loader = session, path, loader
-        self._slots = _slots(model, path)
-        self._order = list(order or self._slots)
+        # Names that only the model has, and that only the file has: empty unless strict=False.
+        self._slots, self.missing, self.unexpected = _slots(model, path, strict, cast)
+        if not allow_meta:
+            _check_storage(model, self._slots)
+        self._order = list(order or (*self._slots, *self.unexpected))
         self._model: Optional[Model] = None
         self._first_passes: list[_FirstPass] = []
 
@@ -110,10 +185,17 @@ class Weights:
         _hold_session(sent, self._session)
         layers_of: dict[Any, list[int]] = {}
         for layer in range(sent.info()["layers"]):
-            slot = self._slots[sent.layer(layer)["name"]]
+            described = sent.layer(layer)
+            slot = self._slots.get(described["name"])
+            if slot is None:  # only the file has it
+                continue
             if slot.bytes > 0:
-                raw = torch.as_tensor(sent.array(layer, slot.bytes, "|u1"), device=self._session.device)
-                slot.put(raw.view(slot.dtype).view(slot.shape))
+                raw = torch.as_tensor(sent.array(layer, described["bytes"], "|u1"), device=self._session.device)
+                tensor = raw.view(slot.file_dtype).view(slot.shape)
+                if slot.file_dtype != slot.dtype:
+                    sent.wait(layer)
+                    tensor = tensor.to(slot.dtype)
+                slot.put(tensor)
             else:
                 slot.put(torch.empty(slot.shape, dtype=slot.dtype, device=self._session.device))
             for module, _ in slot.places:
@@ -163,8 +245,8 @@ class WeightsOnDemand(Weights):
     """Weights that come to the device with their model's next forward pass, and leave it when another model of their session needs the room:
     `load(..., on_demand=True)` made it. Between passes that used them the model may have tensors on the meta device."""
 
-    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]]) -> None:
-        super().__init__(model, path, session, loader, order)
+    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]], **checks: bool) -> None:
+        super().__init__(model, path, session, loader, order, **checks)
         self._absent = {name: torch.empty(slot.shape, dtype=slot.dtype, device="meta") for name, slot in self._slots.items()}
         self._passes = 0  # under way
         self.last_use = 0  # the larger, the later
@@ -245,13 +327,17 @@ class WeightsOnDemand(Weights):
 
 
 def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optional[Loader] = None, order: Optional[Sequence[str]] = None,
-         on_demand: bool = False) -> Weights:
+         on_demand: bool = False, strict: bool = True, cast: bool = False, allow_meta: bool = False) -> Weights:
     """Loads a .safetensors file (or an index of shards) into `model`, whose parameters may be on the meta device, and returns at once.
 
     The weights go to memory of the session `to`, by default that of the innermost `with` block, in the order of the model's state_dict or
     `order`; each module's first forward pass waits for its own weights alone, so the first pass runs while later layers are under way.
     Code that reads parameters before a forward pass calls `wait()` first. Parameters and buffers are replaced: make optimizers afterwards.
     `loader`: keeps files in host memory for the next load; by default one for this call.
+
+    `strict=False` loads what file and model both have; the result's `missing` and `unexpected` name the rest. `cast=True` converts tensors whose
+    type in the file is another one than in the model, and waits for them. Types that this PyTorch does not know are taken by their size. A parameter or
+    buffer that has no storage afterwards is refused, unless `allow_meta=True`.
 
     `on_demand`: for many models that do not fit together. Nothing is loaded yet. The weights come when the model is called and are not
     there, and the models of the session that were called longest ago give up theirs if room is short. The models must be in eval mode. The
@@ -261,7 +347,7 @@ def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optiona
     kind = WeightsOnDemand if on_demand else Weights
     if loader is None:
         loader = session._shared.loader() if on_demand else Loader(session.runtime)
-    weights = kind(model, pathlib.Path(path), session, loader, order)
+    weights = kind(model, pathlib.Path(path), session, loader, order, strict=strict, cast=cast, allow_meta=allow_meta)
     if not on_demand:
         weights._send()
     return weights

@@ -1,10 +1,12 @@
 """Runtime, session, iteration, stream, block, ticket on the host device."""
 import asyncio
+import concurrent.futures
+import contextlib
 import gc
 import json
 import threading
 import time
-import warnings
+import types
 import weakref
 
 import numpy as np
@@ -64,17 +66,36 @@ def test_leaving_a_loop_over_iterations_ends_the_iteration(session):
         pass
 
 
-def test_an_exception_ends_its_session_alone(runtime):
+def test_an_exception_abandons_its_iteration_alone(session):
+    weights = session.array((8,))
+    weights[:] = 3
+    with pytest.raises(ZeroDivisionError):
+        with session.iteration() as iteration:
+            iteration.array((1 << 18,))
+            1 / 0
+    info = session.info()
+    assert (info["state"], info["ephemeral_bytes"]) == ("resident", 0)
+    with session.iteration():
+        assert (weights == 3).all()
+    assert session.submit(lambda iteration: 7).result(timeout=60) == 7
+
+
+def test_an_exception_ends_the_session_of_an_owner_who_says_so(runtime):
     other = runtime.open_session("other", ephemeral_bytes="1M")
-    failing = runtime.open_session("failing", ephemeral_bytes="1M")
+    failing = runtime.open_session("failing", ephemeral_bytes="1M", fail_on_error=True)
     with pytest.raises(ZeroDivisionError):
         with failing.iteration():
             1 / 0
     assert failing.info()["state"] == "failed"
     with pytest.raises(gpushare.InvalidState, match="division by zero"):
         failing.iteration()
-    with other.iteration():
-        pass
+    submitting = runtime.open_session("submitting", ephemeral_bytes="1M", fail_on_error=True)
+    with pytest.raises(gpushare.CallbackFailed, match="ZeroDivisionError"):
+        submitting.submit(lambda iteration: 1 / 0).result(timeout=60)
+    assert submitting.info()["state"] == "failed"
+    with other.iteration() as iteration:
+        iteration.fail(ValueError("by hand"))
+    assert other.info()["state"] == "failed"
 
 
 def test_submitted_iterations_run_in_order_and_return_their_results(session):
@@ -89,7 +110,8 @@ def test_a_submitted_function_that_raises_tells_why(session):
     with pytest.raises(gpushare.CallbackFailed, match="absent") as caught:
         ticket.result(timeout=60)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert session.info()["state"] == "failed"
+    assert session.info()["state"] == "resident"  # the next one runs
+    assert session.submit(lambda iteration: 8).result(timeout=60) == 8
 
 
 def test_a_timeout_in_a_submitted_function_is_no_timeout_of_the_ticket(runtime, session):
@@ -234,24 +256,155 @@ def test_views_do_not_leave_their_block(session):
             iteration.stream.fill(block, 0, 101)
 
 
-def test_views_that_outlive_their_memory_are_told(session):
-    with pytest.warns(ResourceWarning, match="1 arrays still view memory of an iteration"):
-        with session.iteration() as iteration:
-            kept = iteration.array((8,))
-    del kept
+# All ways to keep an array's bytes: the array, parts of parts, buffers, DLPack, other libraries' views.
+KEPT = {
+    "array": lambda array: array,
+    "slice of a slice": lambda array: array[2:200][::3],
+    "transposed": lambda array: array.reshape(16, 16).T[3],
+    "memoryview": lambda array: memoryview(array)[4:],
+    "frombuffer": lambda array: np.frombuffer(memoryview(array)[8:], np.float32),
+    "dlpack": lambda array: np.from_dlpack(array),
+    "interface": lambda array: np.asarray(types.SimpleNamespace(__array_interface__=array.__array_interface__, array=array)),
+    "iterator": lambda array: array.flat,
+}
+ENDS = ("free", "free_many", "iteration", "raised", "session", "failed", "cancelled", "thread", "runtime", "collected")
 
 
-def test_views_that_a_loop_keeps_are_told_a_round_later(session):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)  # the loop's own name holds its array until the next round
-        for iteration in session.iterations(3):
-            scratch = iteration.array((8,))
-        del scratch
+def end_memory(how, runtime, owner, block, iteration):
+    """Takes the memory of a block away in one of the ways that there are."""
+    if how == "free":
+        block.free()
+    elif how == "free_many":
+        runtime.free_many([block])
+    elif how == "session":
+        owner.close()
+    elif how == "cancelled":
+        owner.cancel()
+    elif how == "runtime":
+        runtime.close()
+    elif how == "failed":
+        iteration.fail(ValueError("over"))
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "ephemeral"])
+@pytest.mark.parametrize("how", ENDS)
+def test_arrays_keep_their_bytes_however_their_memory_ends(how, persistent):
+    runtime = gpushare.Runtime("host", policy="fair", capacity_bytes="16M", max_lanes=1)
+    owner = runtime.open_session("owner", persistent_bytes="1M", ephemeral_bytes="1M")
     kept = []
-    with pytest.warns(ResourceWarning, match="1 arrays still view memory of an iteration") as told:
-        for iteration in session.iterations(2):
-            kept.append(iteration.array((8,)))
-    assert told[0].filename == __file__
+
+    def run():
+        iteration = owner.iteration()
+        block = owner.alloc(1024) if persistent else iteration.alloc(1024)
+        array = block.array((256,))
+        array[:] = 7
+        kept.append({name: keep(array) for name, keep in KEPT.items()})
+        kept.append((owner if persistent else iteration).array((256,)))
+        kept[-1][:] = 7
+        if how in ("free", "free_many"):
+            end_memory(how, runtime, owner, block, iteration)
+        if how == "raised":
+            with contextlib.suppress(ZeroDivisionError), iteration:
+                1 / 0
+        elif how not in ("failed", "thread"):
+            iteration.end()
+        if how != "thread":  # the thread ends with its iteration open
+            end_memory(how, runtime, owner, block, iteration)
+
+    def again():
+        with contextlib.suppress(gpushare.NotFound):
+            run()
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    thread.join()
+    if how == "collected":
+        del owner
+        gc.collect()
+    # Others write wherever the memory went.
+    if not runtime.closed:
+        with runtime.open_session("other", persistent_bytes="4M", ephemeral_bytes="2M") as other, other.iteration(timeout=60) as iteration:
+            for array in [other.array((1 << 16,)) for _ in range(8)] + [iteration.array((1 << 18,))]:
+                array[:] = 9
+    read = {name: np.asarray(list(view) if name == "iterator" else view) for name, view in kept[0].items()}
+    assert all((values == 7).all() for values in read.values()) and (kept[1] == 7).all()
+    # What is written to a kept array reaches nobody.
+    theirs = None if runtime.closed else runtime.open_session("theirs", persistent_bytes="1M", ephemeral_bytes="1M").array((4096,))
+    if theirs is not None:
+        theirs[:] = 5
+    kept[0]["array"][:] = 1
+    kept[1][:] = 1
+    assert theirs is None or (theirs == 5).all()
+    runtime.close()
+
+
+def test_arrays_keep_their_bytes_while_their_session_is_paged_out():
+    with gpushare.Runtime("host?total_bytes=33554432", policy="priority", layout="virtual", max_lanes=1) as runtime:
+        low = runtime.open_session("low", persistent_bytes="16M", ephemeral_bytes="1M", priority=0)
+        with low.iteration():
+            weights = low.array((3 << 20,))
+            weights[:] = 7
+        high = runtime.open_session("high", persistent_bytes="16M", ephemeral_bytes="1M", priority=5)
+        with high.iteration(timeout=60):
+            high.alloc("12M")
+        assert low.info()["state"] == "paged_out"
+        assert (weights == 7).all()
+        high.close()
+        with low.iteration(timeout=60):
+            assert (weights == 7).all()
+
+
+def test_large_buffers_are_used_again_and_bounded(session):
+    from gpushare import _memory
+
+    addresses, kept = set(), None
+    for iteration in session.iterations(20):
+        kept = iteration.array((1 << 19,))
+        addresses.add(kept.ctypes.data)
+    assert len(addresses) == 2  # that of the round before is alive in each round
+    for size in range(200):
+        with session.iteration() as iteration:
+            iteration.array(((1 << 20) + size,))
+    assert sum(size * len(buffers) for size, buffers in _memory._spare.items()) <= _memory._MOST_SPARE
+
+
+def test_a_block_that_is_gone_says_so(runtime, session):
+    with session.iteration() as iteration:
+        ephemeral = iteration.alloc(64)
+        freed = session.alloc(64)
+        freed.free()
+    other = session.alloc(64)
+    for block in (ephemeral, freed):
+        assert block.gone and "gone" in repr(block)
+        for use in (block.array, lambda: block.address, lambda: gpushare.DeviceArray(block, 16)):
+            with pytest.raises(gpushare.InvalidState, match="gone"):
+                use()
+        with pytest.raises(gpushare.NotFound, match="gone"):
+            block.free()
+        with pytest.raises(gpushare.NotFound, match="gone"):
+            runtime.free_many([block])
+        with runtime.create_stream() as stream:
+            for use in (lambda: stream.fill(block, 1), lambda: stream.copy(block, other), lambda: stream.copy_from_host(block, b"1"),
+                        lambda: stream.copy_to_host(bytearray(1), block), lambda: block.record_use(stream)):
+                with pytest.raises(gpushare.InvalidState, match="gone"):
+                    use()
+    assert not other.gone
+    other.free()
+
+
+def test_work_on_arrays_goes_on_after_their_iteration_has_ended(session):
+    """A function that was launched keeps what it was given, also when the iteration ends before it runs."""
+    holds, results = threading.Event(), []
+    for number in range(2):
+        with session.iteration() as iteration:
+            if number == 0:
+                iteration.launch(holds.wait, 60)
+            scratch = iteration.alloc(4096)
+            iteration.stream.fill(scratch, number + 1)
+            iteration.launch(lambda array: results.append(set(array.tolist())), scratch.array())
+    holds.set()
+    session.runtime.synchronize()
+    assert results == [{1}, {2}]
 
 
 def test_arrays_are_shared_without_a_copy(session):
@@ -503,19 +656,88 @@ def test_a_gate_is_closed_beside_a_guaranteed_iteration():
             gate.enter(0.001)
 
 
-def test_a_policy_that_raises_leaves_the_lane_idle_and_is_logged(caplog):
+def test_a_policy_that_raises_ends_the_waits_of_its_runtime(caplog):
     class Broken(gpushare.Policy):
         def pick(self, lane, candidates, now_ns):
             raise RuntimeError("no idea")
 
     with gpushare.Runtime("host", policy=Broken(), capacity_bytes="16M") as runtime:
         session = runtime.open_session("a", ephemeral_bytes="1M")
-        with pytest.raises(gpushare.TimedOut):
-            session.iteration(timeout=0.05)
+        ticket = session.submit(lambda iteration: 7)
+        seen = []
+
+        def wait_in_a_thread():
+            try:
+                runtime.open_session("b", ephemeral_bytes="1M").iteration()
+            except gpushare.Error as error:
+                seen.append(error)
+
+        thread = threading.Thread(target=wait_in_a_thread)
+        thread.start()
+        for waits in (session.iteration, ticket.result, ticket.exception, runtime.drain):  # without a timeout
+            with pytest.raises(gpushare.CallbackFailed, match="pick raised RuntimeError.*set another policy") as caught:
+                waits()
+            assert str(caught.value.__cause__) == "no idea"
+        thread.join()
+        assert isinstance(seen[0], gpushare.CallbackFailed)
         runtime.set_policy("fair")
         with session.iteration(timeout=60):
             pass
-    assert "a policy's pick raised" in caplog.text
+        assert ticket.result(timeout=60) == 7
+    assert caplog.text.count("pick raised") == 1
+
+
+def test_tickets_are_futures(runtime, session):
+    opened, told = threading.Event(), []
+    first = session.submit(lambda iteration: opened.wait(60))
+    last = session.submit(lambda iteration: 1 / 0)
+    dropped = session.submit(told.append)
+    assert isinstance(first, concurrent.futures.Future)
+    first.add_done_callback(lambda future: told.append(future.result()))
+    assert dropped.cancel() and dropped.cancelled()  # before it has begun
+    with pytest.raises(TimeoutError):
+        first.result(timeout=0.01)
+    opened.set()
+    done, left = concurrent.futures.wait([first, last, dropped], timeout=60)
+    assert not left and first.result() is True and told == [True]
+    assert isinstance(last.exception().__cause__, ZeroDivisionError)
+    runtime.drain()
+    assert told == [True] and not first.cancel()
+    numbers = [session.submit(lambda iteration, number=number: number) for number in range(5)]
+    assert sorted(ticket.result() for ticket in concurrent.futures.as_completed(numbers, timeout=60)) == list(range(5))
+
+
+def test_a_ticket_is_done_when_the_device_is(session):
+    opened, begun = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        opened.wait(60)
+
+    ticket = session.submit(lambda iteration: iteration.launch(slow))
+    told = threading.Event()
+    ticket.add_done_callback(lambda future: told.set())
+    assert begun.wait(60)
+    assert not ticket.done() and not told.is_set()
+    opened.set()
+    assert told.wait(60) and ticket.done()
+
+
+def test_tickets_of_a_session_that_ends_are_resolved(runtime):
+    for end in ("close", "cancel"):
+        session = runtime.open_session("a", ephemeral_bytes="1M")
+        opened = threading.Event()
+        running, queued = session.submit(lambda iteration: opened.wait(60)), session.submit(lambda iteration: 7)
+        ended = threading.Thread(target=getattr(session, end))
+        ended.start()
+        with pytest.raises(gpushare.Cancelled):
+            queued.result(timeout=60)
+        opened.set()
+        ended.join()
+        assert running.result(timeout=60) is True
+        given_back = runtime.open_session("b", ephemeral_bytes="1M").submit(lambda iteration: 9)
+        given_back.close()
+        assert given_back.result(timeout=60) == 9
 
 
 def test_exports(tmp_path):

@@ -50,12 +50,14 @@ class Tensor:
         self.pointer = current[0].alloc(nbytes, 0, self.stream)
     def __del__(self): current[0].free(self.pointer, self.nbytes, 0, self.stream)
 class Optimizer:
-    def __init__(self): self.hooks = []
-    def register_step_post_hook(self, hook):
-        self.hooks.append(hook)
-        return types.SimpleNamespace(remove=lambda: self.hooks.remove(hook))
+    def __init__(self): self.hooks, self.before = [], []
+    def register_step_post_hook(self, hook, to=None):
+        to = self.hooks if to is None else to
+        to.append(hook)
+        return types.SimpleNamespace(remove=lambda: to.remove(hook))
+    def register_step_pre_hook(self, hook): return self.register_step_post_hook(hook, self.before)
     def step(self):
-        for hook in list(self.hooks): hook(self, (), {})
+        for hook in list(self.before) + list(self.hooks): hook(self, (), {})
 '''
 
 
@@ -87,7 +89,9 @@ def test_turns_on_the_host_device():
             gt.attach(optimizer, to=a)
             for _ in range(4):
                 optimizer.step()
-        assert a.closed and b.closed and not optimizer.hooks
+            a.runtime.synchronize()
+            assert a.info()["iterations_done"] == 7
+        assert a.closed and b.closed and not optimizer.hooks and not optimizer.before
         try:
             gt.attach(optimizer)
             raise AssertionError
@@ -96,18 +100,78 @@ def test_turns_on_the_host_device():
         ''')
 
 
-def test_an_exception_ends_its_session_alone():
+def test_an_exception_abandons_its_iteration():
     run('''
-        import gpushare.torch as gt
-        with gt.session("good") as good:
-            try:
-                with gt.session("bad") as bad, bad.iteration():
-                    raise KeyError("x")
-            except KeyError:
-                pass
-            assert bad.closed
+        import gpushare, gpushare.torch as gt
+        with gt.session("good") as good, gt.session("strict", fail_on_error=True) as strict:
+            for session in (good, strict):
+                try:
+                    with session.iteration():
+                        raise KeyError("x")
+                except KeyError:
+                    pass
             with good.iteration():
                 pass
+            try:
+                strict.iteration().__enter__()
+                raise AssertionError
+            except gpushare.InvalidState as error:
+                assert "fail_on_error" in str(error)
+        try:
+            with gt.session("bad") as bad, bad.iteration():
+                raise KeyError("x")
+        except KeyError:
+            pass
+        assert bad.closed
+        ''')
+
+
+def test_sessions_without_a_with_block():
+    run('''
+        import threading, gpushare, gpushare.torch as gt
+        s = gt.session("notebook").open()
+        optimizer = Optimizer()
+        gt.attach(optimizer)                        # finds it, as in a `with` block
+        optimizer.step()
+        try:
+            s.open()
+            raise AssertionError
+        except gpushare.InvalidState:
+            pass
+        s.close()
+        assert s.closed and not optimizer.hooks
+        def elsewhere():
+            with gt.session("thread") as t, t.iteration():
+                done.append(1)
+        done = []
+        thread = threading.Thread(target=elsewhere)
+        thread.start(); thread.join()
+        assert done
+        far = gt.session("far")
+        thread = threading.Thread(target=far.open)
+        thread.start(); thread.join()
+        far.close()                                 # by another thread than the one that opened it
+        assert far.closed
+        ''')
+
+
+def test_what_attach_takes():
+    run('''
+        import gpushare, gpushare.torch as gt
+        wrapped = lambda of: types.SimpleNamespace(optimizer=of)
+        with gt.session("a") as s:
+            one, two, three = Optimizer(), Optimizer(), Optimizer()
+            gt.attach(wrapped(wrapped(one)), [two, {"x": wrapped(three)}])
+            for optimizer in (one, two, three, one):
+                optimizer.step()
+            s.runtime.synchronize()
+            assert s.info()["iterations_done"] == 4
+            for wrong in (None, object(), [3]):
+                try:
+                    gt.attach(wrong)
+                    raise AssertionError
+                except gpushare.InvalidArgument as error:
+                    assert "optimizers of torch.optim" in str(error)
         ''')
 
 
@@ -146,6 +210,109 @@ def test_cuda_tensors_are_the_sessions():
         late = gt.session("late", device=DEVICE)
         late.__enter__()
         kept = Tensor(4096)                                   # freed when the interpreter has gone
+        '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
+
+
+@needs_standin
+def test_tensors_of_a_failed_step_keep_their_memory():
+    """Ways in which a step fails while tensors of it are alive, then others allocate. The stand-in ends a process that frees what another one has."""
+    run('''
+        import gc, gpushare, gpushare.torch as gt
+        def failing(s, how):
+            if how == "step":
+                with s, s.iteration():
+                    x = Tensor(1 << 16)
+                    raise ValueError(x)
+            elif how == "session":
+                with s:
+                    with s.iteration():
+                        x = Tensor(1 << 16)
+                    raise ValueError(x)
+            elif how == "attach":
+                with s:
+                    s._begin()                    # as a module's call does
+                    raise ValueError(Tensor(1 << 16))
+            else:
+                with s.open().iteration():
+                    raise ValueError(Tensor(1 << 16))
+        for how in ("step", "session", "attach", "open"):
+            a = gt.session("a", device=DEVICE, capacity_bytes="128M", memory="64M")
+            try:
+                failing(a, how)
+            except ValueError as error:
+                kept = error.args[0]
+            a.close()
+            gc.collect()
+            with gt.session("b", device=DEVICE, memory="64M") as b, b.iteration():
+                other = [Tensor(1 << 16) for _ in range(20)]
+                assert kept.pointer not in [each.pointer for each in other]
+                del other
+            runtime = a.runtime
+            assert runtime.info()["sessions_resident"] == 1, how
+            del kept
+            gc.collect()
+            assert runtime.info()["sessions_resident"] == 0, how
+        '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
+
+
+@needs_standin
+def test_a_failed_step_that_fills_the_device_is_cleared():
+    """Its tensors find no room beside the session's promise: what the exception's functions held is let go, and the session goes on."""
+    run('''
+        import gc, gpushare, gpushare.torch as gt
+        def forward(count):
+            activations = [Tensor(8 << 20) for _ in range(count)]
+            raise ValueError("full")
+        with gt.session("full", device=DEVICE, capacity_bytes="64M", persistent_bytes="8M", ephemeral_bytes="56M") as s:
+            for again in range(3):
+                try:
+                    with s.iteration():
+                        forward(5)
+                except ValueError as error:
+                    kept = error                  # and its traceback
+                with s.iteration():
+                    big = Tensor(40 << 20)
+                    del big
+            assert s.memory()["current_bytes"] <= 8 << 20
+        '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
+
+
+@needs_standin
+def test_an_iteration_whose_tensors_find_no_room_has_its_turn_until_they_are_gone():
+    run('''
+        import gc, time, gpushare, gpushare.torch as gt
+        for error in (None, ValueError):
+            with gt.session("full", device=DEVICE, capacity_bytes="64M", persistent_bytes="8M", ephemeral_bytes="56M") as s:
+                raised = None
+                try:
+                    with s.iteration():
+                        kept = [Tensor(8 << 20) for _ in range(5)]
+                        if error: raise error
+                except Exception as e:
+                    raised = type(e)
+                assert raised is (error or gpushare.DeviceOutOfMemory), raised
+                try:
+                    with s.iteration(): raise AssertionError
+                except gpushare.DeviceOutOfMemory as e:
+                    assert "alive" in str(e)
+                del kept[1:]
+                with s.iteration():
+                    pass
+                assert s.memory()["current_bytes"] == 8 << 20
+                with gt.session("late", device=DEVICE, memory="1M"):
+                    pass
+                del kept[:]
+        try:
+            with gt.session("leaves", device=DEVICE) as s, s.iteration():
+                kept = [Tensor(8 << 20) for _ in range(7)]
+            raise AssertionError
+        except gpushare.DeviceOutOfMemory:
+            pass
+        assert not s.closed                           # closed with the iteration, which waits for its tensors
+        runtime = s.runtime
+        del kept[:]
+        while not s.closed or runtime.info()["sessions_resident"]:
+            time.sleep(0.01)
         '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
 
 

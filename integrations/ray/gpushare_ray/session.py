@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import warnings
+import weakref
 from typing import Any, Callable, Optional
 
 import gpushare
@@ -179,22 +180,75 @@ def open_session(name: Optional[str] = None, *, memory: gpushare.Bytes = 0, inde
     return session
 
 
-def with_session(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: `function(session, ...)` is called without its first argument, and has a session during the call.
+def with_session(**options: Any) -> Callable[[Any], Any]:
+    """A decorator of functions, methods, generators, coroutines and actor classes: they are called without the session's parameter.
 
-    Options are those of `open_session`. The session ends with the call, also by an exception.
+    That is the first one, or the one behind `self`. A function has a session during the call, a generator while it is iterated over, also when
+    an exception ends it. Of a class `__init__(self, session, ...)` gets the session, which lives as long as the object. Options are those of
+    `open_session`.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Any) -> Any:
+        return _class_with_session(function, options) if inspect.isclass(function) else _function_with_session(function, options)
+
+    return decorate
+
+
+def _function_with_session(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    parameters = list(inspect.signature(function).parameters.values())
+    place = 1 if parameters and parameters[0].name == "self" else 0
+
+    def given(session: RaySession, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*arguments[:place], session, *arguments[place:])
+
+    run: Any
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def run(*arguments: Any, **keywords: Any) -> Any:
+            with open_session(**options) as session:
+                return await function(*given(session, arguments), **keywords)
+
+    elif inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def run(*arguments: Any, **keywords: Any) -> Any:
+            with open_session(**options) as session:
+                async for each in function(*given(session, arguments), **keywords):
+                    yield each
+
+    elif inspect.isgeneratorfunction(function):
+
         @functools.wraps(function)
         def run(*arguments: Any, **keywords: Any) -> Any:
             with open_session(**options) as session:
-                return function(session, *arguments, **keywords)
+                return (yield from function(*given(session, arguments), **keywords))
 
-        # Ray and Tune look at the parameters of what they call.
-        parameters = list(inspect.signature(function).parameters.values())
-        run.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-        del run.__wrapped__
-        return run
+    else:
 
-    return decorate
+        @functools.wraps(function)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with open_session(**options) as session:
+                return function(*given(session, arguments), **keywords)
+
+    # Ray and Tune look at the parameters of what they call.
+    run.__signature__ = inspect.Signature(parameters[:place] + parameters[place + 1:])
+    del run.__wrapped__
+    return run
+
+
+def _class_with_session(decorated: Any, options: dict[str, Any]) -> Any:
+    @functools.wraps(decorated, updated=())
+    class WithSession(decorated):  # type: ignore[misc]  # a class of the caller's
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            session = open_session(**options)
+            weakref.finalize(self, session.close)
+            try:
+                super().__init__(session, *arguments, **keywords)
+            except BaseException:
+                session.close()
+                raise
+
+    parameters = list(inspect.signature(decorated.__init__).parameters.values())
+    WithSession.__init__.__signature__ = inspect.Signature(parameters[:1] + parameters[2:])  # type: ignore[attr-defined]
+    return WithSession

@@ -1,5 +1,6 @@
 """What Ray assigned becomes a session with weight and memory; more is refused; weights change without a restart."""
 import asyncio
+import gc
 import inspect
 import time
 
@@ -57,6 +58,81 @@ def test_less_by_argument_and_more_is_refused(node):
     with pytest.raises(gpushare.QuotaExceeded, match="weight=0.5"):
         gpushare_ray.open_session(weight=0.5)
     assert sessions(node) == {}
+
+
+def test_all_that_can_be_decorated(node):
+    decorator = gpushare_ray.with_session(name="decorated")
+
+    class Trainer:
+        @decorator
+        def method(self, session, x):
+            return self, session.fraction, x
+
+        @decorator
+        async def coroutine(self, session, x):
+            return session.fraction + x
+
+    @decorator
+    def generator(session, count):
+        for number in range(count):
+            assert sessions(node)
+            yield number
+        return "end"
+
+    @decorator
+    async def async_generator(session, count):
+        for number in range(count):
+            assert sessions(node)
+            yield number
+
+    @decorator
+    async def fails(session):
+        raise KeyError("mine")
+
+    async def collected():
+        return [each async for each in async_generator(3)]
+
+    trainer = Trainer()
+    assert trainer.method(7) == (trainer, 0.25, 7) and list(inspect.signature(Trainer.method).parameters) == ["self", "x"]
+    assert inspect.iscoroutinefunction(Trainer.coroutine) and asyncio.run(trainer.coroutine(1)) == 1.25
+    assert inspect.isgeneratorfunction(generator) and list(generator(3)) == [0, 1, 2]
+    left = generator(3)
+    next(left)
+    left.close()
+    assert inspect.isasyncgenfunction(async_generator) and asyncio.run(collected()) == [0, 1, 2]
+    with pytest.raises(KeyError):
+        asyncio.run(fails())
+    until(lambda: not sessions(node))
+
+
+def test_actor_classes(node):
+    @gpushare_ray.with_session(name="actor")
+    class Actor:
+        """Of the user's."""
+
+        def __init__(self, session, size, fails=False):
+            self.session = session
+            self.weights = session.alloc(size)
+            if fails:
+                raise KeyError("mine")
+
+        def step(self):
+            with self.session.iteration() as iteration:
+                iteration.alloc("1K")
+            return self.session.info()["persistent_bytes"]
+
+    assert Actor.__name__ == "Actor" and Actor.__doc__ == "Of the user's."
+    assert list(inspect.signature(Actor.__init__).parameters) == ["self", "size", "fails"]
+    actor = Actor(4096)
+    assert actor.step() == actor.step() == 4096 and sessions(node)
+    with pytest.raises(gpushare.InvalidState):
+        session = actor.session
+        del actor
+        gc.collect()
+        session.info()
+    with pytest.raises(KeyError):
+        Actor("1M", fails=True)
+    until(lambda: not sessions(node))
 
 
 def test_an_exception_ends_the_session(node):

@@ -1,0 +1,451 @@
+"""Training as users of PyTorch, accelerate, transformers and Lightning write it: steps that fail, memory that ends, loops that stay as they are."""
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+
+import pytest
+
+
+def needs(*modules):
+    """The libraries are not among what scripts/test-pytorch must install."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def test_tensors_of_a_failed_step_keep_their_memory(run):
+    """In the exception's traceback, in a variable, in a graph of autograd, in a queue's exception: others allocate meanwhile."""
+    run("""
+import gpushare.torch as gt
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+    @staticmethod
+    def backward(ctx, g):
+        return g
+def step(how, kept):
+    x = torch.full((4,), 1.0).to("cuda")
+    if how == "autograd":
+        x = Copy.apply(x.requires_grad_())
+    kept.append(None if how == "traceback" else x)
+    raise ValueError("a step of job a fails")
+for how in ("variable", "traceback", "autograd"):
+    made = []
+    try:
+        with gt.session("a", memory="64M") as a, a.iteration():
+            step(how, made)
+    except ValueError as error:
+        kept = error
+    x = made[0]
+    if how != "traceback":
+        kept = None
+    with gt.session("b", memory="64M") as b, b.iteration():
+        others = [torch.full((4,), 2.0).to(b.device) for _ in range(50)]
+    theirs = kept.__traceback__.tb_next.tb_frame.f_locals["x"] if how == "traceback" else x
+    assert theirs.cpu().tolist() == [1.0] * 4
+    if how == "autograd":
+        assert theirs.grad_fn.saved_tensors[0].cpu().tolist() == [1.0] * 4
+    runtime = a.runtime
+    assert runtime.info()["sessions_resident"] == 2       # b has tensors, too
+    del kept, theirs, others, made, x
+    gc.collect()
+    assert runtime.info()["sessions_resident"] == 0, how
+
+class M(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+        self.fails = True
+    def forward(self, x):
+        if self.fails:
+            raise ValueError("bad input")
+        return x.clone()
+
+def tensor_of(error):
+    frame = error.__cause__.__traceback__
+    while frame.tb_next:
+        frame = frame.tb_next
+    return frame.tb_frame.f_locals["x"]
+
+with gt.session("sv", memory="64M") as s:
+    model = M().to(s.device).eval()
+    with gt.serve(model) as server:
+        try:
+            server(torch.full((4,), 1.0))
+            raise AssertionError
+        except gpushare.CallbackFailed as error:
+            kept = error
+        model.fails = False
+        for value in (2.0, 3.0):
+            assert server(torch.full((4,), value)).tolist() == [value] * 4
+        assert tensor_of(kept).cpu().tolist() == [[1.0] * 4]
+        del kept
+""")
+
+
+def test_a_session_goes_on_after_an_exception(run):
+    run("""
+import gpushare.torch as gt
+with gt.session("a", memory="64M") as s, gt.session("strict", memory="64M", fail_on_error=True) as strict:
+    for session in (s, strict):
+        weights = torch.full((1000,), 7.0).to(session.device)
+        for again in range(3):
+            try:
+                with session.iteration():
+                    scratch = torch.empty(1 << 20, device=session.device)
+                    raise KeyError("x")
+            except KeyError:
+                pass
+            except gpushare.InvalidState as error:
+                assert session is strict and again > 0 and "KeyError" in str(error)
+        scratch = None
+        gc.collect()
+        assert weights.cpu().sum() == 7000 and session.memory()["current_bytes"] < 1 << 20
+    with s.iteration():
+        pass
+""")
+
+
+def test_out_of_memory_is_pytorchs(run):
+    run("""
+import gpushare.torch as gt
+s = gt.session("small", memory="64M")
+try:
+    torch.empty(4, device="cuda")
+    raise AssertionError
+except RuntimeError as error:
+    assert not isinstance(error, torch.OutOfMemoryError) and not gt.is_out_of_memory(error)
+    assert "no session" in str(error) and "gt.session" in str(error), error
+with s:
+    for inside in (False, True, False):
+        try:
+            if inside:
+                with s.iteration():
+                    torch.empty(1 << 28, device=s.device)
+            torch.empty(1 << 28, device=s.device)
+            raise AssertionError
+        except torch.OutOfMemoryError as error:
+            assert gt.is_out_of_memory(error) and len(error.args) == 1
+            assert str(error).startswith("CUDA out of memory. Tried to allocate 1.00 GiB.") and "'small'" in str(error), error
+    class Grows(torch.autograd.Function):                 # on a thread of autograd
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+        @staticmethod
+        def backward(ctx, g):
+            return torch.empty(floats, device=g.device)
+    w = torch.zeros(4, device=s.device, requires_grad=True)
+    floats = 1 << 28
+    try:
+        Grows.apply(w).backward(torch.zeros_like(w))
+        raise AssertionError
+    except torch.OutOfMemoryError:
+        pass
+    floats = 4                                            # it goes on, and that thread is done with the error before the process ends
+    Grows.apply(w).backward(torch.zeros_like(w))
+""")
+
+
+@needs("accelerate")
+def test_accelerate_finds_a_batch_size_that_fits(run):
+    run("""
+import gpushare.torch as gt
+from accelerate.utils import find_executable_batch_size
+with gt.session("fits", memory="64M") as s:
+    tried = []
+    @find_executable_batch_size(starting_batch_size=64)
+    def train(batch_size):
+        tried.append(batch_size)
+        with s.iteration():
+            activations = [torch.empty(batch_size << 18, device=s.device) for _ in range(3)]
+    train()
+    assert tried[0] == 64 and len(tried) > 2 and tried[-1] * 3 <= 64, tried
+    assert s.memory()["current_bytes"] == 0, s.memory()
+""")
+
+
+LOOP = """
+import gpushare.torch as gt
+from torch import nn
+torch.manual_seed(3)
+torch.set_num_threads(1)
+
+def turns(s):
+    s.runtime.synchronize()
+    return s.info()["iterations_done"]
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, session=None):
+        self.session = session
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        assert self.session is None or self.session._open is None      # others may run while data are loaded
+        return torch.full((4,), float(index)), torch.tensor(index % 2)
+
+def batches(session):
+    return torch.utils.data.DataLoader(Data(session), batch_size=4)
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+loss_of = nn.CrossEntropyLoss()
+"""
+
+
+def test_loops_that_stay_as_they_are(run):
+    run(LOOP + """
+with gt.session("loop", device="host") as s:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gt.attach(optimizer)
+    assert s._open is None
+    for x, y in batches(s):
+        optimizer.zero_grad()
+        loss = loss_of(model(x), y)
+        assert s._open is not None
+        loss.backward()
+        optimizer.step()
+        assert s._open is None
+    assert turns(s) == 3
+    # validation: a turn for each batch
+    model.eval()
+    with torch.no_grad():
+        for x, y in batches(s):
+            model(x)
+            assert s._open is None
+    model.train()
+    assert turns(s) == 6
+    # gradient accumulation: the turn goes on while the next part is loaded
+    for number, (x, y) in enumerate(batches(s)):
+        loss_of(model(x), y).backward()
+        if number == 2:
+            optimizer.step()
+    assert turns(s) == 9 and s._open is None
+    # a step that fails, and one whose exception the loop catches
+    for x, y in batches(s):
+        try:
+            model(x)
+            raise ValueError
+        except ValueError:
+            pass
+        model(x).sum().backward()
+        optimizer.step()
+    assert turns(s) == 12
+    # no step at all: what is begun ends with the next batch
+    for x, y in batches(s):
+        model(x)
+    assert s._open is None
+    import copy, io
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    before = turns(s)
+    with torch.no_grad():
+        for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+            assert torch.equal(other(x), model(x))
+    assert turns(s) == before + 3 and s._open is None    # the deep copy's, and twice the model's
+assert s.closed and not model._forward_pre_hooks and not model._forward_hooks
+
+with gt.session("closure", device="host") as s:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    gt.attach(optimizer)
+    for x, y in batches(s):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+    assert turns(s) == 3
+
+with gt.session("amp", device="host") as s:
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    gt.attach(optimizer)
+    for number, (x, y) in enumerate(batches(s)):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model(x), y)
+        if number == 1:
+            loss = loss * float("inf")                # the scaler skips this step
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert turns(s) >= 2 and s._open is None
+
+with gt.session("gan", device="host") as s:
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (torch.optim.Adam(network.parameters()) for network in (maker, judge))
+    gt.attach(of_maker, of_judge)
+    for x, _ in batches(s):
+        for _ in range(2):
+            of_judge.zero_grad(); (judge(x) - judge(maker(x).detach())).mean().backward(); of_judge.step()
+        of_maker.zero_grad(); (-judge(maker(x))).mean().backward(); of_maker.step()
+    assert turns(s) == 9 and s._open is None
+""", cuda=False)
+
+
+def test_a_loop_on_cuda_gives_its_turn_while_data_are_loaded(run):
+    run("""
+import gpushare.torch as gt
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, g):
+        return None, torch.zeros_like(g[0])
+class Copies(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1000))
+    def forward(self, x):
+        return Copy.apply(x, self.weight)
+class Step(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.copy_(p.grad)
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        with other.iteration():                           # the other session has a turn meanwhile
+            torch.empty(1000, device=other.device)
+        return torch.full((1000,), float(index))
+with gt.session("other", memory="64M") as other, gt.session("loop", memory="64M") as s:
+    model = Copies().to(s.device)
+    optimizer = Step(model.parameters())
+    gt.attach(optimizer)
+    for x in torch.utils.data.DataLoader(Data(), batch_size=2):
+        optimizer.zero_grad()
+        out = model(x.to(s.device))
+        assert s._open is not None and torch.equal(out.cpu(), x)
+        out.backward(torch.zeros_like(out))
+        optimizer.step()
+    s.runtime.synchronize()
+    assert s.info()["iterations_done"] == 4 and other.info()["iterations_done"] == 8
+""")
+
+
+@needs("accelerate")
+def test_accelerate(run):
+    run(LOOP + """
+from accelerate import Accelerator
+with gt.session("accelerate", device="host") as s:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(s))
+    gt.attach(optimizer)
+    for x, y in data:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert turns(s) >= 1 and s._open is None
+    accelerator.save_state("state", safe_serialization=False)
+    accelerator.load_state("state")
+""".replace('"state"', 'folder + "/state"').replace("from accelerate import", "import tempfile\nfolder = tempfile.mkdtemp()\nfrom accelerate import"), cuda=False)
+
+
+@needs("accelerate", "transformers")
+def test_transformers_trainer(run):
+    run(LOOP + """
+import tempfile
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        return {"input_ids": torch.full((8,), i % 50), "attention_mask": torch.ones(8, dtype=torch.long), "labels": torch.tensor(i % 2)}
+def trained(callbacks, steps=6, resume=None, folder=None, **more):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32))
+    settings = TrainingArguments(folder or tempfile.mkdtemp(), per_device_train_batch_size=8, max_steps=steps, report_to=[], use_cpu=True,
+                                 disable_tqdm=True, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3, **more)
+    trainer = Trainer(model, settings, train_dataset=Texts(), eval_dataset=Texts(), callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return [p.detach().clone() for p in model.parameters()]
+
+class Turns(TrainerCallback):
+    def __init__(self, s):
+        self.s = s
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        gt.attach(optimizer, to=self.s)
+
+expected = trained([])
+for more in ({}, {"gradient_accumulation_steps": 2}):
+    with gt.session("hf", device="host") as s:
+        folder = tempfile.mkdtemp()
+        found = trained([Turns(s)], folder=folder, **more)
+        assert turns(s) >= 6 and s._open is None, turns(s)
+        if not more:
+            assert all(torch.equal(a, b) for a, b in zip(expected, found))
+            trained([Turns(s)], steps=9, folder=folder, resume=folder + "/checkpoint-6")
+            assert s._open is None
+class Fails(Turns):
+    def on_step_end(self, *_, **__):
+        raise ValueError("a callback fails")
+with gt.session("fails", device="host") as s:
+    for again in range(2):
+        try:
+            trained([Fails(s)])
+            raise AssertionError
+        except ValueError:
+            pass
+    trained([Turns(s)], steps=3)
+""", cuda=False)
+
+
+@needs("lightning")
+def test_lightning(run):
+    run(LOOP + """
+import logging, warnings
+import lightning
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = model
+    def training_step(self, batch, number):
+        return loss_of(self.network(batch[0]), batch[1])
+    def validation_step(self, batch, number):
+        self.log("loss", loss_of(self.network(batch[0]), batch[1]))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+class Turns(lightning.Callback):
+    def on_train_start(self, trainer, module):
+        gt.attach(trainer.optimizers, to=s)
+with gt.session("lightning", device="host") as s:
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                                enable_model_summary=False, callbacks=[Turns()])
+    trainer.fit(Module(), batches(None), batches(None))
+    assert turns(s) >= 6 and s._open is None, turns(s)
+""", cuda=False)
+
+
+def test_sessions_of_notebooks_and_threads(run):
+    """Without a `with` block, on several threads, one after the other."""
+    run("""
+import gpushare.torch as gt
+s = gt.session("notebook", memory="64M").open()            # a cell
+w = torch.full((1000,), 7.0).to(s.device)                  # the next one
+assert s.memory()["current_bytes"] >= 4000
+with s.iteration():
+    torch.empty(1000, device=s.device)
+def elsewhere():
+    t = gt.session("thread", memory="64M").open()
+    kept.append(torch.full((1000,), 3.0).to(t.device))
+    with s.iteration():                                    # of a session that another thread opened
+        torch.empty(1000, device=s.device)
+    assert t.memory()["current_bytes"] >= 4000
+    t.close()
+kept = []
+thread = threading.Thread(target=elsewhere)
+thread.start(); thread.join()
+assert kept[0].cpu().sum() == 3000
+outer = torch.cuda.current_stream()
+s.close()
+assert torch.cuda.current_stream() != outer and w.cpu().sum() == 7000
+with gt.session("again", memory="64M") as again:
+    assert torch.zeros(10, device=again.device).cpu().sum() == 0
+""")
