@@ -103,7 +103,8 @@ class Builder {
         continue;
       }
       // Goes on where it is.
-      const double end = std::max(0.0, state.stalled_until_s - run.now_s()) + run.remaining(trial) / state.rate;
+      const double end =
+          std::max(0.0, state.stalled_until_s - run.now_s()) + run.remaining(trial) / state.rate;
       for (const int device : state.devices) {
         Parts& parts = parts_[size_t(device)];
         parts.free_s.assign(1, std::max(parts.all_s(), end));
@@ -124,9 +125,7 @@ class Builder {
   }
 
  private:
-  double alone(size_t trial) const {
-    return run_.trials()[trial].trial.budget_s * run_.remaining(trial);
-  }
+  double alone(size_t trial) const { return run_.trials()[trial].trial.budget_s * run_.remaining(trial); }
 
   Place choose(size_t trial, double T) const {
     const TrialRun::State& state = run_.trials()[trial];
@@ -154,7 +153,8 @@ class Builder {
       for (const int device : state.devices) {
         const Parts& parts = parts_[size_t(device)];
         const bool same = int(parts.free_s.size()) == (state.width < 0 ? -state.width : 1);
-        start = std::max(start, same ? *std::min_element(parts.free_s.begin(), parts.free_s.end()) : parts.all_s());
+        start = std::max(start,
+                         same ? *std::min_element(parts.free_s.begin(), parts.free_s.end()) : parts.all_s());
       }
       if (start <= kSlack) offer(state.width, state.devices, start);
     }
@@ -205,8 +205,7 @@ class Builder {
         parts.free_s.assign(1, place.end_s);
         continue;
       }
-      if (int(parts.free_s.size()) != -place.width)
-        parts.free_s.assign(size_t(-place.width), parts.all_s());
+      if (int(parts.free_s.size()) != -place.width) parts.free_s.assign(size_t(-place.width), parts.all_s());
       *std::min_element(parts.free_s.begin(), parts.free_s.end()) = place.end_s;
     }
   }
