@@ -12,8 +12,9 @@
 namespace gpushare::cluster::training {
 namespace {
 
-constexpr size_t kMostBeside = 16;    // jobs on a device
-constexpr size_t kMostReserved = 64;  // jobs that wait for devices, after which the rest waits for the next event
+constexpr size_t kMostBeside = 16;  // jobs on a device
+constexpr size_t kMostReserved =
+    64;  // jobs that wait for devices, after which the rest waits for the next event
 constexpr double kGreedyGangExponent = 0.8;
 
 class Greedy final : public Lending {
@@ -47,10 +48,9 @@ class Greedy final : public Lending {
  private:
   // On the fastest idle devices.
   void fill(JobId job, std::vector<Action>& actions) {
-    std::vector<DeviceIndex> devices =
-        cheapest(jobs_[job].info, [&](DeviceIndex d) {
-          return devices_[d].jobs.empty() ? -devices_[d].info.speed : kNever;
-        });
+    std::vector<DeviceIndex> devices = cheapest(jobs_[job].info, [&](DeviceIndex d) {
+      return devices_[d].jobs.empty() ? -devices_[d].info.speed : kNever;
+    });
     if (devices.empty()) return;
     queue_.erase(job);
     enter(job, std::move(devices), false, actions);
@@ -90,8 +90,7 @@ class Greedy final : public Lending {
                   bool guaranteed_there) {
     others_.clear();
     for (const JobId other : here)
-      if (other != job)
-        others_.push_back({&jobs_[other], guaranteed_there && !jobs_[other].info.guaranteed});
+      if (other != job) others_.push_back({&jobs_[other], guaranteed_there && !jobs_[other].info.guaranteed});
     if (newcomer != job && newcomer != kNobody)
       others_.push_back({&jobs_[newcomer], guaranteed_there && !jobs_[newcomer].info.guaranteed});
     return believed_slowdown(*known_, {&jobs_[job], opportunistic}, others_);
@@ -103,8 +102,7 @@ class Greedy final : public Lending {
     const bool guaranteed = has_guaranteed(here);
     double last = 0;
     for (const JobId job : here) {
-      const double slow =
-          slowdown(job, guaranteed && !jobs_[job].info.guaranteed, here, kNobody, guaranteed);
+      const double slow = slowdown(job, guaranteed && !jobs_[job].info.guaranteed, here, kNobody, guaranteed);
       last = std::max(last, jobs_[job].remaining_s * slow / (devices_[d].info.speed * jobs_[job].pace));
     }
     return last;

@@ -37,8 +37,9 @@ constexpr size_t kRuleCount = sizeof(kRules) / sizeof(kRules[0]);
 constexpr double kSwitchMargin = 1e-4;  // part of the sum of completions that another rule must gain
 constexpr double kPerPriority = 1000;   // how much a job of the next greater priority weighs more
 constexpr int kMostPriorities = 4;      // above the least; beyond, they count as equal
-constexpr double kSurprise = 0.02;      // difference of measured and believed slowdowns from which on all is decided anew
-constexpr double kLookS = 5;            // after which a company that nobody has measured is looked at
+constexpr double kSurprise =
+    0.02;  // difference of measured and believed slowdowns from which on all is decided anew
+constexpr double kLookS = 5;  // after which a company that nobody has measured is looked at
 constexpr size_t kMostCompanies = 100'000;
 // Work of deciding, in rules x events x (jobs + devices). Each event earns some; a decision that would take more than
 // what is saved is not made, and the rule that is followed goes on. So 10,000 jobs on 1,000 devices cost what one rule
@@ -183,7 +184,8 @@ class Ours final : public Book {
       for (const DeviceIndex d : jobs_[job].devices) out.devices[d].jobs.push_back(number);
       const auto below = std::distance(priorities.begin(), priorities.find(jobs_[job].info.priority));
       const int above = static_cast<int>(below) + (starves(jobs_[job], now_s) ? 1 : 0);
-      out.weights.push_back(jobs_[job].info.weight * std::pow(kPerPriority, std::min(kMostPriorities, above)));
+      out.weights.push_back(jobs_[job].info.weight *
+                            std::pow(kPerPriority, std::min(kMostPriorities, above)));
     }
     return out;
   }
@@ -191,8 +193,7 @@ class Ours final : public Book {
   // Takes the best rule; true if it is to place everything anew.
   bool choose(double now_s) {
     const auto jobs = static_cast<double>(unfinished_.size());
-    const double work =
-        2 * double(kRuleCount) * 2 * jobs * (jobs + static_cast<double>(devices_.size()));
+    const double work = 2 * double(kRuleCount) * 2 * jobs * (jobs + static_cast<double>(devices_.size()));
     if (unfinished_.empty()) return false;
     if (work > kMostSaved) go_on_alone(now_s);
     if (work > saved_) return false;

@@ -23,9 +23,10 @@ inline constexpr size_t kMostOnDevice = 48;  // clients of one MPS server
 struct Knowledge {
   SlowdownModel slowdowns;
   BatchTuner tuner;
-  std::set<std::tuple<JobId, JobId, double, double>> told;  // pairs of jobs with their batch sizes: a pair tells once
-  std::unordered_map<uint64_t, double> companies;           // measured slowdowns of a job beside certain others
-  double restart_s = 0;                                     // work that a job repeats after a pause
+  std::set<std::tuple<JobId, JobId, double, double>>
+      told;                                        // pairs of jobs with their batch sizes: a pair tells once
+  std::unordered_map<uint64_t, double> companies;  // measured slowdowns of a job beside certain others
+  double restart_s = 0;                            // work that a job repeats after a pause
 };
 
 // Jobs in the order of arrival, with what is learned of pairs.
