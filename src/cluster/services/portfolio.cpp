@@ -14,9 +14,9 @@ constexpr uint64_t kBelievedSeed = 0x6770;  // the requests that are believed to
 constexpr double kMostCompared = 40'000;    // requests played for each candidate
 constexpr double kMostTried = 6'000;        // and for each change
 constexpr double kMostSeconds = 120;
-constexpr double kLeastSlos = 20;           // SLOs that must pass for a figure to mean something
-constexpr double kMostWork = 3e6;           // requests of all changes together
-constexpr double kChangeGain = 2e-3;        // part of the requests that a change must gain: less is chance
+constexpr double kLeastSlos = 20;     // SLOs that must pass for a figure to mean something
+constexpr double kMostWork = 3e6;     // requests of all changes together
+constexpr double kChangeGain = 2e-3;  // part of the requests that a change must gain: less is chance
 constexpr double kCandidateGain = 1e-3;
 
 class Improver {
@@ -85,13 +85,17 @@ class Improver {
     double compute = 0;
     for (const double percent : configuration.compute_percent) compute = percent >= 0 ? percent : compute;
     const double speed = devices_[device].speed;
-    return {service, device, configuration.batch, compute, configuration.throughput_rps * speed,
+    return {service,
+            device,
+            configuration.batch,
+            compute,
+            configuration.throughput_rps * speed,
             configuration.latency_ms / speed};
   }
   static bool has(const Placement& placement, size_t service, size_t device) {
-    return std::any_of(
-        placement.replicas.begin(), placement.replicas.end(),
-        [&](const Replica& replica) { return replica.service == service && replica.device == device; });
+    return std::any_of(placement.replicas.begin(), placement.replicas.end(), [&](const Replica& replica) {
+      return replica.service == service && replica.device == device;
+    });
   }
 
   // All placements that one change of the service makes.
