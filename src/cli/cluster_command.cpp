@@ -118,6 +118,19 @@ Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad documen
 
 }  // namespace
 
+namespace {
+
+// The first line, at most a terminal's width or so.
+std::string one_line(std::string text) {
+  constexpr size_t kMost = 200;
+  const size_t end = text.find('\n');
+  if (end != std::string::npos) text.resize(end);
+  if (text.size() > kMost) text = text.substr(0, kMost - 3) + "...";
+  return text;
+}
+
+}  // namespace
+
 std::string render_cluster_result(const nlohmann::ordered_json& document) {
   const auto& results = document.at("results");
   std::string out = "kind " + document.at("kind").get<std::string>() + "\n\n";
@@ -135,6 +148,10 @@ std::string render_cluster_result(const nlohmann::ordered_json& document) {
     table.add_row(std::move(cells));
   }
   out += table.to_string();
+  if (document.contains("errors"))
+    for (const auto& error : document.at("errors"))
+      out += "\n" + one_line(error.at("error").get<std::string>());
+  if (document.contains("errors")) out += "\n";
   for (const auto& result : results) {
     for (const auto& [key, value] : result.items())
       out += inner_tables(cell(result.front()) + ", " + key, value);

@@ -120,9 +120,9 @@ class ClusterRunCommand final : public Command {
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--objective and --rounds are for documents of kind shares");
     std::vector<std::string> schedulers = {"gpushare"};
+    cluster::OrderedJson errors = cluster::OrderedJson::array();
     if (!schedulers_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(schedulers,
-                                parse_names("--scheduler", schedulers_, cluster::kTrainingSchedulers));
+      GPUSHARE_ASSIGN_OR_RETURN(schedulers, known_schedulers(errors));
     }
     sim::ClusterOptions options;
     options.seed = seed_;
@@ -141,6 +141,11 @@ class ClusterRunCommand final : public Command {
                       {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
     sim::TrainingDocument input;
     GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
+    if (host)
+      for (const cluster::Device& device : input.devices)
+        if (!device.down.empty())
+          return bad_option("--device", device_,
+                            "device '" + device.id + "' has down: that devices fail is played by sim");
     options.noise = noise_.value_or(input.noise);
     if (options.noise > kMostTrainingNoise)
       return bad_option("--noise", base::format("%g", options.noise),
@@ -187,14 +192,15 @@ class ClusterRunCommand final : public Command {
           "real work: a runtime for each device, a session for each job on each of its devices; times are "
           "those of this machine, whose cores "
           "and caches the devices share");
-    const cluster::OrderedJson document = cluster::object({{"version", 1},
-                                                           {"kind", "training"},
-                                                           {"device", device_},
-                                                           {"devices", input.devices.size()},
-                                                           {"layout", input.jobs.layout},
-                                                           {"seed", options.seed},
-                                                           {"results", std::move(results)},
-                                                           {"notes", input.jobs.notes}});
+    cluster::OrderedJson document = cluster::object({{"version", 1},
+                                                     {"kind", "training"},
+                                                     {"device", device_},
+                                                     {"devices", input.devices.size()},
+                                                     {"layout", input.jobs.layout},
+                                                     {"seed", options.seed},
+                                                     {"results", std::move(results)},
+                                                     {"notes", input.jobs.notes}});
+    if (!errors.empty()) document["errors"] = std::move(errors);
     if (!report_.empty())
       GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(document, spans)));
     if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(write_timeline(std::move(spans), schedulers.back()));
@@ -259,6 +265,26 @@ class ClusterRunCommand final : public Command {
           kind.run_defaults.end())
         add(name);
     return line + names + "\n";
+  }
+
+  // Those of --scheduler; what is none of them goes to `errors`, if there are others.
+  base::Result<std::vector<std::string>> known_schedulers(cluster::OrderedJson& errors) const {
+    std::vector<std::string> known;
+    for (const std::string& name : split_list(schedulers_))
+      if (std::find(std::begin(cluster::kTrainingSchedulers), std::end(cluster::kTrainingSchedulers), name) !=
+          std::end(cluster::kTrainingSchedulers))
+        known.push_back(name);
+    if (known.empty()) return parse_names("--scheduler", schedulers_, cluster::kTrainingSchedulers);
+    std::string kept;
+    for (const std::string& name : split_list(schedulers_)) {
+      const base::Result<std::vector<std::string>> one =
+          parse_names("--scheduler", name, cluster::kTrainingSchedulers);
+      if (!one.ok())
+        errors.push_back(cluster::object({{"scheduler", name}, {"error", one.status().message()}}));
+      else
+        kept += (kept.empty() ? "" : ",") + name;
+    }
+    return parse_names("--scheduler", kept, cluster::kTrainingSchedulers);
   }
 
   // Documents of the kinds other than training.

@@ -54,27 +54,43 @@ ValueTable table_of(const UtilityJob& job, Limits limits, int64_t capacity) {
   return table;
 }
 
+// The least whole units at which a curve of points meets the objective; if there are none, the least of the best
+// performance, since a peak may be narrower than a unit. capacity + 1 if they are more than that.
+int64_t demand_by_points(const UtilityJob& job, int64_t capacity) {
+  const auto& points = job.curve.points;
+  const auto units_at = [&](double x) { return std::min(x * job.load, double(capacity) + 1); };
+  std::vector<int64_t> ends;  // the whole units next to each point: nothing between them is better
+  for (const auto& [x, performance] : points)
+    for (const double units : {std::floor(units_at(x)), std::ceil(units_at(x) * (1 - kSloTolerance))})
+      ends.push_back(std::max<int64_t>(0, int64_t(units)));
+  std::sort(ends.begin(), ends.end());
+  int64_t before = 0;
+  for (int64_t end : ends) {
+    if (meets(job, end)) {
+      while (end - before > 1) {  // it rises from there to here
+        const int64_t middle = before + (end - before) / 2;
+        (meets(job, middle) ? end : before) = middle;
+      }
+      return meets(job, before) ? before : end;
+    }
+    before = end;
+  }
+  const auto performance = [&](int64_t units) { return job.curve.at(double(units) / job.load); };
+  int64_t best = 0;
+  for (const int64_t end : ends)
+    if (performance(end) > performance(best) * (1 + kSloTolerance)) best = end;
+  return std::min(best, capacity + 1);
+}
+
 }  // namespace
 
 int64_t demand_units(const UtilityJob& job, int64_t capacity) {
-  double per_load = job.curve.demand(job.slo);
-  if (std::isinf(per_load)) {  // the objective is out of reach: the first point of the best performance
-    if (job.curve.logistic) return capacity + 1;
-    double best = 0;
-    per_load = 0;
-    for (const auto& [x, performance] : job.curve.points) {
-      if (performance <= best) continue;
-      best = performance;
-      per_load = x;
-    }
-    const double units = std::ceil(per_load * job.load * (1 - kSloTolerance));
-    return units > double(capacity) ? capacity + 1 : int64_t(units);
-  }
-  const double estimate = std::floor(per_load * job.load);
+  if (!job.curve.logistic) return demand_by_points(job, capacity);
+  const double per_load = job.curve.demand(job.slo);
+  const double estimate = std::isinf(per_load) ? double(capacity) + 1 : std::floor(per_load * job.load);
   if (estimate > double(capacity)) return capacity + 1;
   auto units = std::max<int64_t>(0, int64_t(estimate) - 1);
-  while (units <= capacity && !meets(job, units))
-    ++units;  // ends within two steps but for a peak narrower than one unit
+  while (units <= capacity && !meets(job, units)) ++units;  // ends within two steps
   return units;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cluster/learn/profiler_error.hpp"
 #include "cluster/never.hpp"
+#include "cluster/portfolio.hpp"
 #include "cluster/solve/shares.hpp"
 
 namespace gpushare::cluster {
@@ -14,7 +15,7 @@ namespace {
 constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
 constexpr double kTolerance = 1e-9;
 // The worth of a point of accuracy at a window's end when the next window is not known: the part of a window at that accuracy.
-constexpr double kEndWeightUnseen = 0.1;
+constexpr double kEndWeightUnseen = 0.4;
 
 // The state of a stream from now until the end of the window.
 struct StreamState {
@@ -558,6 +559,41 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
   return Planner::with_mean(std::move(plan));
 }
 
+namespace {
+
+enum class WindowRule { kDivided, kStolen, kEqual };
+
+RetrainingWindow play_rule(WindowRule rule, const Planner& truth, Planner& decides, size_t window,
+                           std::vector<StreamState>& states, double weight, const Begun& begun,
+                           double left_s) {
+  switch (rule) {
+    case WindowRule::kEqual:  // not bound to quanta: where nothing is worth retraining
+      return truth.play_fair(window, states, false, decides);
+    case WindowRule::kStolen:
+      return truth.play_fixed(window, states, decides.steal(window, states, left_s), begun);
+    case WindowRule::kDivided:
+      break;
+  }
+  return Planner(truth).play_divided_anew(window, states, weight, nullptr, decides, begun);
+}
+
+// The portfolio of a window: each rule is played by what is believed. `weight` is what the accuracy at its end counts.
+WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, double weight,
+                     const Begun& begun, double left_s) {
+  Portfolio<WindowRule> portfolio;
+  for (const WindowRule rule : {WindowRule::kDivided, WindowRule::kStolen, WindowRule::kEqual}) {
+    if (rule == WindowRule::kEqual && begun.seconds > 0) continue;
+    auto copy = states;
+    const RetrainingWindow played = play_rule(rule, decides, decides, window, copy, weight, begun, left_s);
+    double end = 0;
+    for (const double accuracy : played.end_accuracy) end += accuracy / double(states.size());
+    portfolio.offer(played.below_floor * 1e3 - played.accuracy - weight * end, rule);
+  }
+  return portfolio.best();
+}
+
+}  // namespace
+
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
                                             RetrainingScheduler scheduler, const Profiling& profiling) {
   GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
@@ -602,7 +638,8 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
             own.accuracy = error.believed(v, own.name, own.accuracy);
         }
         const double weight = w + 1 < windows ? kEndWeightUnseen : 0;
-        plan.windows.push_back(planner.play_divided_anew(w, states, weight, nullptr, decides, begun));
+        const WindowRule rule = best_rule(decides, w, states, weight, begun, left);
+        plan.windows.push_back(play_rule(rule, planner, decides, w, states, weight, begun, left));
         for (size_t v = 0; v < truth.streams.size(); ++v) {
           const auto& list = decides.configurations(v, w);
           for (size_t c = 0; c < list.size(); ++c) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cluster/never.hpp"
+#include "cluster/portfolio.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -78,6 +79,11 @@ std::vector<int> TrialRun::find(Width width, uint64_t memory_bytes) const {
     if (found.size() == wanted) return found;
   }
   return {};
+}
+
+bool TrialRun::has(int device, Width width, uint64_t memory_bytes) const {
+  const double part = width > 0 ? 1 : size_of(width);
+  return free_[size_t(device)] >= part - kSlack && free_memory_[size_t(device)] >= memory_bytes;
 }
 
 std::vector<int> TrialRun::find_for(size_t trial, Width width) {
@@ -392,15 +398,19 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
 
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler) {
-  TrialResult result = play_trials(devices, limits, groups, scheduler);
-  if (scheduler == TrialScheduler::kGpushare && groups.size() > 1) {
-    for (TrialScheduler other : {TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid}) {
-      TrialResult theirs = play_trials(devices, limits, groups, other);
-      if (theirs.makespan_s < result.makespan_s) result = std::move(theirs);
-    }
-  }
-  result.bound_s = trials_bound(devices, limits, groups);
-  return result;
+  Portfolio<TrialResult> results;
+  const auto offer = [&](TrialScheduler rule) {
+    TrialResult result = play_trials(devices, limits, groups, rule);
+    const double makespan = result.makespan_s;
+    results.offer(makespan, std::move(result));
+  };
+  offer(scheduler);
+  if (scheduler == TrialScheduler::kGpushare)
+    for (const TrialScheduler rule :
+         {TrialScheduler::kFifo, TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid})
+      offer(rule);
+  results.best().bound_s = trials_bound(devices, limits, groups);
+  return std::move(results.best());
 }
 
 }  // namespace gpushare::cluster

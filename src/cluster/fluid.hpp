@@ -95,7 +95,9 @@ class TrialRun {
   // Devices for a width: whole ones that are idle, or for a part the fullest device that has it free with the memory.
   // Empty if there are none.
   std::vector<int> find(Width width, uint64_t memory_bytes) const;
-  // The same as if the trial's own devices were free.
+  // Whether a device has that part of it free, and the memory.
+  bool has(int device, Width width, uint64_t memory_bytes) const;
+  // The same as find() if the trial's own devices were free.
   std::vector<int> find_for(size_t trial, Width width);
   // This state as policies know it: every trial takes its stated time.
   TrialRun believed() const;
@@ -184,7 +186,7 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler,
                         const std::vector<double>& scales = {}, std::vector<TrialSpan>* spans = nullptr);
 
-// Plays a document's groups. kGpushare here knows all arrivals, so it is never worse than the two of the source.
+// Plays a document's groups. kGpushare here knows all arrivals, so it is never worse than any of the others.
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler);
 

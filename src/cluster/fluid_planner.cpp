@@ -1,6 +1,8 @@
 // The scheduler "gpushare" for trials: several plans for what is left, the one with the earliest end taken.
 //   lists     the least-area width that finishes within T, longest first, for several T; no changes on the way
 //   fluids    the two algorithms of the source
+//   places    each trial on devices of its own speed's worth, running ones moved or not (fluid_lists.cpp)
+//   fifo      the default execution
 //   wraps     for the least T that fits: each trial mixes two adjacent widths so that it ends exactly at T (the point of its convex hull at
 //             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the
 //             devices that are left. Trials on part of a device share blocks of p slots, which are wrapped in the same
@@ -14,6 +16,7 @@
 
 #include "cluster/fluid_policies.hpp"
 #include "cluster/never.hpp"
+#include "cluster/portfolio.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -21,6 +24,9 @@ namespace {
 constexpr double kTimeTolerance = 1e-9;
 constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
 constexpr size_t kMostToWrap = 400;
+// Ends within which places are looked for, and the trials x devices from which on there are few, since a decision may
+// take milliseconds.
+constexpr size_t kPlaceEnds = 8, kFewPlaceEnds = 2, kManyPlaces = 1024;
 // With more trials left, few newcomers are taken into the plan that there is: a plan of all would take longer than a
 // decision may.
 constexpr size_t kMostToPlanAnew = 400;
@@ -365,23 +371,19 @@ class TrialPlanner final : public TrialPolicy {
   void replan(TrialRun& run, bool must) {
     const TrialRun state = run.believed();
     const std::vector<size_t> left = state.unfinished();
-    double best_end = kNever;
-    Begin best;  // none: go on as now
-    if (!must && current_) {
-      best_end = end_under(state, *current_->clone());
-    }
     const double begin = state.now_s();
+    Portfolio<Begin> plans(kTimeTolerance);
+    if (!must && current_)  // an empty one: go on as now
+      plans.offer(end_under(state, *current_->clone()) - begin, Begin{});
     std::vector<size_t> waiting;
     for (size_t trial : left)
       if (state.trials()[trial].width == 0) waiting.push_back(trial);
     const auto offer = [&](Begin candidate) {
       TrialRun copy = state;
       const std::unique_ptr<TrialPolicy> policy = candidate(copy);
-      const double end = end_under(std::move(copy), *policy);
-      if (end >= best_end - kTimeTolerance * (1 + end - begin)) return;
-      best_end = end;
-      best = std::move(candidate);
+      plans.offer(end_under(std::move(copy), *policy) - begin, std::move(candidate));
     };
+    offer([&waiting](TrialRun& at) { return with<FifoPolicy>(at, waiting); });
     offer([&waiting](TrialRun& at) { return with<StaticFluidPolicy>(at, waiting); });
     offer([&waiting](TrialRun& at) { return with<DynamicFluidPolicy>(at, waiting); });
 
@@ -393,13 +395,20 @@ class TrialPlanner final : public TrialPolicy {
       const double T = bound * (1 + 0.08 * i * (lists > 5 ? 1 : 2));
       offer([T, &widths](TrialRun& at) { return list_of(at, widths, T); });
     }
+    if (left.size() <= kMostToReplan)
+      for (const bool move : {false, true})
+        for (size_t i = 0;
+             i < (left.size() * state.devices().size() < kManyPlaces ? kPlaceEnds : kFewPlaceEnds); ++i) {
+          const double T = bound * (1 + 0.1 * double(i));
+          offer([T, move](TrialRun& at) { return make_places(at, T, move); });
+        }
     if (left.size() <= kMostToWrap && equal_speeds(state)) {
       Wrap wrap(state, left);
       for (int packed = 1; packed <= wrap.most_packed(); ++packed) {
         double low = bound;
         double high = bound;
         if (!wrap.fits(bound, packed)) {
-          high = std::min(best_end - begin, bound * 4);
+          high = std::min(plans.cost(), bound * 4);
           if (!wrap.fits(high, packed)) continue;
           while (high - low > 0.002 * bound) {
             const double middle = (low + high) / 2;
@@ -415,10 +424,10 @@ class TrialPlanner final : public TrialPolicy {
         });
       }
     }
-    if (!best) return;
-    end_s_ = answered_ ? 0 : best_end;  // 0: to be estimated when it is needed
+    if (plans.empty() || !plans.best()) return;
+    end_s_ = answered_ ? 0 : begin + plans.cost();  // 0: to be estimated when it is needed
     inserted_ = 0;
-    current_ = best(run);
+    current_ = plans.best()(run);
   }
 
   // A policy of that type that has been told of the trials that wait.

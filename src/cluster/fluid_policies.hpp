@@ -68,6 +68,9 @@ class ListPolicy final : public QueuePolicy {
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<ListPolicy>(*this); }
 };
 
+// fluid_lists.cpp: what is unfinished, placed for an end within T from now; `move`: also what runs already.
+std::unique_ptr<TrialPolicy> make_places(TrialRun& run, double T, bool move);
+
 std::unique_ptr<TrialPolicy> make_trial_planner();
 
 }  // namespace gpushare::cluster

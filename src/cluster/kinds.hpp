@@ -66,6 +66,7 @@ struct Kind {
   std::unique_ptr<Problem> (*read)(Fields& document, const std::vector<Device>& devices);
   // JSON Schema of the kind's own fields: {"properties": {...}, "required": [...], "$defs": {...}}.
   const char* schema;
+  bool devices_fail = false;  // it plays devices that go down and come back
 };
 
 const Kind& services_kind();

@@ -26,18 +26,25 @@ const Kind* read_kind(Fields& document, const std::vector<const Kind*>& known) {
   return nullptr;
 }
 
-// Which of `there` are wanted.
+base::Status not_there(const Kind& kind, const char* option, const std::string& name,
+                       const std::vector<const char*>& there) {
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("--%s: '%s' is not allowed; a document of kind %s has %s, separated by commas", option,
+                       name.c_str(), kind.name, joined(there).c_str())};
+}
+
+// Which of `there` are wanted. Names that are not there stay in, if others are.
 base::Result<std::vector<std::string>> choose(const Kind& kind, const char* option,
                                               const std::vector<std::string>& wanted,
                                               const std::vector<const char*>& there,
                                               const std::vector<const char*>& defaults) {
   if (wanted.empty()) return std::vector<std::string>(defaults.begin(), defaults.end());
+  const bool any = std::any_of(wanted.begin(), wanted.end(), [&](const std::string& name) {
+    return std::find(there.begin(), there.end(), name) != there.end();
+  });
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (std::find(there.begin(), there.end(), wanted[i]) == there.end())
-      return base::Status(
-          GPUSHARE_INVALID_ARGUMENT,
-          base::format("--%s: '%s' is not allowed; a document of kind %s has %s, separated by commas", option,
-                       wanted[i].c_str(), kind.name, joined(there).c_str()));
+    // Where others are there, it gets an error of its own.
+    if (!any || wanted[i].empty()) return not_there(kind, option, wanted[i], there);
     if (std::find(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(i), wanted[i]) !=
         wanted.begin() + static_cast<std::ptrdiff_t>(i))
       return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("--%s: '%s' is there twice; name each once",
@@ -78,26 +85,44 @@ base::Status open(std::string_view text, const std::vector<const Kind*>& known, 
   GPUSHARE_RETURN_IF_ERROR(error);
   GPUSHARE_RETURN_IF_ERROR(chosen(*out.kind));
   if (out.kind->needs_devices || fields.has("devices")) out.devices = read_devices(fields);
+  for (size_t d = 0; d < out.devices.size() && error.ok(); ++d)
+    if (!out.devices[d].down.empty() && !out.kind->devices_fail)
+      fields.refuse_all(
+          base::format("devices[%zu].down: only documents of kind training say when devices fail", d));
   GPUSHARE_RETURN_IF_ERROR(error);
   out.problem = out.kind->read(fields, out.devices);
   fields.done();
   return error;
 }
 
-// One entry a choice.
+// Adds "results", one entry a choice, to a document, and "errors" with those that could not decide it. A choice that
+// cannot does not take the others with it; if none can, the first one's error is returned.
 template <class Decide>
-base::Result<OrderedJson> decide_all(const char* chooses, const std::vector<std::string>& choices,
-                                     const PlanOptions& options, Decide&& decide) {
-  OrderedJson results = OrderedJson::array();
+base::Status decide_all(const Kind& kind, const std::vector<std::string>& choices,
+                        const std::vector<const char*>& there, const char* chooses,
+                        const PlanOptions& options, OrderedJson& document, Decide&& decide) {
+  OrderedJson results = OrderedJson::array(), errors = OrderedJson::array();
+  base::Status first;
   for (size_t i = 0; i < choices.size(); ++i) {
     if (options.progress) options.progress(choices[i], i, choices.size());
     OrderedJson result = object({{chooses, choices[i]}, {"solve_ms", 0.0}});
     const uint64_t begin_ns = options.now_ns ? options.now_ns() : 0;
-    GPUSHARE_RETURN_IF_ERROR(decide(choices[i], result, i + 1 == choices.size()).with_context(choices[i]));
+    const bool known = std::find(there.begin(), there.end(), choices[i]) != there.end();
+    const base::Status status =
+        known ? decide(choices[i], result, i + 1 == choices.size()).with_context(choices[i])
+              : not_there(kind, chooses, choices[i], there);
+    if (!status.ok()) {
+      errors.push_back(object({{chooses, choices[i]}, {"error", status.message()}}));
+      if (first.ok()) first = status;
+      continue;
+    }
     if (options.now_ns) result["solve_ms"] = static_cast<double>(options.now_ns() - begin_ns) / 1e6;
     results.push_back(std::move(result));
   }
-  return results;
+  if (results.empty()) return first;
+  document["results"] = std::move(results);
+  if (!errors.empty()) document["errors"] = std::move(errors);
+  return {};
 }
 
 }  // namespace
@@ -111,19 +136,20 @@ base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options
     return {};
   });
   GPUSHARE_RETURN_IF_ERROR(status);
-  GPUSHARE_ASSIGN_OR_RETURN(OrderedJson results,
-                            decide_all(opened.kind->chooses, choices, options,
-                                       [&](const std::string& choice, OrderedJson& result, bool) {
-                                         return opened.problem->solve(choice, result);
-                                       }));
-  return object(
-      {{"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}});
+  OrderedJson document = object({{"version", kDocumentVersion}, {"kind", opened.kind->name}});
+  GPUSHARE_RETURN_IF_ERROR(decide_all(*opened.kind, choices, opened.kind->choices, opened.kind->chooses,
+                                      options, document,
+                                      [&](const std::string& choice, OrderedJson& result, bool) {
+                                        return opened.problem->solve(choice, result);
+                                      }));
+  return document;
 }
 
 base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options, const PlayOptions& play,
                               const std::vector<const Kind*>& known, std::vector<PlaySpan>* spans) {
   Opened opened;
   std::vector<std::string> choices;
+  std::vector<const char*> there;
   const base::Status status = open(text, known, opened, [&](const Kind& kind) -> base::Status {
     const bool has_objectives = std::string_view(kind.chooses) == "objective";
     if (!play.objective.empty() && !has_objectives)
@@ -135,7 +161,7 @@ base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options,
           choose(kind, "objective", {play.objective}, kind.choices, kind.defaults).status());
     }
     const auto& wanted = options.choices.empty() ? options.schedulers : options.choices;
-    std::vector<const char*> there = kind.run_choices;
+    there = kind.run_choices;
     if (!play.own.empty() && std::string_view(kind.name) != "training")
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("a scheduler of the caller's own plays documents of kind training, not %s",
@@ -151,16 +177,14 @@ base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options,
     return {};
   });
   GPUSHARE_RETURN_IF_ERROR(status);
-  GPUSHARE_ASSIGN_OR_RETURN(OrderedJson results,
-                            decide_all("scheduler", choices, options,
-                                       [&](const std::string& choice, OrderedJson& result, bool last) {
-                                         return opened.problem->play(choice, play, result,
-                                                                     last ? spans : nullptr);
-                                       }));
-  return object({{"version", kDocumentVersion},
-                 {"kind", opened.kind->name},
-                 {"seed", play.seed},
-                 {"results", std::move(results)}});
+  OrderedJson document =
+      object({{"version", kDocumentVersion}, {"kind", opened.kind->name}, {"seed", play.seed}});
+  GPUSHARE_RETURN_IF_ERROR(decide_all(*opened.kind, choices, there, "scheduler", options, document,
+                                      [&](const std::string& choice, OrderedJson& result, bool last) {
+                                        return opened.problem->play(choice, play, result,
+                                                                    last ? spans : nullptr);
+                                      }));
+  return document;
 }
 
 }  // namespace gpushare::cluster

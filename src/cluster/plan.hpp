@@ -24,9 +24,10 @@ struct PlanOptions {
   std::function<void(const std::string&, size_t, size_t)> progress;
 };
 
-// {"version", "kind", "results": [{"scheduler" or "objective", "solve_ms", ...}]}, one entry a choice.
-// Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (a choice
-// that the kind does not have, or that needs what the document lacks).
+// {"version", "kind", "results": [{"scheduler" or "objective", "solve_ms", ...}]}, one entry a choice. A choice that the
+// kind does not have, or that needs what the document lacks, is in "errors": [{"scheduler" or "objective", "error"}].
+// Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (no choice
+// is possible: that of the first).
 // `known` are the kinds there are: kinds(), or sim::all_cluster_kinds() with those that are played on virtual time.
 base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options,
                                const std::vector<const Kind*>& known = kinds());

@@ -92,6 +92,8 @@ class Scheduler {
   // An earlier measurement of jobs that need not come: `job` ran `slowdown` times slower beside `other`. Called before
   // any job arrives.
   virtual void known_pair(const JobInfo& job, const JobInfo& other, double slowdown);
+  // Work that a job repeats each time it goes on after a pause. Called before any job arrives; nothing unless told.
+  virtual void restart_cost(double /*seconds*/) {}
   // A running job: device time it has had, work left, and how much slower it makes progress than alone at its first
   // batch size, since its devices' jobs last changed. 0: not known yet.
   virtual void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) = 0;

@@ -35,7 +35,10 @@ std::string schema(const std::vector<const Kind*>& known) {
             "memory_bytes": {"type": "integer", "minimum": 1},
             "compute_units": {"$ref": "#/$defs/positive"},
             "node": {"$ref": "#/$defs/name"},
-            "speed": {"$ref": "#/$defs/positive"}
+            "speed": {"$ref": "#/$defs/positive"},
+            "down": {"description": "For run, of training jobs alone: when the device has failed. Without until_s it does not come back.", "type": "array", "minItems": 1, "items": {
+              "type": "object", "properties": {"from_s": {"$ref": "#/$defs/not_negative"}, "until_s": {"$ref": "#/$defs/positive"}},
+              "required": ["from_s"], "additionalProperties": false}}
           },
           "required": ["id", "memory_bytes"],
           "additionalProperties": false}}

@@ -19,9 +19,12 @@ struct Running {
   bool opportunistic = false;
   double remaining_s = 0;
   double attained_s = 0;
-  double speed = 0;     // work seconds a second
-  double slowdown = 1;  // against alone on the same devices
-  double since_s = 0;   // of remaining_s
+  double speed = 0;        // work seconds a second
+  double alone_speed = 0;  // the same without others
+  double alone_s = 0;      // work that it would have done alone
+  double repeated_s = 0;   // work that pauses made it do again
+  double slowdown = 1;     // against alone on the same devices
+  double since_s = 0;      // of remaining_s
   double placed_s = 0;
   uint32_t version = 0;  // of its entry in the heap
   double factor = 1;     // noise
@@ -36,6 +39,12 @@ struct End {
   uint32_t job;
   uint32_t version;
   bool operator>(const End& other) const { return at_s != other.at_s ? at_s > other.at_s : job > other.job; }
+};
+
+struct DeviceChange {
+  double at_s;
+  uint32_t device;
+  bool up;
 };
 
 // Nearest rank.
@@ -66,7 +75,7 @@ class Cluster {
       if (next_arrival < jobs_.size()) at = std::min(at, jobs_[next_arrival].arrival_s);
       while (!ends_.empty() && ends_.top().version != running_[ends_.top().job].version) ends_.pop();
       if (!ends_.empty()) at = std::min(at, ends_.top().at_s);
-      if (next_device_ < later_.size()) at = std::min(at, devices_[later_[next_device_]].from_s);
+      if (next_change_ < changes_.size()) at = std::min(at, changes_[next_change_].at_s);
       if (at == cluster::kNever) break;  // the scheduler leaves the rest waiting for ever
       now_s_ = std::max(now_s_, at);
       while (!ends_.empty() && ends_.top().at_s <= now_s_) {
@@ -81,8 +90,8 @@ class Cluster {
         --left;
       }
       update_speeds();
-      for (; next_device_ < later_.size() && devices_[later_[next_device_]].from_s <= now_s_; ++next_device_)
-        tell_device(later_[next_device_], true);
+      for (; next_change_ < changes_.size() && changes_[next_change_].at_s <= now_s_; ++next_change_)
+        change(changes_[next_change_]);
       for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
         scheduler_.arrived(static_cast<uint32_t>(next_arrival), jobs_[next_arrival], now_s_);
       for (const uint32_t job : on_) observe(job);
@@ -135,13 +144,41 @@ class Cluster {
     busy_since_s_.assign(devices_.size(), 0);
     dirty_.assign(devices_.size(), false);
     nodes_ = cluster::number_nodes(devices_);
-    for (size_t d = 0; d < devices_.size(); ++d) {
-      const bool up = devices_[d].from_s <= 0;
-      tell_device(static_cast<uint32_t>(d), up);
-      if (!up) later_.push_back(static_cast<uint32_t>(d));
+    scheduler_.restart_cost(options_.restart_s);
+    up_.assign(devices_.size(), true);
+    for (uint32_t d = 0; d < devices_.size(); ++d) {
+      const cluster::Device& device = devices_[d];
+      if (device.from_s > 0) changes_.push_back({device.from_s, d, true});
+      up_[d] = device.from_s <= 0;
+      for (const cluster::Device::Down& down : device.down) {
+        if (down.from_s > 0)
+          changes_.push_back({down.from_s, d, false});
+        else
+          up_[d] = false;
+        if (down.until_s < cluster::kNever) changes_.push_back({down.until_s, d, true});
+      }
+      tell_device(d);
     }
-    std::stable_sort(later_.begin(), later_.end(),
-                     [&](uint32_t a, uint32_t b) { return devices_[a].from_s < devices_[b].from_s; });
+    std::stable_sort(changes_.begin(), changes_.end(),
+                     [](const DeviceChange& a, const DeviceChange& b) { return a.at_s < b.at_s; });
+  }
+
+  // A device fails, and its jobs wait again, or comes back.
+  void change(const DeviceChange& change) {
+    if (!change.up) {
+      const std::vector<uint32_t> lost = here_[change.device];
+      for (const uint32_t job : lost) interrupt(job);
+    }
+    up_[change.device] = change.up;
+    tell_device(change.device);
+  }
+
+  // Leaves its devices; what it has done since it last wrote its state is to be done again.
+  void interrupt(uint32_t job) {
+    leave(job);
+    running_[job].remaining_s += options_.restart_s;
+    running_[job].repeated_s += options_.restart_s;
+    ++result_.jobs[job].pauses;
   }
 
   // Memory, table entry and speed alone of a batch size; 0: the job has none.
@@ -157,9 +194,9 @@ class Cluster {
                          cluster::iterations_factor(now);
   }
 
-  void tell_device(uint32_t device, bool up) {
+  void tell_device(uint32_t device) {
     scheduler_.device_changed(device, {devices_[device].memory_bytes, devices_[device].speed, nodes_[device]},
-                              up, now_s_);
+                              up_[device], now_s_);
   }
 
   void advance(uint32_t job) {
@@ -168,6 +205,7 @@ class Cluster {
     entry.since_s = now_s_;
     entry.remaining_s = std::max(0.0, entry.remaining_s - passed * entry.speed);
     entry.attained_s += passed;
+    entry.alone_s += passed * entry.alone_speed;
   }
 
   void observe(uint32_t job) {
@@ -205,6 +243,8 @@ class Cluster {
     leave(job);
     running_[job].remaining_s = 0;
     result_.jobs[job].end_s = now_s_;
+    result_.jobs[job].company =
+        running_[job].alone_s / std::max(1e-9, jobs_[job].work_s + running_[job].repeated_s);
     scheduler_.finished(job, now_s_);
   }
 
@@ -221,9 +261,7 @@ class Cluster {
     switch (action.kind) {
       case Action::Kind::kPause:
         if (!entry.on) return wrong("it does not run");
-        leave(action.job);
-        entry.remaining_s += options_.restart_s;
-        ++result_.jobs[action.job].pauses;
+        interrupt(action.job);
         return {};
       case Action::Kind::kReject:
         if (entry.on) return wrong("it runs");
@@ -267,7 +305,7 @@ class Cluster {
           std::find(action.devices.begin(), action.devices.begin() + static_cast<std::ptrdiff_t>(i), d) !=
               action.devices.begin() + static_cast<std::ptrdiff_t>(i))
         return wrong("a device is none, or there twice");
-      if (devices_[d].from_s > now_s_) return wrong("a device is not up yet");
+      if (!up_[d]) return wrong("a device is not up");
       if (used_bytes_[d] + entry.memory_bytes > devices_[d].memory_bytes) {
         ++result_.oom;
         return wrong("a device has not that much memory left");
@@ -333,14 +371,16 @@ class Cluster {
     for (const uint32_t job : touched_) {
       Running& entry = running_[job];
       advance(job);
-      double slowest = 1e300, slowdown = 0;
+      double slowest = 1e300, slowdown = 0, alone = 1e300;
       for (const uint32_t d : entry.devices) {
         const double here = slowdown_on(job, d);
         slowdown = std::max(slowdown, here);
         slowest = std::min(slowest, devices_[d].speed / here);
+        alone = std::min(alone, devices_[d].speed / entry.batch_factor);
       }
       entry.slowdown = slowdown;
       entry.speed = std::max(kLeastSpeed, slowest * entry.factor);
+      entry.alone_speed = std::max(kLeastSpeed, alone * entry.factor);
       ends_.push({now_s_ + entry.remaining_s / entry.speed, job, ++entry.version});
     }
   }
@@ -363,8 +403,9 @@ class Cluster {
   std::vector<uint32_t> nodes_;
   std::vector<bool> dirty_;
   std::vector<uint32_t> changed_, touched_;
-  std::vector<uint32_t> later_;  // devices that come up after the start, in that order
-  size_t next_device_ = 0;
+  std::vector<bool> up_;               // a device
+  std::vector<DeviceChange> changes_;  // in their order
+  size_t next_change_ = 0;
   std::vector<Action> actions_;
   std::vector<uint64_t> decision_ns_;
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
@@ -388,7 +429,7 @@ void tell_known_pairs(const InterferenceTable& table, cluster::Scheduler& schedu
 
 void summarize(const std::vector<cluster::JobInfo>& jobs, size_t devices, double busy_s,
                ClusterResult& result) {
-  std::vector<double> completion, slowdown;
+  std::vector<double> completion, slowdown, company;
   double first = cluster::kNever, last = 0, queue = 0;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const ClusterJobResult& job = result.jobs[j];
@@ -397,7 +438,9 @@ void summarize(const std::vector<cluster::JobInfo>& jobs, size_t devices, double
     last = std::max(last, job.end_s);
     completion.push_back(job.end_s - job.arrival_s);
     queue += job.start_s - job.arrival_s;
-    if (jobs[j].guaranteed) slowdown.push_back(job.running_s / std::max(job.work_s, 1e-9));
+    if (!jobs[j].guaranteed) continue;
+    slowdown.push_back(job.running_s / std::max(job.work_s, 1e-9));
+    company.push_back(job.company);
   }
   result.completed = completion.size();
   if (completion.empty()) return;
@@ -406,6 +449,7 @@ void summarize(const std::vector<cluster::JobInfo>& jobs, size_t devices, double
   result.queue_mean_s = queue / static_cast<double>(completion.size());
   result.jct_p95_s = rank(completion, 0.95);
   result.slowdown_p99 = rank(slowdown, 0.99);
+  result.company_p99 = rank(company, 0.99);
   result.makespan_s = last - first;
   if (result.makespan_s > 0) result.utilization = busy_s / (result.makespan_s * static_cast<double>(devices));
 }

@@ -28,6 +28,7 @@ struct ClusterJobResult {
   double end_s = -1;     // below 0: never
   double running_s = 0;  // on devices
   double work_s = 0;
+  double company = 1;  // work that it would have done alone on the devices that it had, over work done
   uint32_t pauses = 0;
   std::string reason;  // why it was rejected
 };
@@ -49,6 +50,7 @@ struct ClusterResult {
   double jct_p95_s = 0;     // nearest rank
   double queue_mean_s = 0;  // until the first run
   double slowdown_p99 = 0;  // time on devices over work, of guaranteed jobs; nearest rank
+  double company_p99 = 0;   // the same against alone on the same devices: what others beside them cost
   double utilization = 0;   // device time with a job over all device time of the makespan
   uint64_t oom = 0;         // placements beyond a device's memory: refused
   uint64_t decisions = 0;

@@ -212,6 +212,7 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
   out["queue_mean_s"] = result.queue_mean_s;
   out["utilization"] = result.utilization;
   out["slowdown_p99"] = result.slowdown_p99;
+  out["company_p99"] = result.company_p99;
   out["oom"] = result.oom;
   if (result.reconfigured > 0) out["reconfigured"] = result.reconfigured;
   if (const cluster::PredictionReport& told = result.predictions; told.observations > 0) {
@@ -364,7 +365,8 @@ const cluster::Kind& training_kind() {
             "additionalProperties": false
           }
         }
-      })"};
+      })",
+      true};
   return kind;
 }
 

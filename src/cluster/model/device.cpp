@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "cluster/never.hpp"
+
 namespace gpushare::cluster {
 
 std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
@@ -13,6 +15,27 @@ std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
     numbers.push_back(seen.emplace(device.node, static_cast<uint32_t>(seen.size())).first->second);
   return numbers;
 }
+
+namespace {
+
+std::vector<Device::Down> read_down(Fields& device) {
+  std::vector<Device::Down> out;
+  device.each("down", 1, [&](Fields& fields, size_t) {
+    Device::Down down;
+    const double earliest = out.empty() ? 0 : out.back().until_s;
+    down.from_s = fields.number("from_s", kNotNegative);
+    down.until_s = fields.has("until_s") ? fields.number("until_s", kPositive) : kNever;
+    if (fields.ok() && down.from_s < earliest)
+      fields.refuse(
+          "from_s",
+          "the device is down already; give the times in order, and an until_s to all but the last");
+    if (fields.ok() && down.until_s <= down.from_s) fields.refuse("until_s", "it must be after from_s");
+    out.push_back(down);
+  });
+  return out;
+}
+
+}  // namespace
 
 std::vector<Device> read_devices(Fields& document) {
   std::vector<Device> devices;
@@ -32,6 +55,7 @@ std::vector<Device> read_devices(Fields& document) {
     device.memory_bytes = fields.whole("memory_bytes", 1, uint64_t{1} << 50);
     device.compute_units = fields.number_or("compute_units", kPositive, 0);
     device.node = fields.text_or("node", "");
+    if (fields.has("down")) device.down = read_down(fields);
     device.speed = fields.number_or("speed", {0, 1e6, true}, 1);
     has_speed.push_back(fields.has("speed"));
     most = std::max(most, device.compute_units);

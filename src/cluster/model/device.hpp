@@ -19,6 +19,11 @@ struct Device {
   std::string node;          // "" is one too: gangs are placed on few nodes
   double from_s = 0;         // when it comes up; no field of a document, and for training jobs alone
   double speed = 1;          // relative to the device that the profiles are of
+  struct Down {
+    double from_s = 0;
+    double until_s = 0;  // kNever: it does not come back
+  };
+  std::vector<Down> down;  // when it has failed, in order
 };
 
 // Numbers for the devices' nodes, from 0 in the order of their first device.

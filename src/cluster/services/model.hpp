@@ -23,11 +23,17 @@ struct Configuration {
   uint32_t batch = 1;
   double latency_ms = 0;
   double throughput_rps = 0;
-  double memory_percent = -1;                                   // of any device; or
+  double memory_percent = -1;                                   // of the profiled device; or
   double memory_bytes = -1;                                     // one of the two is given
   std::array<double, kMetrics> compute_percent = {-1, -1, -1};  // below 0: not measured
   bool of_kernels = false;                                      // the document lists its kernels
 
+  // Of the device's memory; a percentage is of the same there, until profiled_on() has said what it is of.
+  void profiled_on(const Device& device) {
+    if (memory_percent < 0) return;
+    memory_bytes = memory_percent / 100 * static_cast<double>(device.memory_bytes);
+    memory_percent = -1;
+  }
   double memory_fraction(const Device& device) const {
     return memory_bytes >= 0 ? memory_bytes / static_cast<double>(device.memory_bytes) : memory_percent / 100;
   }

@@ -9,6 +9,7 @@
 #include "cluster/services/kernels.hpp"
 #include "cluster/services/model.hpp"
 #include "cluster/services/placement.hpp"
+#include "cluster/services/portfolio.hpp"
 #include "cluster/services/serving.hpp"
 
 namespace gpushare::cluster {
@@ -100,6 +101,7 @@ class ServicesProblem final : public Problem {
         });
       services_.push_back(std::move(service));
     });
+    tell_profiled_device();
     // Measurements stand in the document itself, laid out as they were published, or in an object of their own.
     if (document.has("measurements")) {
       document.with("measurements", [&](Fields& inner) { read_measurements(inner); });
@@ -122,7 +124,9 @@ class ServicesProblem final : public Problem {
 
   base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                     std::vector<PlaySpan>* spans) override {
-    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice, Goal::kInTime));
+    GPUSHARE_ASSIGN_OR_RETURN(Placement placement, place(choice, Goal::kInTime));
+    if (choice == "gpushare")
+      placement = best_played(services_, devices_, known_to_ours(std::move(placement)));
     ServingOptions serving = serving_;
     serving.noise = options.noise.value_or(serving_.noise);
     serving.seed = options.seed;
@@ -152,6 +156,20 @@ class ServicesProblem final : public Problem {
   }
 
  private:
+  // Where devices have different memories, percentages are of that of the first device of speed 1, which profiles are
+  // of; without one, of the first.
+  void tell_profiled_device() {
+    if (devices_.empty() || std::all_of(devices_.begin(), devices_.end(), [&](const Device& device) {
+          return device.memory_bytes == devices_[0].memory_bytes;
+        }))
+      return;
+    const auto profiled = std::find_if(devices_.begin(), devices_.end(),
+                                       [](const Device& device) { return device.speed == 1; });
+    for (Service& service : services_)
+      for (Configuration& configuration : service.configurations)
+        configuration.profiled_on(profiled == devices_.end() ? devices_[0] : *profiled);
+  }
+
   void read_measurements(Fields& fields) {
     for (const char* said : {"about", "known_plan"})
       fields.has(said);  // of the published file; nothing is read
@@ -171,6 +189,17 @@ class ServicesProblem final : public Problem {
           GPUSHARE_INVALID_ARGUMENT,
           "measurements: the field is missing; this scheduler needs hardware, batches, shares and models");
     return place_by_igniter(igniter_, services_, devices_);
+  }
+
+  // Ours first, then what each published solver would do.
+  std::vector<Placement> known_to_ours(Placement ours) const {
+    std::vector<Placement> all{std::move(ours)};
+    for (const char* rule : {"usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm", "igniter"}) {
+      if (std::string_view(rule) == "igniter" && !measured_) continue;
+      base::Result<Placement> placement = place(rule, Goal::kInTime);
+      if (placement.ok()) all.push_back(std::move(*placement));
+    }
+    return all;
   }
 
   // The replica's memory as a percentage of its device; 0 where no configuration says it (igniter's measurements).
@@ -274,7 +303,7 @@ const Kind& services_kind() {
             "additionalProperties": false
           },
           "service_configuration": {
-            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. The kernels give ao_percent, wao_percent and wsm_percent where these are not given: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
+            "description": "Profiled on a device of speed 1, or the first device if none has it. One of memory_percent, of that device, and memory_bytes. The kernels give ao_percent, wao_percent and wsm_percent where these are not given: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
             "type": "object",
             "properties": {
               "batch": {"type": "integer", "minimum": 1},

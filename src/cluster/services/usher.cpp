@@ -1,4 +1,5 @@
-// Usher, as the thesis on interference-aware serving describes it (section 5.2).
+// Usher, as the thesis on interference-aware serving describes it (section 5.2). Where devices differ, which the thesis
+// does not have, a replica counts with the mean of those on which it is in time, until it is placed.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -63,8 +64,22 @@ class Usher {
   double compute(size_t s, size_t c) const {
     return services_[s].configurations[c].compute_percent[metric_] / 100;
   }
+  // Of a device, in the mean.
   double memory(size_t s, size_t c) const {
-    return services_[s].configurations[c].memory_fraction(devices_[0]);
+    double sum = 0;
+    for (const Device& device : devices_) sum += services_[s].configurations[c].memory_fraction(device);
+    return sum / static_cast<double>(devices_.size());
+  }
+  // The mean speed of the devices on which a configuration is in time; 0: on none.
+  double speed(const Service& service, const Configuration& configuration) const {
+    double sum = 0;
+    size_t count = 0;
+    for (const Device& device : devices_) {
+      if (configuration.latency_ms > service.slo_ms * device.speed) continue;
+      sum += device.speed;
+      ++count;
+    }
+    return count == 0 ? 0 : sum / static_cast<double>(count);
   }
 
   // The batches in time, and the multiples of the fewest devices that serve the whole rate at the largest of them.
@@ -79,7 +94,7 @@ class Usher {
       const Configuration& configuration = service.configurations[c];
       if (configuration.compute_percent[metric_] < 0) continue;
       measured = true;
-      if (configuration.latency_ms > service.slo_ms * devices_[0].speed) continue;
+      if (speed(service, configuration) <= 0) continue;
       in_time.push_back(c);
       if (largest_[s] >= service.configurations.size() ||
           configuration.batch > service.configurations[largest_[s]].batch)
@@ -91,7 +106,8 @@ class Usher {
                                 : "every configuration with the metric of compute is slower than slo_ms";
       return;
     }
-    const double per_device = service.configurations[largest_[s]].throughput_rps * devices_[0].speed;
+    const Configuration& largest = service.configurations[largest_[s]];
+    const double per_device = largest.throughput_rps * speed(service, largest);
     const double fewest = std::ceil(service.rate_rps / per_device - 1e-9);
     if (fewest > static_cast<double>(devices_.size())) {
       reasons_[s] = base::format("its rate needs %.0f devices at the largest batch, and there are %zu",
@@ -101,8 +117,8 @@ class Usher {
     const auto step = static_cast<size_t>(std::max(1.0, fewest));
     for (const size_t c : in_time)
       for (size_t i = 1; i <= kReplicaSteps && i * step <= devices_.size(); ++i) {
-        const double all =
-            service.configurations[c].throughput_rps * devices_[0].speed * static_cast<double>(i * step);
+        const double all = service.configurations[c].throughput_rps *
+                           speed(service, service.configurations[c]) * static_cast<double>(i * step);
         choices_[s].push_back({c, i * step, std::min(service.rate_rps, all)});
       }
     std::stable_sort(choices_[s].begin(), choices_[s].end(),

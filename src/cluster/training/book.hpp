@@ -10,6 +10,7 @@
 namespace gpushare::cluster::training {
 
 struct BookJob {
+  JobId id = 0;  // the driver's, also in books of a part of the jobs
   JobInfo info;
   bool running = false;
   bool opportunistic = false;
@@ -18,6 +19,7 @@ struct BookJob {
   double remaining_s = 0;
   double slowdown = 1;
   bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
+  double pace = 1;        // progress over what its measured slowdowns say; the portfolio knows it
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
 };
@@ -47,6 +49,7 @@ class Book : public Scheduler {
   }
   void arrived(JobId job, const JobInfo& info, double now_s) override {
     if (jobs_.size() <= job) jobs_.resize(job + 1);
+    jobs_[job].id = job;
     jobs_[job].info = info;
     jobs_[job].remaining_s = info.work_s;
     jobs_[job].waiting_since_s = now_s;
@@ -77,10 +80,36 @@ class Book : public Scheduler {
     leave(job);
     jobs_[job].gone = true;
   }
+  // Goes on from the books of another scheduler, before anything else. Jobs that run there go on.
+  virtual void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) {
+    jobs_ = jobs;
+    devices_ = devices;
+    for (JobId job = 0; job < jobs_.size(); ++job) {
+      if (jobs_[job].gone) continue;
+      if (jobs_[job].running)
+        goes_on(job);
+      else
+        waiting_again(job, jobs_[job].waiting_since_s);
+    }
+  }
+  // Devices change names: what is on `d` goes to `to[d]`, a permutation among equal ones.
+  void rename(const std::vector<DeviceIndex>& to) {
+    std::vector<BookDevice> before = devices_;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      devices_[to[d]].jobs = std::move(before[d].jobs);
+      devices_[to[d]].used_bytes = before[d].used_bytes;
+    }
+    for (BookJob& job : jobs_)
+      for (DeviceIndex& d : job.devices) d = to[d];
+  }
+  // What follows is only thought: nothing is tried that would tell something new.
+  void think() { forward_ = true; }
 
  protected:
   // `job` has to be placed (again).
   virtual void waiting_again(JobId job, double now_s) = 0;
+  // `job` runs already, in books that were taken over.
+  virtual void goes_on(JobId) {}
 
   void take_rejected(std::vector<Action>& actions) {
     for (Action& action : rejected_) actions.push_back(std::move(action));
@@ -106,6 +135,30 @@ class Book : public Scheduler {
     jobs_[job].waiting_since_s = now_s;
     actions.push_back({Action::Kind::kPause, job, {}, false, ""});
   }
+  // Does what another scheduler on the same jobs has decided.
+  void follow(const std::vector<Action>& told, double now_s, std::vector<Action>& actions) {
+    for (const bool pauses : {true, false})
+      for (const Action& action : told) {
+        if ((action.kind == Action::Kind::kPause) != pauses) continue;
+        switch (action.kind) {
+          case Action::Kind::kPause:
+            pause(action.job, now_s, actions);
+            break;
+          case Action::Kind::kPlace:
+            enter(action.job, action.devices, action.opportunistic, actions);
+            break;
+          case Action::Kind::kResize:
+            jobs_[action.job].opportunistic = action.opportunistic;
+            actions.push_back(action);
+            break;
+          case Action::Kind::kReconfigure:
+            reconfigure(action.job, action.batch, actions);
+            break;
+          case Action::Kind::kReject:
+            break;  // the own books have said so
+        }
+      }
+  }
   // A running job goes on with another batch size; it fits.
   void reconfigure(JobId job, double batch, std::vector<Action>& actions) {
     BookJob& entry = jobs_[job];
@@ -129,6 +182,7 @@ class Book : public Scheduler {
 
   std::vector<BookJob> jobs_;
   std::vector<BookDevice> devices_;
+  bool forward_ = false;
 
  private:
   std::vector<Action> rejected_;

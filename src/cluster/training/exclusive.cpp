@@ -99,6 +99,7 @@ class Preemptive : public Book {
     stopped(job);
     waiting_.emplace(key(job), job);
   }
+  void goes_on(JobId job) override { running_.insert(job); }
   std::set<JobId> running_;
   std::set<std::pair<std::pair<double, double>, JobId>> waiting_;
 };
@@ -118,6 +119,11 @@ class Tiresias final : public Preemptive {
     if (places_.size() <= job) places_.resize(job + size_t{1});
     places_[job].rank = ++count_;
     Preemptive::arrived(job, info, now_s);
+  }
+  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
+    places_.resize(jobs.size());
+    for (JobId job = 0; job < jobs.size(); ++job) places_[job] = {0, jobs[job].running, ++count_};
+    Preemptive::take_over(jobs, devices);
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     for (const JobId job : running_) {
@@ -169,13 +175,13 @@ class Tiresias final : public Preemptive {
 
 }  // namespace
 
-std::unique_ptr<Scheduler> make_fifo() {
+std::unique_ptr<Book> make_fifo() {
   return std::make_unique<Fifo>();
 }
-std::unique_ptr<Scheduler> make_srtf() {
+std::unique_ptr<Book> make_srtf() {
   return std::make_unique<Srtf>();
 }
-std::unique_ptr<Scheduler> make_tiresias(std::vector<double> limits) {
+std::unique_ptr<Book> make_tiresias(std::vector<double> limits) {
   return std::make_unique<Tiresias>(std::move(limits));
 }
 

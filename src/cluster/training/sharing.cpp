@@ -1,192 +1,19 @@
 // Schedulers that put several jobs on a device: pack, as MPS would; antman, the global scheduler of AntMan (Xiao et
-// al., OSDI 2020); iadeep, interference-aware placement; gpushare, ours.
+// al., OSDI 2020); iadeep, interference-aware placement; best, one of the rules of our own.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 
-#include "cluster/learn/slowdown.hpp"
-#include "cluster/training/batch_tuner.hpp"
 #include "cluster/training/schedulers.hpp"
+#include "cluster/training/sharing.hpp"
 
-namespace gpushare::cluster {
-namespace training {
+namespace gpushare::cluster::training {
 namespace {
-
-constexpr size_t kMostOnDevice = 48;  // clients of one MPS server
-
-// Jobs in the order of arrival, with what is learned of pairs.
-class Sharing : public Book {
- public:
-  void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
-    nodes_ = std::max<size_t>(nodes_, info.node + size_t{1});
-    Book::device_changed(device, info, up, now_s);
-  }
-  void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
-    slowdowns_.know(job, other, slowdown);
-  }
-  PredictionReport predictions() const override { return slowdowns_.predictions(); }
-  void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
-    Book::observed(job, attained_s, remaining_s, slowdown, now_s);
-    if (!(slowdown > 0)) return;
-    jobs_[job].measured = true;
-    // Only a job beside exactly one other tells of a pair.
-    const BookJob& entry = jobs_[job];
-    const JobId* other = nullptr;
-    for (const DeviceIndex d : entry.devices) {
-      const std::vector<JobId>& here = devices_[d].jobs;
-      if (here.size() > 2) return;
-      if (here.size() == 2) {
-        const JobId* beside = here[0] == job ? &here[1] : &here[0];
-        if (other != nullptr && *beside != *other) return;
-        other = beside;
-      }
-    }
-    if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic &&
-        learned_.emplace(job, *other, entry.info.batch, jobs_[*other].info.batch).second)
-      slowdowns_.observe(entry.info, jobs_[*other].info, slowdown);
-  }
-
- protected:
-  void waiting_again(JobId job, double) override { queue_.insert(job); }
-
-  // The `gang` devices of the least cost among those that fit, empty if there are too few. `cost` may refuse by
-  // returning kNever. A gang is as slow as its slowest device, so of all that cost no more than the dearest that it
-  // needs, those of few nodes are taken.
-  template <class F>
-  std::vector<DeviceIndex> cheapest(const JobInfo& info, F&& cost) const {
-    std::vector<std::pair<double, DeviceIndex>> all;
-    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      if (!fits(d, info) || devices_[d].jobs.size() >= kMostOnDevice) continue;
-      const double value = cost(d);
-      if (value < kNever) all.emplace_back(value, d);
-    }
-    if (all.size() < info.gang) return {};
-    std::partial_sort(all.begin(), all.begin() + info.gang, all.end());
-    if (info.gang > 1 && nodes_ > 1) {
-      const double dearest = all[info.gang - 1].first;
-      all.erase(std::partition(all.begin() + info.gang, all.end(),
-                               [&](const auto& entry) { return entry.first <= dearest; }),
-                all.end());
-      return of_few_nodes(info.gang, std::move(all));
-    }
-    std::vector<DeviceIndex> out;
-    for (uint32_t i = 0; i < info.gang; ++i) out.push_back(all[i].second);
-    return out;
-  }
-
-  // `gang` of the candidates: from the node that has the fewest of those that have enough, else from the one with the
-  // most, and so on.
-  std::vector<DeviceIndex> of_few_nodes(size_t gang,
-                                        std::vector<std::pair<double, DeviceIndex>> candidates) const {
-    std::sort(candidates.begin(), candidates.end());
-    std::map<uint32_t, std::vector<DeviceIndex>> nodes;
-    for (const auto& [unused, d] : candidates) nodes[devices_[d].info.node].push_back(d);
-    std::vector<DeviceIndex> out;
-    while (out.size() < gang) {
-      const size_t needed = gang - out.size();
-      auto best = nodes.begin();
-      for (auto at = nodes.begin(); at != nodes.end(); ++at) {
-        const size_t there = at->second.size(), before = best->second.size();
-        const bool enough = there >= needed, had = before >= needed;
-        if (enough != had ? enough : (enough ? there < before : there > before)) best = at;
-      }
-      for (const DeviceIndex d : best->second)
-        if (out.size() < gang) out.push_back(d);
-      nodes.erase(best);
-    }
-    return out;
-  }
-
-  // Batch sizes: what was measured is learned from, and devices whose jobs have changed, or are being tuned, get the
-  // next sizes. Only jobs of one device are tuned. Returns when it wants to be asked again.
-  double tune(double now_s, std::vector<Action>& actions) {
-    double again = kNever;
-    if (tuned_.size() < devices_.size()) tuned_.resize(devices_.size());
-    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      const std::vector<JobId>& here = devices_[d].jobs;
-      Tuned& state = tuned_[d];
-      if (here != state.jobs) state = {here, now_s, false, false};
-      const bool can = !here.empty() && std::all_of(here.begin(), here.end(), [&](JobId job) {
-        return jobs_[job].info.gang == 1 && !jobs_[job].opportunistic;
-      }) && std::any_of(here.begin(), here.end(), [&](JobId job) {
-        return jobs_[job].info.batch_sizes.size() > 1;
-      });
-      if (!can || state.ended) continue;
-      if (state.running && now_s < state.until_s) {
-        again = std::min(again, state.until_s);
-        continue;
-      }
-      std::vector<JobInfo> infos;
-      std::vector<double> slowdowns;
-      bool all = true;
-      for (const JobId job : here) {
-        infos.push_back(jobs_[job].info);
-        slowdowns.push_back(jobs_[job].slowdown);
-        all = all && jobs_[job].measured;
-      }
-      if (state.running && !all) {  // nothing was measured yet
-        state.until_s = now_s + kRoundS;
-        again = std::min(again, state.until_s);
-        continue;
-      }
-      if (state.running) tuner_.measured(infos, slowdowns);
-      const std::vector<double> sizes = tuner_.next(
-          infos, devices_[d].info.memory_bytes,
-          [&](const std::vector<JobInfo>& jobs) {
-            std::vector<double> out;
-            for (size_t i = 0; i < jobs.size(); ++i) {
-              double slowdown = assumed_iteration_factor(jobs[i]) * iterations_factor(jobs[i]);
-              if (jobs.size() > 1) {
-                double sum = 0, alone = slowdown;
-                for (size_t k = 0; k < jobs.size(); ++k)
-                  if (k != i) sum += (1 + slowdowns_.excess(jobs[i], jobs[k]).mean) / alone - 1;
-                slowdown *= std::max(1.0, 1 + sum);
-              }
-              out.push_back(slowdown);
-            }
-            return out;
-          },
-          &state.ended);
-      for (const bool growing : {false, true})  // what shrinks makes room
-        for (size_t i = 0; i < here.size(); ++i)
-          if (sizes[i] != infos[i].batch && (sizes[i] > infos[i].batch) == growing)
-            reconfigure(here[i], sizes[i], actions);
-      for (const JobId job : here) jobs_[job].measured = false;
-      state.running = true;
-      state.until_s = now_s + kRoundS;
-      if (!state.ended) again = std::min(again, state.until_s);
-    }
-    return again;
-  }
-
-  // How much slower than alone at the same batch size, less 1.
-  SlowdownModel::Estimate interference(const JobInfo& job, const JobInfo& other) const {
-    SlowdownModel::Estimate told = slowdowns_.excess(job, other);
-    const double alone = assumed_iteration_factor(job) * iterations_factor(job);
-    return {std::max(0.0, (1 + told.mean) / alone - 1), told.spread / alone};
-  }
-
-  std::set<JobId> queue_;
-  size_t nodes_ = 0;
-  SlowdownModel slowdowns_;
-  BatchTuner tuner_;
-
- private:
-  static constexpr double kRoundS = 10;  // in which sizes are measured
-  struct Tuned {
-    std::vector<JobId> jobs;
-    double until_s = 0;
-    bool running = false;  // sizes are being measured
-    bool ended = false;
-  };
-  std::vector<Tuned> tuned_;
-  std::set<std::tuple<JobId, JobId, double, double>> learned_;  // a pair tells once
-};
 
 class Pack final : public Sharing {
  public:
+  using Sharing::Sharing;
   double tick(double, std::vector<Action>& actions) override {
     take_rejected(actions);
     while (!queue_.empty()) {
@@ -209,6 +36,7 @@ class AntMan final : public Sharing {
   static constexpr size_t kLoadLimit = 2;  // M: jobs on a device, the newcomer included
 
  public:
+  using Sharing::Sharing;
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     // Long-waiting ones that run as opportunistic are upgraded where they are.
@@ -266,6 +94,9 @@ class AntMan final : public Sharing {
     const auto& here = devices_[d].jobs;
     return std::any_of(here.begin(), here.end(), [&](JobId job) { return !jobs_[job].opportunistic; });
   }
+  void goes_on(JobId job) override {
+    if (jobs_[job].opportunistic && jobs_[job].info.guaranteed) lent_.insert(job);
+  }
   std::set<JobId> lent_;
 };
 
@@ -279,6 +110,7 @@ class IaDeep final : public Sharing {
   static constexpr size_t kMostChecks = 8'000;
 
  public:
+  using Sharing::Sharing;
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     size_t left =
@@ -330,7 +162,7 @@ class IaDeep final : public Sharing {
 // only for someone who needs clearly less than they still need, so that a change pays. Demands alone often say that a
 // pair gains nothing where it does: pairs of opportunistic jobs that nobody has seen are tried, few at a time, where
 // they are worth it should the prediction err by its spread, and part if they are slower than one after the other.
-class Best final : public Sharing {
+class Best final : public Lending {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
   static constexpr double kPreemptRatio = 0.95;
@@ -340,6 +172,7 @@ class Best final : public Sharing {
   static constexpr size_t kDevicesPerTry = 8;    // one pair is tried at a time for so many devices
 
  public:
+  using Lending::Lending;
   void finished(JobId job, double now_s) override {
     Sharing::finished(job, now_s);
     running_.erase(job);
@@ -370,12 +203,7 @@ class Best final : public Sharing {
     }
     for (const JobId job : paused_) order_.emplace(key(job), job);
     paused_.clear();
-    // A job may have been resized and then paused for another.
-    actions.erase(std::remove_if(actions.begin(), actions.end(),
-                                 [&](const Action& action) {
-                                   return action.kind == Action::Kind::kResize && !jobs_[action.job].running;
-                                 }),
-                  actions.end());
+    drop_void_resizes(actions);
     return tune(now_s, actions);
   }
 
@@ -384,7 +212,7 @@ class Best final : public Sharing {
       64;  // jobs that found no place, after which the rest waits for the next event
 
   // The slowdown relative to the job alone with its best batch size.
-  double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
+  double slowed(JobId job) const { return jobs_[job].slowdown / known_->tuner.best_alone(jobs_[job].info); }
   // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least
   // weighted completion on one device). A gang counts less than all its devices, since it leaves room beside it:
   // docs/experiments/training.md has other exponents.
@@ -403,6 +231,10 @@ class Best final : public Sharing {
   void waiting_again(JobId job, double) override {
     running_.erase(job);
     order_.emplace(key(job), job);
+  }
+  void goes_on(JobId job) override {
+    Lending::goes_on(job);
+    running_.insert(job);
   }
 
   // Parts jobs that slow each other beyond their limit, or by more than sharing gains: the job that needs longer leaves.
@@ -430,28 +262,6 @@ class Best final : public Sharing {
       paused_.push_back(leaver);
     }
     crowded_.clear();
-  }
-
-  // Jobs that had what guaranteed ones left, and are beside none now.
-  void give_back(std::vector<Action>& actions) {
-    for (auto at = lent_.begin(); at != lent_.end();) {
-      BookJob& entry = jobs_[*at];
-      if (!entry.running) {
-        at = lent_.erase(at);
-        continue;
-      }
-      const bool beside = std::any_of(entry.devices.begin(), entry.devices.end(), [&](DeviceIndex d) {
-        return std::any_of(devices_[d].jobs.begin(), devices_[d].jobs.end(),
-                           [&](JobId other) { return jobs_[other].info.guaranteed; });
-      });
-      if (beside) {
-        ++at;
-        continue;
-      }
-      entry.opportunistic = false;
-      actions.push_back({Action::Kind::kResize, *at, {}, false, ""});
-      at = lent_.erase(at);
-    }
   }
 
   // The speed of an opportunistic job beside a guaranteed one: what that leaves of the resource that it wants most.
@@ -482,9 +292,10 @@ class Best final : public Sharing {
                  own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
     const double speed = 1 / host_slowdown + 1 / own_slowdown;
     if (speed < (own.guaranteed ? kPairGain : pair_gain())) {
-      const bool trial = !own.guaranteed && own.gang == 1 && there.gang == 1 && !own.config.empty() &&
-                         !there.config.empty() && tries_ < 1 + devices_.size() / kDevicesPerTry &&
-                         !slowdowns_.seen(own, there) && hoped(on_host) + hoped(on_newcomer) >= pair_gain();
+      const bool trial =
+          !forward_ && !own.guaranteed && own.gang == 1 && there.gang == 1 && !own.config.empty() &&
+          !there.config.empty() && tries_ < 1 + devices_.size() / kDevicesPerTry &&
+          !known_->slowdowns.seen(own, there) && hoped(on_host) + hoped(on_newcomer) >= pair_gain();
       return trial ? 1.0 : kNever;
     }
     if (own.guaranteed && std::max(host_slowdown, own_slowdown) > kGuaranteedLimit) return kNever;
@@ -526,23 +337,10 @@ class Best final : public Sharing {
     std::vector<DeviceIndex> devices = cheapest(info, [&](DeviceIndex d) { return cost(job, d); });
     if (devices.empty()) devices = by_preemption(job, now_s, actions);
     if (devices.empty()) return false;
-    bool lent = false;
-    for (const DeviceIndex d : devices)
-      for (const JobId other : devices_[d].jobs) {
-        if (jobs_[other].info.guaranteed == info.guaranteed) continue;
-        if (!info.guaranteed) {
-          lent = true;
-        } else if (!jobs_[other].opportunistic) {
-          jobs_[other].opportunistic = true;
-          lent_.insert(other);
-          actions.push_back({Action::Kind::kResize, other, {}, true, ""});
-        }
-      }
     if (!info.guaranteed && info.gang == 1 && !devices_[devices[0]].jobs.empty() &&
-        !slowdowns_.seen(info, jobs_[devices_[devices[0]].jobs[0]].info))
+        !known_->slowdowns.seen(info, jobs_[devices_[devices[0]].jobs[0]].info))
       ++tries_;
-    if (lent) lent_.insert(job);
-    enter(job, std::move(devices), lent, actions);
+    enter_classes(job, std::move(devices), actions);
     running_.insert(job);
     by_length_.clear();
     return true;
@@ -596,7 +394,7 @@ class Best final : public Sharing {
   }
 
   std::set<std::pair<Key, JobId>> order_;
-  std::set<JobId> running_, lent_;
+  std::set<JobId> running_;
   std::vector<JobId> paused_, crowded_;
   std::vector<std::pair<Key, JobId>> by_length_;  // running jobs, the last by key first; empty: not known
   std::vector<bool> chosen_;                      // by job: a victim of the preemption that is considered
@@ -605,31 +403,17 @@ class Best final : public Sharing {
 
 }  // namespace
 
-std::unique_ptr<Scheduler> make_pack() {
-  return std::make_unique<Pack>();
+std::unique_ptr<Book> make_pack(std::shared_ptr<Knowledge> known) {
+  return std::make_unique<Pack>(std::move(known));
 }
-std::unique_ptr<Scheduler> make_antman() {
-  return std::make_unique<AntMan>();
+std::unique_ptr<Book> make_antman(std::shared_ptr<Knowledge> known) {
+  return std::make_unique<AntMan>(std::move(known));
 }
-std::unique_ptr<Scheduler> make_iadeep() {
-  return std::make_unique<IaDeep>();
+std::unique_ptr<Book> make_iadeep(std::shared_ptr<Knowledge> known) {
+  return std::make_unique<IaDeep>(std::move(known));
 }
-std::unique_ptr<Scheduler> make_best() {
-  return std::make_unique<Best>();
-}
-
-}  // namespace training
-
-std::unique_ptr<Scheduler> make_training_scheduler(std::string_view name) {
-  using namespace training;
-  if (name == "fifo") return make_fifo();
-  if (name == "srtf") return make_srtf();
-  if (name == "tiresias") return make_tiresias();
-  if (name == "pack") return make_pack();
-  if (name == "antman") return make_antman();
-  if (name == "iadeep") return make_iadeep();
-  if (name == "gpushare") return make_best();
-  return nullptr;
+std::unique_ptr<Book> make_best(std::shared_ptr<Knowledge> known) {
+  return std::make_unique<Best>(std::move(known));
 }
 
-}  // namespace gpushare::cluster
+}  // namespace gpushare::cluster::training

@@ -121,6 +121,24 @@ TEST_CASE("njc: remainders go to earlier jobs, and a job without utility at the 
   CHECK(result->fairness == 1);
 }
 
+TEST_CASE("a peak narrower than a unit is worth the better of the whole units beside it") {
+  UtilityJob peaky{"peaky", 1, 0.9, UtilityShape::kLinear, {}};
+  peaky.curve.points = {{0, 0}, {5.5, 0.9}, {6.5, 0.2}};
+  CHECK(demand_units(peaky, 20) == 5);  // 0.818 there, 0.55 at 6
+  UtilityJob other{"other", 1, 0.9, UtilityShape::kLinear, {}};
+  other.curve.points = {{0, 0}, {15, 0.9}};
+  ShareProblem problem{20, {peaky, other}, {}, {}};
+  const auto fair = divide_shares(problem, ShareObjective::kNoJustifiedComplaints);
+  REQUIRE(fair.ok());
+  CHECK(fair->units == std::vector<int64_t>{5, 15});
+  // A second rise beyond the peak meets the objective.
+  peaky.curve.points = {{0, 0}, {5.5, 0.9}, {6.5, 0.2}, {10, 0.2}, {12, 1}};
+  CHECK(demand_units(peaky, 20) == 12);
+  // The search does not go through every unit up to the capacity.
+  peaky.curve.points = {{0, 0}, {5.5, 0.9}, {6.5, 0.2}};
+  CHECK(demand_units(peaky, 1'000'000'000) == 5);
+}
+
 TEST_CASE("shares move by at most one step") {
   ShareProblem problem{60, {two_points("a", 10), two_points("b", 50), two_points("c", 90)}, {20, 20, 20}, 5};
   CHECK(divide_shares(problem, ShareObjective::kSocialWelfare)->units == std::vector<int64_t>{15, 25, 20});

@@ -106,6 +106,31 @@ TEST_CASE("schedulers and objectives that a kind does not have are refused", "[c
   CHECK(told(services(), options).find("--objective: a document of kind services has none") == 0);
 }
 
+TEST_CASE("a scheduler that cannot decide does not take the others with it", "[cluster]") {
+  cluster::PlanOptions options;
+  options.schedulers = {"fifo9", "milp-ao", "igniter"};
+  const auto got = cluster::plan(services(), options);
+  REQUIRE(got.ok());
+  REQUIRE((*got)["results"].size() == 1);
+  CHECK((*got)["results"][0]["scheduler"] == "milp-ao");
+  REQUIRE((*got)["errors"].size() == 2);
+  CHECK((*got)["errors"][0]["scheduler"] == "fifo9");
+  CHECK((*got)["errors"][0]["error"].get<std::string>().find("'fifo9' is not allowed") != std::string::npos);
+  CHECK((*got)["errors"][1]["error"].get<std::string>().find("igniter: measurements") == 0);
+}
+
+TEST_CASE("devices that fail: read in order, and refused where a kind does not play it", "[cluster]") {
+  const auto training = [](const char* down) {
+    return std::string(
+               R"({"version": 1, "kind": "services", "devices": [{"id": "a", "memory_bytes": 1000, "down": )") +
+           down + R"(}], "services": []})";
+  };
+  CHECK(told(training(R"([{"from_s": 5, "until_s": 4}])"), {}).find("devices[0].down[0].until_s") == 0);
+  CHECK(told(training(R"([{"from_s": 5}, {"from_s": 9}])"), {}).find("devices[0].down[1].from_s") == 0);
+  CHECK(told(training(R"([{"from_s": 5, "until_s": 6}])"), {}).find("only documents of kind training") !=
+        std::string::npos);
+}
+
 TEST_CASE("a field given twice deep inside is found", "[cluster]") {
   const auto result =
       cluster::parse_document(R"({"a": [{"b": 1}, {"b": 1, "c": {"d": 1, "e": 2, "d": 3}}]})");
@@ -141,9 +166,13 @@ TEST_CASE("a million elements: a plan, or a clear error", "[cluster]") {
           R"({"version": 1, "kind": "retraining", "devices": 1000, "window_s": 200, "quantum": 0.1, "accuracy_floor": 10, "streams": [)" +
           list(kFewer, "s", stream) + "]}")
           .find("gpushare: quantum: 0.1 of a device divides 1000 devices into 10000 quanta, at most") == 0);
+  cluster::PlanOptions welfare;
+  welfare.objectives = {"sw"};
   CHECK(told(R"({"version": 1, "kind": "shares", "capacity": 100000000, "jobs": [)" +
-             list(kFewer, "j", R"(, "load": 1, "slo": 0.9, "utility": "linear", "curve": [[0, 0], [1, 1]])") +
-             "]}")
+                 list(kFewer, "j",
+                      R"(, "load": 1, "slo": 0.9, "utility": "linear", "curve": [[0, 0], [1, 1]])") +
+                 "]}",
+             welfare)
             .find("capacity: " + std::to_string(kFewer) + " jobs over 100000000 units are") !=
         std::string::npos);
   if (!test::kSanitized) {

@@ -1,6 +1,7 @@
 // Playing documents with noise: learners and their bounds, policies of shares, retraining under a profiler's error, requests, trials.
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "cluster/json.hpp"
@@ -9,6 +10,7 @@
 #include "cluster/plan.hpp"
 #include "cluster/shares/rounds.hpp"
 #include "support/catch.hpp"
+#include "support/random.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -254,6 +256,86 @@ TEST_CASE("services: two small batches have more goodput than a large one that t
       R"({"batch": 64, "latency_ms": 62.9, "throughput_rps": 1017.07, "memory_percent": 5.27, "wsm_percent": 92.3})";
   CHECK(play(1, "densenet121", 600, 100, densenet).second < 32);
   CHECK(play(1, "densenet121", 600, 200, densenet).second > 60);
+}
+
+namespace {
+// The goodput of each scheduler on a document of services.
+std::map<std::string, double> goodputs(const std::string& devices, const std::string& services,
+                                       std::vector<std::string> schedulers = {"gpushare", "usher",
+                                                                              "usher-wao", "milp-ao",
+                                                                              "milp-wao", "milp-wsm"}) {
+  PlanOptions options;
+  options.schedulers = std::move(schedulers);
+  PlayOptions play;
+  play.seed = 3;
+  const auto result = run(R"({"version": 1, "kind": "services", "run": {"duration_s": 20}, "devices": )" +
+                              devices + R"(, "services": )" + services + "}",
+                          options, play);
+  INFO((result.ok() ? "" : result.status().message()));
+  REQUIRE(result.ok());
+  std::map<std::string, double> out;
+  for (const auto& row : (*result)["results"]) out[row.at("scheduler")] = row.at("goodput_rps").get<double>();
+  return out;
+}
+}  // namespace
+
+// Three services that keep a device busy a tenth of the time each; by the sum of their compute one fills it.
+TEST_CASE("services: a device is shared by duty cycle") {
+  std::string services = "[";
+  for (const char* name : {"a", "b", "c"})
+    services +=
+        std::string(services.size() > 1 ? "," : "") + R"({"name": ")" + name +
+        R"(", "rate_rps": 40, "slo_ms": 200, "configurations": [{"batch": 4, "latency_ms": 10, "throughput_rps": 400, "memory_percent": 4, "wsm_percent": 95, "ao_percent": 90, "wao_percent": 30}]})";
+  CHECK(goodputs("1", services + "]").at("gpushare") > 110);
+}
+
+TEST_CASE("services: no solver that gpushare knows answers more in time, on equal and on mixed devices") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  for (int round = 0; round < 8; ++round) {
+    std::string services = "[";
+    for (size_t s = 0, count = test::uniform(random, 1, 4); s < count; ++s) {
+      services += std::string(s > 0 ? "," : "") + R"({"name": "s)" + std::to_string(s) +
+                  R"(", "rate_rps": )" + std::to_string(test::uniform(random, 10, 200)) + R"(, "slo_ms": )" +
+                  std::to_string(test::uniform(random, 50, 300)) + R"(, "configurations": [)";
+      const auto compute = test::uniform(random, 20, 100);
+      for (uint64_t batch = 1; batch <= 16; batch *= 4) {
+        const double latency_ms = 5 + 2.5 * double(batch);
+        services += std::string(batch > 1 ? "," : "") + R"({"batch": )" + std::to_string(batch) +
+                    R"(, "latency_ms": )" + std::to_string(latency_ms) + R"(, "throughput_rps": )" +
+                    std::to_string(1000 * double(batch) / latency_ms) + R"(, "memory_percent": )" +
+                    std::to_string(4 + batch) + R"(, "ao_percent": )" + std::to_string(compute) +
+                    R"(, "wao_percent": )" + std::to_string(compute / 2) + R"(, "wsm_percent": )" +
+                    std::to_string(compute) + "}";
+      }
+      services += "]}";
+    }
+    const auto got =
+        goodputs(round % 2 == 0 ? "2" : R"([{"id": "a", "memory_bytes": 17179869184, "speed": 0.5},
+      {"id": "b", "memory_bytes": 8589934592, "speed": 1}])",
+                 services + "]");
+    for (const auto& [name, goodput] : got)
+      if (got.at("gpushare") < 0.98 * goodput)
+        FAIL(name << " answers " << goodput << ", gpushare " << got.at("gpushare") << " in round " << round);
+  }
+}
+
+TEST_CASE("services: usher knows the devices that are not the first") {
+  // In time on the fast device alone, of whose memory it needs three quarters: the profile is of the device of speed 1.
+  const char* const service =
+      R"([{"name": "a", "rate_rps": 100, "slo_ms": 50, "configurations": [{"batch": 8, "latency_ms": 30, "throughput_rps": 250, "memory_percent": 75, "ao_percent": 60}]}])";
+  const std::string slow = R"({"id": "slow", "memory_bytes": 8589934592, "speed": 0.5})",
+                    fast = R"({"id": "fast", "memory_bytes": 17179869184, "speed": 1})";
+  CHECK(goodputs("[" + slow + "," + fast + "]", service, {"usher"}).at("usher") > 60);
+  CHECK(goodputs("[" + fast + "," + slow + "]", service, {"usher"}).at("usher") > 60);
+  // And three quarters of that device's memory are not in one of half of it.
+  const std::string quick = R"({"id": "quick", "memory_bytes": 8589934592, "speed": 2})";
+  CHECK(
+      goodputs(
+          "[" + quick + "," + fast + "]",
+          R"([{"name": "a", "rate_rps": 400, "slo_ms": 50, "configurations": [{"batch": 8, "latency_ms": 30, "throughput_rps": 250, "memory_percent": 75, "ao_percent": 60}]}])",
+          {"milp-ao"})
+          .at("milp-ao") < 260);
 }
 
 TEST_CASE("trials: schedulers do not know what a trial really takes") {

@@ -268,17 +268,94 @@ TEST_CASE("what was measured before is told to schedulers, and predictions are j
   CHECK(together->predictions.early.pairs == 0);
 }
 
-TEST_CASE("gpushare puts up to four light jobs on a device, and heavy ones one after the other") {
-  std::vector<JobInfo> jobs(5, training_job(0, 100, 1, kGiB, 0.2));
-  for (JobInfo& job : jobs) job.guaranteed = false;
-  const auto light = played("gpushare", jobs, 1);
-  for (size_t j = 0; j < 4; ++j) CHECK(light.jobs[j].start_s == 0);
-  CHECK(light.jobs[3].end_s == Approx(100));
-  CHECK(light.makespan_s == Approx(200));
-  for (JobInfo& job : jobs) job.demands = {0.9};
-  const auto heavy = played("gpushare", jobs, 1);
-  CHECK(heavy.makespan_s == Approx(500));
-  CHECK(heavy.jobs[0].end_s == Approx(100));
+TEST_CASE(
+    "gpushare puts light jobs together on a device, guaranteed ones too, and heavy ones one after the "
+    "other") {
+  for (const bool guaranteed : {false, true}) {
+    INFO("guaranteed " << guaranteed);
+    std::vector<JobInfo> jobs(10, training_job(0, 100, 1, kGiB, 0.08));
+    for (JobInfo& job : jobs) job.guaranteed = guaranteed;
+    const auto light = played("gpushare", jobs, 1);
+    CHECK(light.makespan_s == Approx(100));
+    CHECK(light.slowdown_p99 <= 1.05);
+    for (JobInfo& job : jobs) job.gang = 2;
+    CHECK(played("gpushare", jobs, 2).makespan_s == Approx(100));
+    for (JobInfo& job : jobs) {
+      job.gang = 1;
+      job.demands = {1.0};
+    }
+    const auto heavy = played("gpushare", jobs, 1);
+    CHECK(heavy.makespan_s == Approx(1000));
+    CHECK(heavy.jobs[0].end_s == Approx(100));
+  }
+}
+
+TEST_CASE("gpushare: a job moves to a device that becomes free, where that pays for the restart") {
+  std::vector<JobInfo> jobs = {training_job(0, 20), training_job(0, 100)};
+  for (JobInfo& job : jobs) job.demands = {1.0};
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  for (const auto& [restart_s, end_s] : {std::pair(0.0, 115.0), std::pair(2.0, 117.0)}) {
+    const auto made = cluster::make_training_scheduler("gpushare");
+    sim::ClusterOptions options;
+    options.restart_s = restart_s;
+    const auto result = sim::run_cluster(jobs, devices, *made, options);
+    REQUIRE(result.ok());
+    CHECK(result->jobs[1].end_s == Approx(end_s));  // 20 s at a quarter of the speed, the rest at the whole
+  }
+}
+
+TEST_CASE("gpushare: what runs beside others parts when it is slower than was believed") {
+  // Their demands say that they fit; a table says otherwise.
+  const auto table = sim::InterferenceTable::parse(
+      R"x({"p100": {"('A', 1)": {"null": 10, "('B', 1)": [5, 5]}, "('B', 1)": {"null": 10, "('A', 1)": [5, 5]}}})x",
+      "table");
+  REQUIRE(table.ok());
+  std::vector<JobInfo> jobs = {training_job(0, 1000, 1, kGiB, 0.3), training_job(0, 1000, 1, kGiB, 0.3)};
+  jobs[0].config = "A";
+  jobs[1].config = "B";
+  sim::ClusterOptions options;
+  options.table = &*table;
+  const auto result = played("gpushare", jobs, 1, options);
+  CHECK(result.completed == 2);
+  CHECK(result.company_p99 <= 1.05);  // they were together for seconds, until that was seen
+  CHECK(result.company_p99 > 1);
+}
+
+TEST_CASE("gpushare: a wide gang is not passed for ever by a stream of small jobs") {
+  std::vector<JobInfo> jobs = {training_job(1, 300, 2)};
+  for (int i = 0; i < 400; ++i) jobs.push_back(training_job(i * 50.0, 100));
+  for (JobInfo& job : jobs) job.demands = {1.0};
+  std::stable_sort(jobs.begin(), jobs.end(),
+                   [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
+  const auto result = played("gpushare", jobs, 2);
+  CHECK(result.completed == jobs.size());
+  for (size_t j = 0; j < jobs.size(); ++j)
+    if (jobs[j].gang == 2) CHECK(result.jobs[j].end_s < 6000);  // of 20000 s of arrivals at full load
+}
+
+TEST_CASE("devices that fail and come back: every scheduler goes on with their jobs elsewhere") {
+  std::vector<JobInfo> jobs = {training_job(0, 100), training_job(0, 100), training_job(5, 50, 2)};
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].down = {{30, 90}, {200, 210}};
+  for (const char* scheduler : cluster::kTrainingSchedulers) {
+    INFO(scheduler);
+    const auto made = cluster::make_training_scheduler(scheduler);
+    sim::ClusterOptions options;
+    options.restart_s = 3;
+    const auto result = sim::run_cluster(jobs, devices, *made, options, true);
+    REQUIRE(result.ok());
+    CHECK(result->completed == 3);
+    for (const sim::ClusterSpan& span : result->spans)
+      for (const cluster::Device::Down& down : devices[span.device].down)
+        CHECK((span.end_s <= down.from_s + 1e-9 || span.begin_s >= down.until_s - 1e-9));
+  }
+  // One that never comes back takes the gang's only place; the others end.
+  devices[1].down = {{30, cluster::kNever}};
+  const auto made = cluster::make_training_scheduler("gpushare");
+  const auto result = sim::run_cluster(jobs, devices, *made, {});
+  REQUIRE(result.ok());
+  CHECK(result->completed == 2);
 }
 
 TEST_CASE("gpushare: greater priority goes first, also from a device; then length over weight") {

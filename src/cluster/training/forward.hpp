@@ -1,0 +1,54 @@
+// forward.hpp: what is believed of jobs beside each other, and a scheduler played forward by that.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "cluster/training/book.hpp"
+#include "cluster/training/sharing.hpp"
+
+namespace gpushare::cluster::training {
+
+// A guaranteed job may be slower than alone by so much.
+inline constexpr double kMostSlowed = 1.049;
+
+struct Beside {
+  const BookJob* job = nullptr;
+  bool opportunistic = false;
+};
+
+// How much slower than alone at its first batch size `job` runs beside the others of a device: as measured in that very
+// company, else the most demanded resource in proportion to demand, corrected by what was learned of each pair. An
+// opportunistic job has what guaranteed ones leave.
+double believed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others);
+// The slowdown of the job alone at its batch size.
+double alone_slowdown(const JobInfo& info);
+// The key of `companies`.
+uint64_t company_of(JobId job, const std::vector<JobId>& others);
+
+// Whether a job has waited so long that it comes before all others.
+bool starves(const BookJob& job, double now_s);
+
+// `actions` are what `rule` did first on books in which no job runs. They become actions on `jobs`, some of which run:
+// what is placed where it is goes on, what is not placed is paused. Among equal devices, names are changed so that as
+// many jobs as possible stay, in the rule's books too.
+void settle(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices, Book& rule,
+            std::vector<Action>& actions);
+
+struct ForwardStart {
+  std::vector<BookJob> jobs;
+  std::vector<BookDevice> devices;
+  double now_s = 0;
+  double restart_s = 0;
+  std::vector<double> weights;  // of the jobs' completions
+};
+
+// The same with no job running.
+ForwardStart stopped(const ForwardStart& start);
+
+// The weighted sum of the times until the jobs' completions under `rule`, which has taken over nothing yet. `afresh`:
+// the rule places everything anew. kNever if a job is never placed, if a guaranteed job would be slower than its limit,
+// or as soon as the sum reaches `most`.
+double play_forward(Book& rule, const ForwardStart& start, bool afresh, const Knowledge& known, double most);
+
+}  // namespace gpushare::cluster::training

@@ -1,0 +1,243 @@
+// A rule of our own: each job in turn is placed where it costs least by what is believed, its own time and what it
+// takes of others' together, or waits for devices where that ends sooner. Where it waits it has them reserved: jobs
+// behind it run there only if they end before, so that a gang is not passed for ever (backfill).
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "cluster/training/forward.hpp"
+#include "cluster/training/schedulers.hpp"
+
+namespace gpushare::cluster::training {
+namespace {
+
+constexpr size_t kMostBeside = 16;  // jobs on a device
+constexpr size_t kMostReserved =
+    64;  // jobs that wait for devices, after which the rest waits for the next event
+constexpr double kGreedyGangExponent = 0.8;
+
+class Greedy final : public Lending {
+ public:
+  // `fill`: what waits runs on idle devices until then.
+  Greedy(std::shared_ptr<Knowledge> known, bool by_arrival, bool fill)
+      : Lending(std::move(known)), by_arrival_(by_arrival), fill_(fill) {}
+
+  double tick(double now_s, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    give_back(actions);
+    prepare(now_s);
+    std::vector<JobId> wait;
+    for (const JobId job : ordered(now_s)) {
+      if (wait.size() >= kMostReserved) break;
+      std::vector<DeviceIndex> devices = decide(job, now_s);
+      if (devices.empty()) {
+        wait.push_back(job);
+        continue;
+      }
+      queue_.erase(job);
+      enter_classes(job, std::move(devices), actions);
+      for (const DeviceIndex d : jobs_[job].devices) free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
+    }
+    if (fill_)
+      for (const JobId job : wait) fill(job, actions);
+    drop_void_resizes(actions);
+    return tune(now_s, actions);
+  }
+
+ private:
+  // On the fastest idle devices.
+  void fill(JobId job, std::vector<Action>& actions) {
+    std::vector<DeviceIndex> devices = cheapest(jobs_[job].info, [&](DeviceIndex d) {
+      return devices_[d].jobs.empty() ? -devices_[d].info.speed : kNever;
+    });
+    if (devices.empty()) return;
+    queue_.erase(job);
+    enter(job, std::move(devices), false, actions);
+  }
+
+  // What placing a job on a device, now, is believed to take.
+  struct Cost {
+    double own_s = kNever;   // until it ends
+    double harm_s = kNever;  // weighted, of the others
+  };
+
+  void prepare(double now_s) {
+    free_s_.assign(devices_.size(), now_s);
+    held_s_.assign(devices_.size(), kNever);
+    for (DeviceIndex d = 0; d < devices_.size(); ++d)
+      if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+  }
+
+  std::vector<JobId> ordered(double now_s) const {
+    using Key = std::tuple<int32_t, bool, double, JobId>;
+    std::vector<Key> keys;
+    for (const JobId job : queue_) {
+      const BookJob& entry = jobs_[job];
+      const bool first = starves(entry, now_s);
+      const double length =
+          entry.remaining_s * std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
+      keys.emplace_back(-entry.info.priority, !first,
+                        by_arrival_ || first ? static_cast<double>(job) : length, job);
+    }
+    std::sort(keys.begin(), keys.end());
+    std::vector<JobId> out;
+    for (const Key& key : keys) out.push_back(std::get<3>(key));
+    return out;
+  }
+
+  double slowdown(JobId job, bool opportunistic, const std::vector<JobId>& here, JobId newcomer,
+                  bool guaranteed_there) {
+    others_.clear();
+    for (const JobId other : here)
+      if (other != job) others_.push_back({&jobs_[other], guaranteed_there && !jobs_[other].info.guaranteed});
+    if (newcomer != job && newcomer != kNobody)
+      others_.push_back({&jobs_[newcomer], guaranteed_there && !jobs_[newcomer].info.guaranteed});
+    return believed_slowdown(*known_, {&jobs_[job], opportunistic}, others_);
+  }
+
+  // Until the last of a device's jobs ends, at their present speeds.
+  double time_of(DeviceIndex d) {
+    const std::vector<JobId>& here = devices_[d].jobs;
+    const bool guaranteed = has_guaranteed(here);
+    double last = 0;
+    for (const JobId job : here) {
+      const double slow = slowdown(job, guaranteed && !jobs_[job].info.guaranteed, here, kNobody, guaranteed);
+      last = std::max(last, jobs_[job].remaining_s * slow / (devices_[d].info.speed * jobs_[job].pace));
+    }
+    return last;
+  }
+
+  bool has_guaranteed(const std::vector<JobId>& here) const {
+    return std::any_of(here.begin(), here.end(), [&](JobId job) { return jobs_[job].info.guaranteed; });
+  }
+
+  Cost cost_on(JobId newcomer, DeviceIndex d) {
+    const BookJob& own = jobs_[newcomer];
+    const std::vector<JobId>& here = devices_[d].jobs;
+    const double speed = devices_[d].info.speed * own.pace, alone = alone_slowdown(own.info);
+    if (here.empty()) return {own.remaining_s * alone / speed, 0};
+    if (here.size() >= kMostBeside) return {};
+    const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
+    const double slow = slowdown(newcomer, after && !own.info.guaranteed, here, kNobody, after);
+    if (own.info.guaranteed && slow > kMostSlowed * alone) return {};
+    std::vector<std::array<double, 4>> others;  // remaining, time a second before and after, weight
+    double last_s = 0;
+    for (const JobId job : here) {
+      const BookJob& other = jobs_[job];
+      const bool way_before = before && !other.info.guaranteed, way_after = after && !other.info.guaranteed;
+      const double was = slowdown(job, way_before, here, kNobody, before);
+      const double then = slowdown(job, way_after, here, newcomer, after);
+      if (other.info.guaranteed && then > kMostSlowed * alone_slowdown(other.info)) return {};
+      const double there = devices_[d].info.speed * other.pace;
+      others.push_back({other.remaining_s, was / there, then / there, other.info.weight});
+      last_s = std::max(last_s, other.remaining_s * then / there);
+    }
+    Cost cost{own.remaining_s * slow / speed, 0};
+    if (cost.own_s > last_s)  // alone in the end
+      cost.own_s = last_s + std::max(0.0, own.remaining_s - last_s * speed / slow) * alone / speed;
+    for (const auto& [remaining, was, then, weight] : others)
+      cost.harm_s +=
+          weight * std::max(0.0, std::min(remaining * (then - was), cost.own_s * (1 - was / then)));
+    return cost;
+  }
+
+  // The devices to place the job on now; none: it waits, with devices reserved where it will be.
+  std::vector<DeviceIndex> decide(JobId job, double now_s) {
+    const JobInfo& info = jobs_[job].info;
+    std::vector<std::tuple<double, DeviceIndex, Cost>> now;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (!fits(d, info)) continue;
+      const Cost cost = cost_on(job, d);
+      if (!(cost.own_s < kNever)) continue;
+      if (held_s_[d] < kNever && (now_s + cost.own_s > held_s_[d] || cost.harm_s > 1e-9)) continue;
+      now.emplace_back(info.weight * cost.own_s + cost.harm_s, d, cost);
+    }
+    double cost_now = kNever;
+    std::vector<DeviceIndex> devices;
+    if (now.size() >= info.gang) {
+      std::sort(now.begin(), now.end(), [](const auto& a, const auto& b) {
+        return std::get<0>(a) != std::get<0>(b) ? std::get<0>(a) < std::get<0>(b)
+                                                : std::get<1>(a) < std::get<1>(b);
+      });
+      double own_s = 0, harm_s = 0;
+      for (uint32_t i = 0; i < info.gang; ++i) {
+        const auto& [value, d, cost] = now[i];
+        own_s = std::max(own_s, cost.own_s);
+        harm_s += cost.harm_s;
+        devices.push_back(d);
+      }
+      if (info.gang > 1 && nodes_ > 1) devices = near(info.gang, now);
+      cost_now = info.weight * own_s + harm_s;
+    }
+    return later(job, now_s, cost_now) ? std::vector<DeviceIndex>() : devices;
+  }
+
+  // Of those that cost no more than the dearest that is needed, devices of few nodes.
+  std::vector<DeviceIndex> near(uint32_t gang,
+                                const std::vector<std::tuple<double, DeviceIndex, Cost>>& sorted) const {
+    std::vector<std::pair<double, DeviceIndex>> same;
+    for (const auto& [value, d, cost] : sorted)
+      if (value <= std::get<0>(sorted[gang - 1])) same.emplace_back(value, d);
+    return of_few_nodes(gang, std::move(same));
+  }
+
+  // Whether waiting for whole devices costs less; reserves them then.
+  bool later(JobId job, double now_s, double cost_now) {
+    const BookJob& entry = jobs_[job];
+    const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
+    std::vector<std::tuple<double, double, DeviceIndex>> all;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d)
+      if (devices_[d].up && devices_[d].info.memory_bytes >= entry.info.memory_bytes)
+        all.emplace_back(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
+    if (all.size() < entry.info.gang) return true;
+    std::partial_sort(all.begin(), all.begin() + entry.info.gang, all.end());
+    double start = 0, speed = kNever;
+    for (uint32_t i = 0; i < entry.info.gang; ++i) {
+      start = std::max(start, std::get<1>(all[i]));
+      speed = std::min(speed, devices_[std::get<2>(all[i])].info.speed);
+    }
+    const double end = start + alone / speed;
+    if (cost_now <= entry.info.weight * (end - now_s) * (1 + 1e-9)) return false;
+    for (uint32_t i = 0; i < entry.info.gang; ++i) {
+      const DeviceIndex d = std::get<2>(all[i]);
+      held_s_[d] = std::min(held_s_[d], start);
+      free_s_[d] = end;
+    }
+    return true;
+  }
+
+  static constexpr JobId kNobody = UINT32_MAX;
+  const bool by_arrival_, fill_;
+  std::vector<double> free_s_;  // a device: when its jobs, and those that have it reserved, have ended
+  std::vector<double> held_s_;  // when the first of those that have it reserved begins
+  std::vector<Beside> others_;
+};
+
+class Anew final : public Sharing {
+ public:
+  using Sharing::Sharing;
+  double tick(double now_s, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    Greedy greedy(known_, false, true);
+    greedy.think();
+    const ForwardStart none = stopped({jobs_, devices_, now_s, 0, {}});
+    greedy.take_over(none.jobs, none.devices);
+    std::vector<Action> told;
+    greedy.tick(now_s, told);
+    settle(jobs_, devices_, greedy, told);
+    follow(told, now_s, actions);
+    return tune(now_s, actions);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Book> make_greedy(std::shared_ptr<Knowledge> known, bool by_arrival) {
+  return std::make_unique<Greedy>(std::move(known), by_arrival, false);
+}
+std::unique_ptr<Book> make_anew(std::shared_ptr<Knowledge> known) {
+  return std::make_unique<Anew>(std::move(known));
+}
+
+}  // namespace gpushare::cluster::training
