@@ -59,12 +59,14 @@ void check_sizes(const char* name) {
     if (size > sizeof(T)) std::memset(memory + sizeof(T), 0, size - sizeof(T));
     std::memcpy(memory, &size, sizeof size);
     T read;
-    REQUIRE(capi::read_struct(name, theirs, &read).code() == (known ? GPUSHARE_OK : GPUSHARE_INVALID_ARGUMENT));
+    REQUIRE(capi::read_struct(name, theirs, &read).code() ==
+            (known ? GPUSHARE_OK : GPUSHARE_INVALID_ARGUMENT));
     const auto* const bytes = reinterpret_cast<const unsigned char*>(&read);
     if (!known) CHECK(all(bytes, bytes + sizeof(T), 0));
     for (const capi::Field& field : capi::Struct<T>::fields)
       if (known)
-        CHECK(all(bytes + std::max(field.begin, sizeof size), bytes + field.end, size >= field.end ? kSet : 0));
+        CHECK(
+            all(bytes + std::max(field.begin, sizeof size), bytes + field.end, size >= field.end ? kSet : 0));
     if (size > sizeof(T)) {
       memory[size - 1] = 1;
       CHECK(capi::read_struct(name, theirs, &read).code() == GPUSHARE_INVALID_ARGUMENT);
@@ -75,7 +77,8 @@ void check_sizes(const char* name) {
     std::memset(&ours, kSet, sizeof ours);
     std::memset(memory, 0x11, size);
     std::memcpy(memory, &size, sizeof size);
-    REQUIRE(capi::write_struct(name, ours, theirs).code() == (known ? GPUSHARE_OK : GPUSHARE_INVALID_ARGUMENT));
+    REQUIRE(capi::write_struct(name, ours, theirs).code() ==
+            (known ? GPUSHARE_OK : GPUSHARE_INVALID_ARGUMENT));
     CHECK(theirs->struct_size == size);
     for (const capi::Field& field : capi::Struct<T>::fields) {
       const size_t begin = std::max(field.begin, sizeof size), end = std::min<size_t>(field.end, size);
