@@ -63,7 +63,9 @@ struct RankLimits {
   int32_t max_priority = 1000;
 
   // Weights that are no weights stay as they are, to be refused.
-  double weight(double asked) const { return std::isfinite(asked) && asked > max_weight ? max_weight : asked; }
+  double weight(double asked) const {
+    return std::isfinite(asked) && asked > max_weight ? max_weight : asked;
+  }
   int32_t priority(int32_t asked) const { return std::min(asked, max_priority); }
 };
 

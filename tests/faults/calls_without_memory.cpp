@@ -125,12 +125,15 @@ class Program {
       if (tell(gpushare_iteration_alloc_many(iteration, 3, sizes, 0, blocks)))
         (void)tell(gpushare_iteration_keep(iteration, blocks[0]));
       if (tell(gpushare_iteration_get_stream(iteration, &stream)))
-        (void)tell(gpushare_stream_launch_host(stream, [](void*) {}, nullptr));
-      if (!tell(gpushare_iteration_end(iteration))) keep([iteration] { return gpushare_iteration_end(iteration); });
+        (void)tell(gpushare_stream_launch_host(
+            stream, [](void*) {}, nullptr));
+      if (!tell(gpushare_iteration_end(iteration)))
+        keep([iteration] { return gpushare_iteration_end(iteration); });
     }
     gpushare_ticket ticket = nullptr;
     if (tell(gpushare_session_submit(
-            session, [](void*, gpushare_iteration of) -> int32_t {
+            session,
+            [](void*, gpushare_iteration of) -> int32_t {
               gpushare_device_address inside = 0;
               return gpushare_iteration_alloc(of, 1 << 16, 0, &inside);
             },
@@ -145,7 +148,8 @@ class Program {
     gpushare_stream stream = nullptr;
     if (!tell(gpushare_stream_create(runtime_, 0, &stream))) return;
     keep([stream] { return gpushare_stream_release(stream); });
-    (void)tell(gpushare_stream_launch_host(stream, [](void*) {}, nullptr));
+    (void)tell(gpushare_stream_launch_host(
+        stream, [](void*) {}, nullptr));
     (void)tell(gpushare_stream_synchronize(stream));
   }
 
@@ -157,7 +161,8 @@ class Program {
     const int32_t status = gpushare_range_open(session, &params, &range);
     if (status == GPUSHARE_UNSUPPORTED || !tell(status)) return;
     keep([range] { return gpushare_range_close(range); });
-    if (tell(gpushare_range_commit(range, 0, 4 * kMiB, 0))) (void)tell(gpushare_range_decommit(range, 0, 2 * kMiB));
+    if (tell(gpushare_range_commit(range, 0, 4 * kMiB, 0)))
+      (void)tell(gpushare_range_decommit(range, 0, 2 * kMiB));
   }
 
   void allocator(gpushare_session session) {
@@ -207,7 +212,8 @@ class Program {
     load.on_group = [](void*, uint32_t, uint32_t, uint32_t) {};
     for (const gpushare_session session : {a, b}) {
       gpushare_model model = nullptr;
-      if (session == nullptr || !tell(gpushare_session_load(session, image, session == a ? &load : nullptr, &model)))
+      if (session == nullptr ||
+          !tell(gpushare_session_load(session, image, session == a ? &load : nullptr, &model)))
         continue;
       keep([model] { return gpushare_model_release(model); });
       (void)tell(gpushare_model_wait(model, 2, GPUSHARE_NO_TIMEOUT));
@@ -228,7 +234,8 @@ class Program {
     gpushare_switcher_params params = GPUSHARE_SWITCHER_PARAMS_INIT;
     params.standby_bytes = 2 * kMiB;
     params.keep_bytes = 0;
-    if (one == nullptr || two == nullptr || !tell(gpushare_switcher_create(loader_, &params, &switcher))) return;
+    if (one == nullptr || two == nullptr || !tell(gpushare_switcher_create(loader_, &params, &switcher)))
+      return;
     keep([switcher] { return gpushare_switcher_release(switcher); });
     uint64_t members[2] = {};
     for (int i = 0; i < 2; ++i) {
@@ -240,11 +247,13 @@ class Program {
       gpushare_iteration iteration = nullptr;
       gpushare_model model = nullptr;
       uint32_t loaded = 0;
-      if (members[round % 2] == 0 || !tell(gpushare_switcher_begin(switcher, members[round % 2], GPUSHARE_NO_TIMEOUT,
-                                                                   &iteration, &model, &loaded)))
+      if (members[round % 2] == 0 ||
+          !tell(gpushare_switcher_begin(switcher, members[round % 2], GPUSHARE_NO_TIMEOUT, &iteration, &model,
+                                        &loaded)))
         continue;
       use(iteration, model);
-      if (!tell(gpushare_iteration_end(iteration))) keep([iteration] { return gpushare_iteration_end(iteration); });
+      if (!tell(gpushare_iteration_end(iteration)))
+        keep([iteration] { return gpushare_iteration_end(iteration); });
     }
     gpushare_switcher_info info = GPUSHARE_SWITCHER_INFO_INIT;
     (void)tell(gpushare_switcher_get_info(switcher, &info));
@@ -315,7 +324,8 @@ bool run(const char* device, uint32_t layout, uint64_t succeed) {
     INFO(gpushare_last_error_message());
     // A call that memory ran out in may leave a mapping, which the device then gives back and tells of.
     CHECK((closed == GPUSHARE_OK ||
-           (failed && std::string(gpushare_last_error_message()).find("they were released") != std::string::npos)));
+           (failed &&
+            std::string(gpushare_last_error_message()).find("they were released") != std::string::npos)));
     CHECK(program->close_all());  // handles are given back also now
   }
   if (!failed) CHECK(program->first_failure() == GPUSHARE_OK);

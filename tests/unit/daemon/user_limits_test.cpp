@@ -134,16 +134,25 @@ TEST_CASE("names of other users are printable wherever they come to") {
   SharedService shared;
   RawProcess raw(shared);
   auto hello = client::make_message<client::Hello>(MessageType::kHello);
-  client::put_text(hello.program, "\x1b]0;x\x07\xc2\x9b" "31m\xe2\x80\xae" "prog\xff");
+  client::put_text(hello.program,
+                   "\x1b]0;x\x07\xc2\x9b"
+                   "31m\xe2\x80\xae"
+                   "prog\xff");
   REQUIRE(raw.say(hello));
   REQUIRE(client::fields_of<client::Welcome>(raw.answer()).code == GPUSHARE_OK);
   auto message = arrive(1, kMiB);
-  client::put_text(message.name, "\n\"},{\xc2\x9b" "2J\xe2\x80\xae\xff<b>\u00fcn\xc3");
+  client::put_text(message.name,
+                   "\n\"},{\xc2\x9b"
+                   "2J\xe2\x80\xae\xff<b>\u00fcn\xc3");
   REQUIRE(raw.say(message));
   REQUIRE(client::fields_of<client::Reply>(raw.answer()).code == GPUSHARE_OK);
   const auto status = shared.status();
-  CHECK(status.sessions.at(0).name == "\ufffd\"},{\ufffd" "2J\ufffd\ufffd<b>\u00fcn\ufffd");
-  CHECK(status.processes.at(0).program == "\ufffd]0;x\ufffd\ufffd" "31m\ufffdprog\ufffd");
+  CHECK(status.sessions.at(0).name ==
+        "\ufffd\"},{\ufffd"
+        "2J\ufffd\ufffd<b>\u00fcn\ufffd");
+  CHECK(status.processes.at(0).program ==
+        "\ufffd]0;x\ufffd\ufffd"
+        "31m\ufffdprog\ufffd");
   // A text that does not fit is cut between two characters.
   client::Arrive cut{};
   std::string umlauts;
