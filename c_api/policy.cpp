@@ -8,7 +8,7 @@
 namespace gpushare::capi {
 
 void release_policy(const gpushare_policy_ops* ops) noexcept {
-  if (ops == nullptr || ops->struct_size < V1Size<gpushare_policy_ops>::value || ops->release == nullptr)
+  if (ops == nullptr || ops->struct_size < first_size<gpushare_policy_ops>() || ops->release == nullptr)
     return;
   try {
     const base::CallbackCalls may_call;

@@ -3,7 +3,9 @@
 #include "executor/range.hpp"
 
 #include <cmath>
+#include <new>
 
+#include "base/no_memory.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
@@ -42,7 +44,14 @@ int32_t gpushare_range_open(gpushare_session session, const gpushare_range_param
 
 int32_t gpushare_range_close(gpushare_range range) {
   return capi::with(range, [&](executor::Range& of) -> base::Status {
-    GPUSHARE_RETURN_IF_ERROR(of.close());
+    base::Status status = base::no_memory();
+    try {
+      status = of.close();
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
+    }
+    // Refused: the handle stays good. Closed before, without the memory to do all of it: the rest goes with the session, and giving
+    // the handle back is all that is left to do.
+    if (!status.ok() && !of.closed()) return status;
     return capi::table_of<gpushare_range>().remove(range) ? base::Status() : capi::stale(range);
   });
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 
+#include "base/no_memory.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
@@ -64,8 +66,15 @@ int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_p
     gpushare_session_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
     GPUSHARE_ASSIGN_OR_RETURN(const executor::SessionOptions options, capi::session_options(read));
-    GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, pin->open_session(options));
-    return capi::publish(std::move(session), out_session);
+    GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Session> session, pin->open_session(options));
+    // From here on the session must not stay open without a handle.
+    base::Status status = base::no_memory();
+    try {
+      status = capi::publish(session, out_session);
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
+    }
+    if (!status.ok()) (void)session->close();
+    return status;
   });
 }
 

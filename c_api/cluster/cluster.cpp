@@ -31,12 +31,13 @@ std::vector<std::string> split(const char* list) {
   return out;
 }
 
-// `object` begins with its struct_size: at least `least`, and zero in what is beyond this library's own.
+// `object` begins with its struct_size: at least `least`, and zero in what is beyond this library's own. A size above
+// kMaxStructSize is an uninitialised struct, whose tail must not be looked at.
 template <class T>
 base::Status check_size(const T* object, size_t least, const char* name) {
-  if (object->struct_size < least)
-    return {GPUSHARE_INVALID_ARGUMENT, base::format("%s.struct_size: %u is not allowed; at least %zu", name,
-                                                    object->struct_size, least)};
+  if (object->struct_size < least || object->struct_size > kMaxStructSize)
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("%s.struct_size: %u is not allowed; %zu to %u are", name,
+                                                    object->struct_size, least, kMaxStructSize)};
   const char* bytes = reinterpret_cast<const char*>(object);
   for (size_t i = sizeof(T); i < object->struct_size; ++i)
     if (bytes[i] != 0)

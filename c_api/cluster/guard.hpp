@@ -15,6 +15,9 @@ namespace gpushare::capi_cluster {
 
 inline thread_local base::Status t_last_error;
 
+// A struct_size above this is an uninitialised struct rather than a future one; as in libgpushare.
+inline constexpr uint32_t kMaxStructSize = 4096;
+
 inline int32_t report(const base::Status& status) noexcept {
   if (!status.ok()) t_last_error = status;
   return status.code();

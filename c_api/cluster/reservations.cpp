@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
-#include <map>
 
 #include "base/clock.hpp"
 #include "base/mutex.hpp"
@@ -19,7 +18,6 @@ struct gpushare_cluster_table {
   base::Mutex mutex;
   base::ConditionVariable changed;
   cluster::ReservationTable table GPUSHARE_GUARDED_BY(mutex);
-  std::map<uint64_t, int> waiters GPUSHARE_GUARDED_BY(mutex);  // calls of wait() on a request
 };
 
 namespace {
@@ -42,6 +40,19 @@ int32_t with_table(gpushare_cluster_table* table, F&& body) {
     return status;
   });
 }
+
+// While it lives, the request is remembered. Needs the table's lock, also where an exception ends it.
+class Watching {
+ public:
+  Watching(cluster::ReservationTable& table, uint64_t id) : table_(table), id_(id) { table_.watch(id_); }
+  ~Watching() { table_.unwatch(id_); }
+  Watching(const Watching&) = delete;
+  Watching& operator=(const Watching&) = delete;
+
+ private:
+  cluster::ReservationTable& table_;
+  const uint64_t id_;
+};
 
 // The status and the message of a request that has ended.
 base::Status ended(ReservationState state, const std::string& why) {
@@ -147,46 +158,43 @@ int32_t gpushare_cluster_reservation_wait(gpushare_cluster_table* table, uint64_
     if (table == nullptr || out_grant == nullptr) return missing(table == nullptr ? "table" : "out_grant");
     *out_grant = nullptr;
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
-    base::MutexLock lock(table->mutex);
-    ++table->waiters[id];
     base::Status result;
-    while (true) {
-      const uint64_t now_ns = base::host_now_ns();
-      table->table.tick(now_ns);
-      const auto state = table->table.state(id);
-      if (!state.ok()) {
-        result = state.status();
-        break;
+    {
+      base::MutexLock lock(table->mutex);
+      const Watching watching(table->table, id);
+      while (true) {
+        const uint64_t now_ns = base::host_now_ns();
+        table->table.tick(now_ns);
+        const auto state = table->table.state(id);
+        if (!state.ok()) {
+          result = state.status();
+          break;
+        }
+        if (*state == ReservationState::kGranted) {
+          result = give(cluster::write_grant(*table->table.grant(id)), out_grant);
+          break;
+        }
+        if (*state != ReservationState::kWaiting) {
+          result = ended(*state, table->table.explain(id));
+          break;
+        }
+        if (deadline.passed()) {
+          result = {GPUSHARE_TIMED_OUT, table->table.explain(id)};
+          break;
+        }
+        const uint64_t next_ns = table->table.next_tick_ns();
+        if (deadline.never() && next_ns == UINT64_MAX) {
+          table->changed.wait(table->mutex);
+          continue;
+        }
+        auto until = std::chrono::steady_clock::time_point::max();
+        if (next_ns != UINT64_MAX)
+          until = std::chrono::steady_clock::now() +
+                  std::chrono::nanoseconds(next_ns - std::min(next_ns, now_ns));
+        if (!deadline.never()) until = std::min(until, deadline.at());
+        table->changed.wait_until(table->mutex, until);
       }
-      if (*state == ReservationState::kGranted) {
-        result = give(cluster::write_grant(*table->table.grant(id)), out_grant);
-        break;
-      }
-      if (*state != ReservationState::kWaiting) {
-        result = ended(*state, table->table.explain(id));
-        break;
-      }
-      if (deadline.passed()) {
-        result = {GPUSHARE_TIMED_OUT, table->table.explain(id)};
-        break;
-      }
-      const uint64_t next_ns = table->table.next_tick_ns();
-      if (deadline.never() && next_ns == UINT64_MAX) {
-        table->changed.wait(table->mutex);
-        continue;
-      }
-      auto until = std::chrono::steady_clock::time_point::max();
-      if (next_ns != UINT64_MAX)
-        until =
-            std::chrono::steady_clock::now() + std::chrono::nanoseconds(next_ns - std::min(next_ns, now_ns));
-      if (!deadline.never()) until = std::min(until, deadline.at());
-      table->changed.wait_until(table->mutex, until);
     }
-    if (--table->waiters[id] == 0) {
-      table->waiters.erase(id);
-      table->table.forget(id);  // if it has ended, this was the last to hear of it
-    }
-    lock.unlock();
     table->changed.notify_all();  // leases may have ended here
     return result;
   });
@@ -197,7 +205,7 @@ int32_t gpushare_cluster_reservation_cancel(gpushare_cluster_table* table, uint6
     if (table == nullptr) return missing("table");
     base::MutexLock lock(table->mutex);
     GPUSHARE_RETURN_IF_ERROR(table->table.cancel(id, base::host_now_ns()));
-    if (table->waiters.count(id) == 0) table->table.forget(id);
+    if (!table->table.watched(id)) table->table.forget(id);
     lock.unlock();
     table->changed.notify_all();
     return {};

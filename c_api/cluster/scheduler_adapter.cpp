@@ -54,9 +54,9 @@ base::Status check_scheduler(const gpushare_cluster_scheduler_ops* ops) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "scheduler: " + why);
   };
   if (ops == nullptr) return refused("the table is null");
-  if (ops->struct_size < GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE)
-    return refused(base::format("struct_size %u is not allowed; at least %zu", ops->struct_size,
-                                static_cast<size_t>(GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE)));
+  if (ops->struct_size < GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE || ops->struct_size > kMaxStructSize)
+    return refused(base::format("struct_size %u is not allowed; %zu to %u are", ops->struct_size,
+                                static_cast<size_t>(GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE), kMaxStructSize));
   if (ops->abi_version != GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION)
     return refused(base::format("abi_version %u is not allowed; this library has %u", ops->abi_version,
                                 GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION));

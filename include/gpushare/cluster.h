@@ -107,7 +107,8 @@ typedef struct gpushare_cluster_scheduler_ops {
                    double now_s);
   void (*finished)(void* context, uint32_t job, double now_s);
   /* Appends actions. Returns the time at which it wants to be asked again even if nothing happens; a negative number:
-   * no such time. */
+   * no such time. Without an event it is asked a millisecond later at the earliest, and the more often it was asked in a
+   * row and appended nothing, the later (10 us more each time), so that every run ends. */
   double (*tick)(void* context, double now_s, gpushare_cluster_actions* actions);
 } gpushare_cluster_scheduler_ops;
 #define GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE \
@@ -191,7 +192,8 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_submit(gpushare_cluste
                                                                  const char* request, uint64_t* out_id);
 /* Waits until a request is granted, timeout_ns at most (UINT64_MAX: as long as it takes), and gives its grant, which
  * the caller frees. Errors: TIMED_OUT (it still waits, or its own deadline passed: then it is gone), CANCELLED,
- * DEVICE_LOST (a node of the grant was lost), INVALID_STATE (its lease ended), NOT_FOUND (no such request). */
+ * DEVICE_LOST (a node of the grant was lost), INVALID_STATE (its lease ended), NOT_FOUND (no such request, or one that
+ * ended before the last 1,024 that ended). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_wait(gpushare_cluster_table* table, uint64_t id,
                                                                uint64_t timeout_ns, char** out_grant);
 /* Withdraws a waiting request; a call that waits on it gets CANCELLED. Errors: INVALID_STATE (the request does not wait). */

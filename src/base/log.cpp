@@ -3,12 +3,14 @@
 
 #include <atomic>
 #include <cstdio>
+#include <new>
 #include <type_traits>
 
 #include "base/calls.hpp"
 #include "base/fork.hpp"
 #include "base/mutex.hpp"
 #include "base/thread_local.hpp"
+#include "base/utf8.hpp"
 
 namespace gpushare::base {
 namespace {
@@ -69,8 +71,12 @@ void log(int32_t level, const std::string& message) {
     return;
   }
   static constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
-  std::fprintf(stderr, "gpushare: %s: %s\n", kNames[level < 0 ? 0 : (level > 3 ? 3 : level)],
-               message.c_str());
+  const char* const name = kNames[level < 0 ? 0 : (level > 3 ? 3 : level)];
+  try {
+    std::fprintf(stderr, "gpushare: %s: %s\n", name, to_printable_lines(message).c_str());
+  } catch (const std::bad_alloc&) {  // destructors log, too
+    std::fprintf(stderr, "gpushare: %s: (out of memory)\n", name);
+  }
 }
 
 }  // namespace gpushare::base

@@ -20,10 +20,14 @@ namespace gpushare::base {
 
 // A status with its message. OK is a null pointer, so success costs nothing; copies share the detail. The code for failures is
 // in status.cpp: every function of the project that may fail would otherwise repeat it.
+//
+// Making a status never throws: where the host has no memory for its message, the status keeps its code and says
+// "(out of memory)". So a function that closes something may return a status, and tell two codes apart, whatever memory is left.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(int32_t code, std::string_view message, int64_t native_code = 0, std::string_view backend = {});
+  Status(int32_t code, std::string_view message, int64_t native_code = 0,
+         std::string_view backend = {}) noexcept;
   Status(const Status& other) : detail_(other.detail_) {
     if (detail_ != nullptr) share();
   }
@@ -43,13 +47,14 @@ class [[nodiscard]] Status {
   const std::string& backend() const;
 
   // The same status with "context: " in front of the message.
-  Status with_context(std::string_view context) const;
+  Status with_context(std::string_view context) const noexcept;
   // "DEVICE_OUT_OF_MEMORY: message".
   std::string to_string() const;
 
  private:
   struct Detail;
   int32_t failure_code() const;
+  static Detail* without_memory(int32_t code) noexcept;
   void share() const noexcept;
   void drop() noexcept;
   Detail* detail_ = nullptr;
@@ -84,8 +89,8 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-// printf-style message building; never throws anything but bad_alloc.
-std::string format(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// printf-style message building. Never throws: without memory it returns "(out of memory)".
+std::string format(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
 
 }  // namespace gpushare::base
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/utf8.hpp"
 #include "cli/command.hpp"
 #include "cli/help.hpp"
 #include "cli/output.hpp"
@@ -48,7 +49,7 @@ int unknown_command(const std::string& word, const std::vector<std::unique_ptr<C
       nearest = command.get();
   }
   const bool close = nearest != nullptr && distance(word, nearest->name()) <= 2;
-  std::fprintf(stderr, "gpushare: no command '%s'%s%s%s; there are: %s\n", word.c_str(),
+  std::fprintf(stderr, "gpushare: no command '%s'%s%s%s; there are: %s\n", base::to_printable(word).c_str(),
                close ? "; did you mean '" : "", close ? nearest->name() : "", close ? "'?" : "",
                names.c_str());
   return kExitUsage;
@@ -182,7 +183,8 @@ int run_command_line(int argc, char** argv) {
     const std::string where = full_name(innermost(app));
     const auto [unknown, at] = unknown_option(argc, argv, app);
     const std::string what = at == nullptr ? message_of(error) : refuse_option(unknown, *at);
-    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), what.c_str(), where.c_str());
+    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), base::to_printable_lines(what).c_str(),
+                 where.c_str());
     return kExitUsage;
   }
   Command* command = used().second;
@@ -198,7 +200,8 @@ int run_command_line(int argc, char** argv) {
   }
   const base::Result<ExitCode> result = command->run();
   if (result.ok()) return *result;
-  std::fprintf(stderr, "gpushare %s: %s\n", command->name(), result.status().message().c_str());
+  std::fprintf(stderr, "gpushare %s: %s\n", command->name(),
+               base::to_printable_lines(result.status().message()).c_str());
   return exit_code(result.status());
 }
 

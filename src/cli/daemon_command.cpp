@@ -199,6 +199,10 @@ cannot share; 3 no such device.
         "Most connections of one user, for each device [64]");
     add(app, "--max-sessions", &options_.max_sessions_per_user, count(100'000, 1), "N",
         "Most sessions of one user [1024]");
+    add(app, "--max-weight", &options_.ranks.max_weight, number(0, false, 1e6), "W",
+        "Largest weight of a session or group; one that asks for more has this [100]");
+    add(app, "--max-priority", &options_.ranks.max_priority, count(INT32_MAX), "N",
+        "Highest priority of a session; one that asks for more has this [1000]");
     add(app, "--for", &for_s_, number(0, false, 1e9), "S", "Stop by itself after so many seconds");
   }
   base::Result<ExitCode> run() override {
@@ -313,8 +317,8 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
     for (;;) {
       GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, client::query_service(socket));
       GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket)));
-      if (!json_.on_stdout())
-        GPUSHARE_RETURN_IF_ERROR(write_stdout((live ? "\033[H\033[J" : "") + to_text(status)));
+      if (live) GPUSHARE_RETURN_IF_ERROR(write_stdout_bytes("\033[H\033[J"));
+      if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(to_text(status)));
       if (!live || signals.wait(1)) return kExitOk;
     }
   }

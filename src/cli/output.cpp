@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file_sink.hpp"
+#include "base/utf8.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -76,6 +77,7 @@ void Table::add_column(std::string title, Align align) {
 
 void Table::add_row(std::vector<std::string> cells) {
   cells.resize(columns_.size());
+  for (std::string& cell : cells) cell = base::to_printable(cell);
   rows_.push_back(std::move(cells));
 }
 
@@ -154,7 +156,7 @@ base::Status JsonOption::write(const nlohmann::ordered_json& document) const {
   // Names come from files; bytes that are not UTF-8 become U+FFFD instead of an exception.
   const std::string text =
       document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  return on_stdout() ? write_stdout(text) : write_file(path_, text);
+  return on_stdout() ? write_stdout_bytes(text) : write_file(path_, text);
 }
 
 base::Status write_file(const std::string& path, std::string_view content) {
@@ -181,8 +183,12 @@ base::Status check_files(const std::vector<NamedFile>& inputs, const std::vector
 }
 
 base::Status write_stdout(std::string_view text) {
+  return write_stdout_bytes(base::to_printable_lines(text));
+}
+
+base::Status write_stdout_bytes(std::string_view bytes) {
   std::fflush(stdout);
-  if (const int error = write_all(STDOUT_FILENO, text); error != 0)
+  if (const int error = write_all(STDOUT_FILENO, bytes); error != 0)
     return {GPUSHARE_IO_ERROR, base::format("cannot write to stdout: %s", std::strerror(error)), error};
   return {};
 }

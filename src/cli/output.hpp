@@ -17,8 +17,8 @@ class App;
 
 namespace gpushare::cli {
 
-// A text table: a header, a rule, rows. Cells are UTF-8, widths count code points; titles may have several
-// lines ('\n').
+// A text table: a header, a rule, rows. Cells are printed as base::to_printable makes them, since names in them come from files and from
+// other users; widths count code points. Titles may have several lines ('\n').
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -70,7 +70,9 @@ class JsonOption {
 
 // Replaces the file at `path` whole or not at all. Errors: IO_ERROR, with the path and the reason.
 base::Status write_file(const std::string& path, std::string_view content);
-// Writes to stdout. Errors: IO_ERROR (closed pipe, full disk).
+// Writes text for people to stdout, as base::to_printable_lines makes it. Errors: IO_ERROR (closed pipe, full disk).
 base::Status write_stdout(std::string_view text);
+// Writes the bytes as they are: JSON, and what clears a terminal.
+base::Status write_stdout_bytes(std::string_view bytes);
 
 }  // namespace gpushare::cli

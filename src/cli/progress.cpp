@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/utf8.hpp"
+
 namespace gpushare::cli {
 
 ProgressLine::ProgressLine() {
@@ -28,7 +30,7 @@ void ProgressLine::show(const std::string& text) {
   winsize size{};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
   // A line that wraps could not be overwritten.
-  const std::string line = text.substr(0, known ? size.ws_col - 1u : 79u);
+  const std::string line = base::to_printable(text.substr(0, known ? size.ws_col - 1u : 79u));
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);
   shown_ = true;

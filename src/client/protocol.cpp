@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/utf8.hpp"
+
 namespace gpushare::client {
 namespace {
 
@@ -108,16 +110,16 @@ SessionMessage make_session_message(MessageType type, uint64_t session, uint64_t
 }
 
 void put_text(std::span<char> field, std::string_view text) {
-  const size_t count = std::min(text.size(), field.size() - 1);
+  size_t count = std::min(text.size(), field.size() - 1);
+  while (count > 0 && count < text.size() && (static_cast<unsigned char>(text[count]) & 0xc0) == 0x80)
+    --count;
   std::memcpy(field.data(), text.data(), count);
   std::memset(field.data() + count, 0, field.size() - count);
 }
 
 std::string text_of(std::span<const char> field) {
-  std::string out(field.begin(), std::find(field.begin(), field.end(), '\0'));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return out;
+  return base::to_printable(
+      {field.data(), static_cast<size_t>(std::find(field.begin(), field.end(), '\0') - field.begin())});
 }
 
 const char* message_name(MessageType type) {

@@ -49,9 +49,9 @@ T fields_of(std::span<const std::byte> message) {
 }
 SessionMessage make_session_message(MessageType type, uint64_t session, uint64_t value = 0,
                                     uint32_t sequence = 0);
-// Copies text into a field of fixed size, cut where it does not fit.
+// Copies text into a field of fixed size, cut where it does not fit, between two characters.
 void put_text(std::span<char> field, std::string_view text);
-// The text of a field, up to its end or its first zero; unprintable bytes become '?'.
+// The text of a field, up to its end or its first zero, as base::to_printable makes it: the other side may have written anything.
 std::string text_of(std::span<const char> field);
 // The name of a type, for messages to people.
 const char* message_name(MessageType type);

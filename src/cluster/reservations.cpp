@@ -108,10 +108,23 @@ bool ReservationTable::overlaps(const ReservationRequest& a, const ReservationRe
   return false;
 }
 
-void ReservationTable::end(Entry& entry, ReservationState state) {
+void ReservationTable::end(ReservationId id, Entry& entry, ReservationState state) {
+  ended_.push_back(id);
   if (entry.state == ReservationState::kGranted) take(nodes_, entry.request, entry.grant, -1);
   entry.state = state;
   entry.expires_ns = UINT64_MAX;
+}
+
+// A request that is watched goes to the end of the line: whoever watches it will forget it.
+void ReservationTable::forget_oldest() {
+  for (size_t left = ended_.size(); ended_.size() > kMostEnded && left > 0; --left) {
+    const ReservationId id = ended_.front();
+    ended_.pop_front();
+    if (watched(id))
+      ended_.push_back(id);
+    else
+      forget(id);
+  }
 }
 
 void ReservationTable::clear(const Setting& setting, const std::string& node) {
@@ -174,7 +187,7 @@ base::Status ReservationTable::lose_node(const std::string& name, uint64_t now_n
     const bool there = std::any_of(
         entry.grant.nodes.begin(), entry.grant.nodes.end(),
         [&](const auto& nodes) { return std::find(nodes.begin(), nodes.end(), name) != nodes.end(); });
-    if (there) end(entry, ReservationState::kNodeLost);
+    if (there) end(id, entry, ReservationState::kNodeLost);
   }
   at->second.present = false;
   at->second.resources.clear();
@@ -256,6 +269,7 @@ base::Result<ReservationId> ReservationTable::acquire(ReservationRequest request
     }
   }
   tick(now_ns);
+  forget_oldest();
   const ReservationId id = next_++;
   Entry& entry = entries_[id];
   entry.request = std::move(request);
@@ -280,7 +294,7 @@ base::Status ReservationTable::cancel(ReservationId id, uint64_t now_ns) {
   if (at == entries_.end() || at->second.state != ReservationState::kWaiting)
     return base::Status(GPUSHARE_INVALID_STATE,
                         base::format("request %llu does not wait", static_cast<unsigned long long>(id)));
-  end(at->second, ReservationState::kCancelled);
+  end(id, at->second, ReservationState::kCancelled);
   pump(now_ns);
   return {};
 }
@@ -290,7 +304,7 @@ base::Status ReservationTable::release(ReservationId id, uint64_t now_ns) {
   if (at == entries_.end() || at->second.state != ReservationState::kGranted)
     return base::Status(GPUSHARE_INVALID_STATE,
                         base::format("request %llu is not granted", static_cast<unsigned long long>(id)));
-  end(at->second, ReservationState::kReleased);
+  end(id, at->second, ReservationState::kReleased);
   pump(now_ns);
   return {};
 }
@@ -308,8 +322,8 @@ base::Status ReservationTable::renew(ReservationId id, uint64_t now_ns) {
 void ReservationTable::end_owner(const std::string& owner, uint64_t now_ns) {
   for (auto& [id, entry] : entries_) {
     if (entry.request.owner != owner) continue;
-    if (entry.state == ReservationState::kGranted) end(entry, ReservationState::kReleased);
-    if (entry.state == ReservationState::kWaiting) end(entry, ReservationState::kCancelled);
+    if (entry.state == ReservationState::kGranted) end(id, entry, ReservationState::kReleased);
+    if (entry.state == ReservationState::kWaiting) end(id, entry, ReservationState::kCancelled);
   }
   for (const Setting& setting : settings_)
     if (setting.owner == owner)
@@ -322,11 +336,11 @@ void ReservationTable::tick(uint64_t now_ns) {
   bool freed = false;
   for (auto& [id, entry] : entries_) {
     if (entry.state == ReservationState::kGranted && entry.expires_ns <= now_ns) {
-      end(entry, ReservationState::kExpired);
+      end(id, entry, ReservationState::kExpired);
       freed = true;
     } else if (entry.state == ReservationState::kWaiting && entry.request.deadline_ns &&
                *entry.request.deadline_ns <= now_ns) {
-      end(entry, ReservationState::kTimedOut);
+      end(id, entry, ReservationState::kTimedOut);
       freed = true;
     }
   }
@@ -418,6 +432,20 @@ void ReservationTable::forget(ReservationId id) {
   if (at == entries_.end()) return;
   if (at->second.state != ReservationState::kWaiting && at->second.state != ReservationState::kGranted)
     entries_.erase(at);
+}
+
+void ReservationTable::watch(ReservationId id) {
+  if (const auto at = entries_.find(id); at != entries_.end()) ++at->second.watchers;
+}
+
+void ReservationTable::unwatch(ReservationId id) {
+  const auto at = entries_.find(id);
+  if (at != entries_.end() && --at->second.watchers == 0) forget(id);
+}
+
+bool ReservationTable::watched(ReservationId id) const {
+  const auto at = entries_.find(id);
+  return at != entries_.end() && at->second.watchers > 0;
 }
 
 std::string ReservationTable::explain(const ReservationRequest& request) const {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -52,6 +53,9 @@ using ReservationId = uint64_t;
 class ReservationTable {
  public:
   static constexpr int kMostPasses = 64;
+  // Requests that have ended and that nobody has asked about are remembered up to so many; then the one that ended first
+  // is forgotten.
+  static constexpr size_t kMostEnded = 1024;
 
   // A node with its own resources ("gpu": 8); a known node gets these capacities. Resources that were set on it before
   // it was lost are set again, and resources that wait for a node like it are set on it.
@@ -89,6 +93,11 @@ class ReservationTable {
   const Grant* grant(ReservationId id) const;  // null unless it is granted
   // Forgets a request that has ended.
   void forget(ReservationId id);
+  // Somebody waits for the request to be granted or to end: it is remembered until all have called unwatch(), the last of
+  // whom forgets a request that has ended.
+  void watch(ReservationId id);
+  void unwatch(ReservationId id);
+  bool watched(ReservationId id) const;
   // The reason why a request is not granted: resources that no node has at all, or that others hold, with their names;
   // or that it would be granted.
   std::string explain(const ReservationRequest& request) const;
@@ -102,6 +111,7 @@ class ReservationTable {
   };
   std::vector<Level> levels() const;  // every resource of every node
   size_t waiting() const;
+  size_t remembered() const { return entries_.size(); }  // requests that wait, are granted, or have ended
 
  private:
   struct Resource {
@@ -127,6 +137,7 @@ class ReservationTable {
     Grant grant;
     uint64_t expires_ns = UINT64_MAX;
     int passed = 0;
+    int watchers = 0;
   };
   using Nodes = std::map<std::string, Node>;
 
@@ -136,7 +147,8 @@ class ReservationTable {
   static void take(Nodes& nodes, const ReservationRequest& request, const Grant& grant, double sign);
   static bool satisfies(const Node& node, const Amounts& needs);
   static bool overlaps(const ReservationRequest& a, const ReservationRequest& b);
-  void end(Entry& entry, ReservationState state);
+  void end(ReservationId id, Entry& entry, ReservationState state);
+  void forget_oldest();
   void apply(Setting& setting);
   void clear(const Setting& setting, const std::string& node);
   void pump(uint64_t now_ns);
@@ -145,6 +157,7 @@ class ReservationTable {
   Nodes nodes_;
   std::vector<Setting> settings_;
   std::map<ReservationId, Entry> entries_;  // in order of arrival
+  std::deque<ReservationId> ended_;         // in the order in which they ended; some are forgotten already
   ReservationId next_ = 1;
 };
 

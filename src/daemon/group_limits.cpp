@@ -41,7 +41,8 @@ std::shared_ptr<GroupLimits> SharedDevice::limits_of(const client::Arrive& messa
   auto limits = std::make_shared<GroupLimits>();
   limits->group = message.group;
   limits->memory_bytes = message.group_memory_bytes;
-  if (std::isfinite(message.group_weight) && message.group_weight > 0) limits->weight = message.group_weight;
+  if (std::isfinite(message.group_weight) && message.group_weight > 0)
+    limits->weight = options_.ranks.weight(message.group_weight);
   // Sessions of preloaded programs of the group were here before.
   for (const auto& [id, claim] : claims_)
     if (claim->group == message.group) {

@@ -9,7 +9,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <ctime>
 
+#include "base/clock.hpp"
+#include "base/saturate.hpp"
 #include "shim/group.hpp"
 
 namespace gpushare::daemon {
@@ -33,19 +36,32 @@ size_t lent_at(int place) {
   return offsetof(shim::GroupPage, lent_bytes) + static_cast<size_t>(place) * sizeof(uint64_t);
 }
 
-// A process holds the lock of its slot for as long as it lives.
-bool is_alive(int file, uint32_t slot) {
+uint64_t cpu_ns() {
+  timespec time{};
+  (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+// A process holds the lock of its slot for as long as it lives. The kernel walks all locks of the file to answer, and the
+// programs can make any number of them.
+bool GroupPage::is_alive(uint32_t slot) const {
+  const uint64_t now_ns = base::host_now_ns();
+  if (!patience_.may(user_, now_ns)) return true;
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(slot);
   lock.l_len = 1;
-  return fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  const uint64_t before_ns = cpu_ns();
+  const bool alive = fcntl(file_.get(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  patience_.spent(user_, cpu_ns() - before_ns, now_ns);
+  return alive;
 }
 
-}  // namespace
-
-std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file, uint32_t pci_address) {
+std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file, uint32_t pci_address, uid_t user,
+                                           Patience& patience) {
   struct stat about {};
   uint32_t mark[2] = {};  // magic, version
   if (fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || !never_blocks(file.get()) ||
@@ -58,7 +74,8 @@ std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file, uint32_t pci
       pci_address == 0 ? std::begin(devices)
                        : std::find(std::begin(devices), std::end(devices), shim::device_word(pci_address));
   if (found == std::end(devices)) return nullptr;
-  return std::unique_ptr<GroupPage>(new GroupPage(std::move(file), static_cast<int>(found - devices)));
+  return std::unique_ptr<GroupPage>(
+      new GroupPage(std::move(file), static_cast<int>(found - devices), user, patience));
 }
 
 GroupPage::Limit GroupPage::limit() const {
@@ -93,8 +110,9 @@ uint64_t GroupPage::held_bytes() const {
   for (uint32_t i = 0; i < std::min<uint32_t>(used, shim::kSlots); ++i) {
     shim::Slot slot;
     if (!read_at(file_.get(), offsetof(shim::GroupPage, slots) + i * sizeof slot, &slot)) return UINT64_MAX;
-    if (slot.identity == 0 || !is_alive(file_.get(), i)) continue;
-    held += slot.counted[place_] + slot.overhead[place_];
+    const uint64_t bytes = base::add_saturated(slot.counted[place_], slot.overhead[place_]);
+    if (slot.identity == 0 || bytes == 0 || !is_alive(i)) continue;
+    held = base::add_saturated(held, bytes);
   }
   return held;
 }

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "client/channel.hpp"
+#include "daemon/user_limits.hpp"
 
 namespace gpushare::daemon {
 
@@ -18,7 +19,9 @@ class GroupPage {
  public:
   // Null: the file is no page of this version, lies where reading may block (network and user file systems), or has no
   // place for the device of that PCI address (as a number, shim/group.hpp). 0: the first device of the page.
-  static std::unique_ptr<GroupPage> open(client::Descriptor file, uint32_t pci_address);
+  // The programs are `user`'s, who has `patience` for what held_bytes() costs; it must outlive the page.
+  static std::unique_ptr<GroupPage> open(client::Descriptor file, uint32_t pci_address, uid_t user,
+                                         Patience& patience);
 
   // Of the device: the bytes that the programs may have, and the bytes lent to other sessions of the group; both 0 when the file cannot be read.
   struct Limit {
@@ -29,15 +32,20 @@ class GroupPage {
   // Lends so much of the limit, and leaves the rest to the programs. False, and nothing changed: there is no limit, the programs
   // hold more than the rest, or the file is gone.
   bool set_lent(uint64_t bytes);
-  // The bytes that living programs of the group hold on the device.
+  // The bytes that living programs of the group hold on the device, at least: those of programs that have ended, and whose slots nobody
+  // has emptied, count too where the user's patience is over.
   uint64_t held_bytes() const;
 
  private:
-  GroupPage(client::Descriptor file, int place) : file_(std::move(file)), place_(place) {}
+  GroupPage(client::Descriptor file, int place, uid_t user, Patience& patience)
+      : file_(std::move(file)), place_(place), user_(user), patience_(patience) {}
+  bool is_alive(uint32_t slot) const;
   bool write_lent(uint64_t bytes);
 
   client::Descriptor file_;
   int place_;  // of the device on the page
+  const uid_t user_;
+  Patience& patience_;
 };
 
 }  // namespace gpushare::daemon

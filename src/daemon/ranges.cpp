@@ -149,7 +149,7 @@ bool SharedDevice::expire_ranges(uint64_t now_ns) {
     const std::string who = base::format(
         "session '%s' of process %d, asked for %s, which counts as opportunistic now", session.name.c_str(),
         session.process->peer.pid, base::format_bytes(request.bytes).c_str());
-    base::log(base::kWarning, "daemon: elastic ranges: no answer from " + who);
+    log_limit_.warn(session.process->peer.uid, "daemon: elastic ranges: no answer from " + who, now_ns);
     if (asker != ranges_.end())
       asker->second->range_silent += (asker->second->range_silent.empty() ? "" : ", ") + who;
     refresh_class(session, now_ns);

@@ -122,7 +122,7 @@ base::Status Service::open() {
         std::unique_ptr<sched::Policy> policy,
         options_.make_policy ? options_.make_policy() : sched::make_policy(options_.policy));
     devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
-                                                      std::move(policy), [this] { wake(); }));
+                                                      log_limit_, std::move(policy), [this] { wake(); }));
     devices_.back()->set_pci_address(info.pci_address);
   }
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -189,7 +189,7 @@ void Service::serve() {
       for (const auto& device : devices_) device->pump();
       const uint64_t now_ns = base::host_now_ns();
       if (now_ns >= next_tick_ns || count != 0) {
-        uint64_t in_ns = UINT64_MAX;
+        uint64_t in_ns = log_limit_.tick(now_ns);
         for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
         for (const auto& [id, process] : processes_) {
           if (process->welcome || process->dead) continue;
@@ -365,7 +365,8 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
       status = device.arrive(process, client::fields_of<client::Arrive>(message),
                              descriptors.empty()
                                  ? nullptr
-                                 : GroupPage::open(std::move(descriptors.front()), process.pci_address),
+                                 : GroupPage::open(std::move(descriptors.front()), process.pci_address,
+                                                   process.peer.uid, patience_),
                              &slot);
     answer(status, slot);
     return {};
@@ -523,8 +524,9 @@ void Service::send_status(Process& process, uint32_t sequence) {
 void Service::disconnect(Process& process, const std::string& why) {
   if (!process.socket) return;
   if (!why.empty())
-    base::log(base::kWarning,
-              base::format("daemon: process %d is disconnected: %s", process.peer.pid, why.c_str()));
+    log_limit_.warn(process.peer.uid,
+                    base::format("daemon: process %d is disconnected: %s", process.peer.pid, why.c_str()),
+                    base::host_now_ns());
   process.socket = Descriptor();
   std::vector<RemoteSession*> sessions;
   for (const auto& [number, session] : process.sessions) sessions.push_back(session);

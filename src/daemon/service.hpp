@@ -38,6 +38,7 @@
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
 #include "daemon/lanes.hpp"
+#include "daemon/user_limits.hpp"
 #include "sched/elastic.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/time_cap.hpp"
@@ -60,6 +61,7 @@ struct ServiceOptions {
   bool all_users = false;     // else only the service's own user may connect
   uint32_t max_processes_per_user = 64;  // for each device
   uint32_t max_sessions_per_user = 1024;
+  RankLimits ranks;
   // Makes a policy of the operator's own for each device; empty: the built-in one that `policy` names.
   std::function<base::Result<std::unique_ptr<sched::Policy>>()> make_policy;
 };
@@ -185,7 +187,7 @@ class SharedDevice {
  public:
   // `granularity_bytes`: what the device maps; 0: it cannot share memory.
   SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t granularity_bytes,
-               const ServiceOptions& options, std::unique_ptr<sched::Policy> policy,
+               const ServiceOptions& options, LogLimit& log_limit, std::unique_ptr<sched::Policy> policy,
                std::function<void()> wake);
   const std::string& name() const { return name_; }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
@@ -377,6 +379,7 @@ class SharedDevice {
   const uint64_t capacity_bytes_;
   const uint64_t began_ns_ = base::host_now_ns();
   const ServiceOptions& options_;
+  LogLimit& log_limit_;
   uint64_t next_id_ = 1;  // of claims and caches
   sched::Scheduler scheduler_;
   Images images_;
@@ -454,6 +457,8 @@ class Service {
 
   const ServiceOptions options_;
   uint64_t started_ns_ = 0;
+  LogLimit log_limit_;
+  Patience patience_;
   std::vector<std::unique_ptr<SharedDevice>> devices_;
   client::Listener listener_;
   client::Descriptor wake_, epoll_;

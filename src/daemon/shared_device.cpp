@@ -47,11 +47,12 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions
 }  // namespace
 
 SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t granularity_bytes,
-                           const ServiceOptions& options, std::unique_ptr<sched::Policy> policy,
-                           std::function<void()> wake)
+                           const ServiceOptions& options, LogLimit& log_limit,
+                           std::unique_ptr<sched::Policy> policy, std::function<void()> wake)
     : name_(std::move(device)),
       capacity_bytes_(capacity_bytes),
       options_(options),
+      log_limit_(log_limit),
       scheduler_(scheduling(capacity_bytes, options), std::move(policy)),
       images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {
   const base::Status always_ok = scheduler_.set_coordination(options.coordination, base::host_now_ns());
@@ -124,14 +125,14 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     claim->group = own_claim ? 0 : message.group;
     claim->persistent_bytes = persistent_bytes;
     claim->ephemeral_bytes = message.ephemeral_bytes;
-    claim->weight = message.weight;
+    claim->weight = options_.ranks.weight(message.weight);
     sched::SessionSpec spec;
     spec.id = claim->id;
     spec.name = session.name;
     spec.named = session.name.rfind("session-", 0) != 0;  // what executors call sessions without a name
     spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
-    spec.priority = message.priority;
-    spec.weight = message.weight;
+    spec.priority = options_.ranks.priority(message.priority);
+    spec.weight = claim->weight;
     // A session that fits only without the rounding to pieces gets an E of its own. So does one of a group with a limit
     // on its memory, which counts each E: what the group has is to be as much as its limit says, and no piece more.
     claim->shares_lane = lanes_ != nullptr && claim->group == 0 &&
@@ -334,7 +335,8 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       scheduler_.room_used(claim.id, now_ns);
       break;
     case MessageType::kSetPriority:
-      scheduler_.set_priority(claim.id, static_cast<int32_t>(static_cast<int64_t>(value)), now_ns);
+      scheduler_.set_priority(
+          claim.id, options_.ranks.priority(static_cast<int32_t>(static_cast<int64_t>(value))), now_ns);
       break;
     case MessageType::kSetClass:
       if (value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) break;
@@ -347,7 +349,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       tell_range_waits();
       break;
     case MessageType::kSetWeight: {
-      const auto weight = std::bit_cast<double>(value);
+      const double weight = options_.ranks.weight(std::bit_cast<double>(value));
       if (!std::isfinite(weight) || weight <= 0) break;
       claim.weight = weight;
       if (claim.limits != nullptr && claim.limits->weight > 0)

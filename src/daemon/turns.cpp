@@ -308,12 +308,13 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
     }
     for (const auto& member : claim.members) {
       if (!member->leased) continue;
-      base::log(
-          base::kWarning,
+      log_limit_.warn(
+          member->process->peer.uid,
           base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
                        "it is taken back",
                        member->name.c_str(), member->process->peer.pid,
-                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()));
+                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()),
+          now_ns);
       ++cut_off_;
       // The session is charged for the time now, whatever it reports when it is done.
       collect(*member, now_ns);

@@ -333,16 +333,16 @@ base::Status Device::status(int32_t code, const char* op) const {
   if (code == GPUSHARE_OK) return {};
   if (code == GPUSHARE_NOT_READY) return not_ready();
   if (code == GPUSHARE_UNSUPPORTED && take_unsupported()) {
-    return {code, std::string(op) + ": backend '" + ops_->name + "' does not have this operation", 0,
+    return {code, base::format("%s: backend '%s' does not have this operation", op, ops_->name), 0,
             ops_->name};
   }
   gpushare_backend_error error{};
   error.struct_size = sizeof(error);
   if (ops_->last_error(&error) == GPUSHARE_OK && error.status == code && error.message[0] != '\0') {
     error.message[sizeof(error.message) - 1] = '\0';
-    return {code, std::string(op) + ": " + error.message, error.native_code, ops_->name};
+    return {code, base::format("%s: %s", op, error.message), error.native_code, ops_->name};
   }
-  return {code, std::string(op) + " failed without details", 0, ops_->name};
+  return {code, base::format("%s failed without details", op), 0, ops_->name};
 }
 
 }  // namespace gpushare::device

@@ -138,7 +138,9 @@ base::Status add(Registry& registry, const gpushare_backend_ops* ops) {
   }
   auto entry = std::make_unique<Entry>();
   entry->name = ops->name;
-  std::memcpy(&entry->ops, ops, std::min<size_t>(ops->struct_size, sizeof(entry->ops)));
+  // Only whole ops: the table holds nothing but pointers behind its first version, and a size may end inside one.
+  std::memcpy(&entry->ops, ops,
+              std::min<size_t>(ops->struct_size / sizeof(void*) * sizeof(void*), sizeof(entry->ops)));
   entry->ops.struct_size = sizeof(entry->ops);
   entry->ops.name = entry->name.c_str();
   GPUSHARE_RETURN_IF_ERROR(complete(entry->name, entry->ops));

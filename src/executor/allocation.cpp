@@ -220,6 +220,7 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   ephemeral_promise_ = ephemeral_bytes;
   // Promised bytes may be on their way back from others.
   runtime.actions_.run(true, outbox);
+  GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));  // others may have ended it meanwhile
   lock.unlock();
   base::Status status = apply();
   lock.lock();

@@ -132,9 +132,14 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
       gate = session->launch_gate_;
     }
     if (gate != nullptr) gate->shut();
-    std::deque<PushItem> pushes;
+    for (;;) {  // each goes without the lock
+      PushItem item;
+      BooksLock lock(mutex_);
+      if (session->pushes_.empty()) break;
+      item = std::move(session->pushes_.front());
+      session->pushes_.pop_front();
+    }
     BooksLock lock(mutex_);
-    pushes.swap(session->pushes_);
     session->ended_ = session->torn_down_ = true;
     session->end_state_ = SessionState::kFailed;
     session->end_status_ = lost_;

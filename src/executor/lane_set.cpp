@@ -180,10 +180,11 @@ base::Status LaneSet::ensure_size(LaneSlot& lane, uint64_t bytes) {
   base::MutexLock lock(lane.size_mutex);
   memory::Lane* lane_memory = lane.memory.load();
   if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  // The promise may have been lowered since it was made: the session was cancelled or closed by another thread.
   if (bytes > lane.want_bytes.load())
-    return {GPUSHARE_INTERNAL, base::format("lane %u is promised %s, not %s", lane.id,
-                                            base::format_bytes(lane.want_bytes.load()).c_str(),
-                                            base::format_bytes(bytes).c_str())};
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, base::format("lane %u is promised %s meanwhile, not %s", lane.id,
+                                                        base::format_bytes(lane.want_bytes.load()).c_str(),
+                                                        base::format_bytes(bytes).c_str())};
   if (bytes <= lane.applied_bytes.load()) return {};
   return set_size(lane, *lane_memory, bytes);
 }

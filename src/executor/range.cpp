@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "base/saturate.hpp"
 #include "base/units.hpp"
+#include "base/without_throwing.hpp"
 #include "executor/internal.hpp"
 #include "memory/elastic_range.hpp"
 
@@ -33,11 +34,15 @@ class RangeImpl final : public Range {
   RangeImpl(std::shared_ptr<SessionImpl> session, RangeOptions options)
       : session_(std::move(session)), runtime_(*session_->runtime_), options_(std::move(options)) {}
   ~RangeImpl() override {
-    const base::Status ignored = close();  // unless it was
+    base::without_throwing([this] { (void)close(); });  // unless it was
   }
   base::Status open();
 
   base::Status close() override;
+  bool closed() const override {
+    base::MutexLock closing(close_mutex_);
+    return given_back_;
+  }
   base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) override;
   base::Status decommit(uint64_t offset_bytes, uint64_t bytes) override;
   RangeInfo info() const override;
@@ -72,7 +77,8 @@ class RangeImpl final : public Range {
   bool closed_ GPUSHARE_GUARDED_BY(books) = true;
   RangeInfo info_ GPUSHARE_GUARDED_BY(books);
 
-  base::Mutex close_mutex_;  // one close at a time
+  mutable base::Mutex close_mutex_;                            // one close at a time
+  bool given_back_ GPUSHARE_GUARDED_BY(close_mutex_) = false;  // what it had
   base::ServiceThread thread_;
   base::Mutex thread_mutex_;
   base::ConditionVariable asked_;
@@ -139,9 +145,8 @@ base::Status RangeImpl::close() {
   base::MutexLock closing(close_mutex_);
   {
     Section lock(runtime_);
-    if (closed_) return is_closed();
-    closed_ = true;
-    runtime_.ranges_.close(*this);
+    if (given_back_) return is_closed();
+    if (!std::exchange(closed_, true)) runtime_.ranges_.close(*this);
   }
   if (thread_.joinable()) {
     {
@@ -158,6 +163,7 @@ base::Status RangeImpl::close() {
     base::MutexLock lock(session_->range_mutex_);
     // The ranges of a session that has ended went with the session.
     const GatePass pass(session_->heap_gate_);
+    given_back_ = true;
     if (!pass || std::erase(session_->ranges_, memory_) == 0) return {};
     bytes = memory_->committed_bytes();
     runtime_.memory_->close_range(memory_);

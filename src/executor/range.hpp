@@ -49,6 +49,8 @@ class Range {
   // Gives everything back, in the order of the session's stream and of recorded uses. Waits for calls on the range and
   // for its function. INVALID_STATE from that function, and when closed already.
   virtual base::Status close() = 0;
+  // close() has given back what it could: a further one is refused.
+  virtual bool closed() const = 0;
   // Puts memory behind the granules of [offset, offset + bytes) that have none; all or none. Blocks at most timeout_ns
   // for room (and for a copy that makes room, which is carried through), and while the session is queued or paged out;
   // inside a callback not at all. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT

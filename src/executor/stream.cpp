@@ -24,12 +24,15 @@ void StreamImpl::shut() {
   gate_.close();
   const bool was_open = static_cast<bool>(stream_);
   { const device::Stream gone = std::move(stream_); }
-  // Functions that a lost device never ran hold sessions.
-  std::deque<HostCall> calls;
-  {
+  // Functions that a lost device never ran hold sessions, which go without the lock. (Making a std::deque to swap them into
+  // would allocate.)
+  for (;;) {
+    std::shared_ptr<SessionImpl> session;
     base::MutexLock lock(mutex_);
-    calls.swap(calls_);
     spare_calls_.clear();
+    if (calls_.empty()) break;
+    session = std::move(calls_.front().session);
+    calls_.pop_front();
   }
   if (was_open && lane_ == nullptr) runtime_->side_streams_.gone();
 }

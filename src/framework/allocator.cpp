@@ -9,6 +9,7 @@
 #include "base/no_memory.hpp"
 #include "base/thread_local.hpp"
 #include "base/units.hpp"
+#include "base/without_throwing.hpp"
 
 namespace gpushare::framework {
 namespace {
@@ -60,8 +61,10 @@ Allocator::Allocator(std::shared_ptr<executor::Runtime> runtime, memory::Kind ki
     : runtime_(std::move(runtime)), kind_(kind), id_(new_id()) {}
 
 Allocator::~Allocator() {
-  for (const auto& member : members_.values())
-    if (member->closing.load()) (void)member->session->close();
+  while (const auto member = members_.take_any()) {
+    if (!member->closing.load()) continue;
+    base::without_throwing([&] { (void)member->session->close(); });
+  }
   base::MutexLock lock(live().mutex);
   live().ids.erase(id_);
 }

@@ -78,6 +78,19 @@ class KeyTable {
     return nullptr;
   }
 
+  // Removes some value and returns it; null if there is none. Allocates nothing.
+  std::shared_ptr<T> take_any() {
+    base::MutexLock writing(writers_);
+    for (const auto& bucket : buckets_)
+      for (Node* node = bucket.load(std::memory_order_relaxed); node != nullptr; node = node->next) {
+        base::MutexLock lock(node->mutex);
+        if (node->value == nullptr) continue;
+        node->key.store(kNoKey, std::memory_order_release);
+        return std::exchange(node->value, nullptr);
+      }
+    return nullptr;
+  }
+
   // All values as they are now.
   std::vector<std::shared_ptr<T>> values() const {
     std::vector<std::shared_ptr<T>> all;

@@ -364,7 +364,7 @@ base::Result<char*> ChunkPool::take() {
   char* const chunk = static_cast<char*>(made);
   base::MutexLock lock(mutex_);
   try {
-    kept_.reserve(all_.size() + 1);  // giving back must not fail
+    if (kept_.capacity() <= all_.size()) kept_.reserve(2 * all_.size() + 1);  // giving back must not fail
     all_.push_back(chunk);
   } catch (const std::bad_alloc&) {
     (void)device_.host_free(chunk);
@@ -505,6 +505,8 @@ base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string 
   }
   if (round_up(image->bytes_ + lead_bytes, pool.chunk_bytes()) == round_up(image->bytes_, pool.chunk_bytes()))
     image->lead_bytes_ = lead_bytes;
+  // Whoever takes a chunk has a place for it, so that none is lost.
+  image->chunks_.reserve(static_cast<size_t>((image->bytes_ + pool.chunk_bytes() - 1) / pool.chunk_bytes()));
   for (uint64_t have = 0; have < image->bytes_; have += pool.chunk_bytes()) {
     base::Result<char*> chunk = pool.take();
     if (!chunk.ok())

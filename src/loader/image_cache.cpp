@@ -56,7 +56,7 @@ base::Result<std::shared_ptr<const Image>> ImageCache::read(Entries::iterator en
     }
     return load_image(pool_, path, options);
   } catch (const std::bad_alloc&) {
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory to read " + path);
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, base::format("no host memory to read %s", path.c_str()));
   }
 }
 

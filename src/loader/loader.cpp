@@ -6,8 +6,11 @@
 
 #include "base/cancel.hpp"
 #include "base/log.hpp"
+#include "base/no_memory.hpp"
 #include "base/units.hpp"
+#include "base/without_throwing.hpp"
 #include "loader/model.hpp"
+#include "loader/opened_session.hpp"
 
 namespace gpushare::loader {
 namespace {
@@ -66,7 +69,7 @@ base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Run
 }
 
 Loader::~Loader() {
-  runtime_closing();
+  base::without_throwing([this] { runtime_closing(); });
   detach();
 }
 
@@ -111,7 +114,7 @@ void Loader::runtime_closing() {
     copies.swap(copies_);
   }
   leaving.clear();  // waits for their copies
-  if (copies != nullptr) (void)copies->release();
+  if (copies != nullptr) base::without_throwing([&] { (void)copies->release(); });
   cache_.clear();
   pool_.shut();
 }
@@ -239,13 +242,23 @@ base::Result<std::shared_ptr<Model>> Loader::deliver(const std::shared_ptr<execu
   GPUSHARE_ASSIGN_OR_RETURN(
       const memory::Address address,
       session->alloc(memory::Kind::kModel, image->end_of(layers - 1), kLayerAlignmentBytes));
-  auto transmission = transmit({*session, address, image, layers, options});
-  if (!transmission.ok()) {
-    (void)session->free(address);
-    return transmission.status().with_context("loading image '" + image->name() + "' into session '" +
-                                              session->name() + "'");
+  base::Result<std::shared_ptr<Model>> model = base::no_memory();
+  try {
+    model = fill(session, {*session, address, image, layers, options});
+  } catch (
+      const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the block goes back, as after any failure
   }
-  return adopt(session, address, std::move(*transmission), options.profile);
+  if (!model.ok()) (void)session->free(address);
+  return model;
+}
+
+base::Result<std::shared_ptr<Model>> Loader::fill(const std::shared_ptr<executor::Session>& session,
+                                                  const Delivery& what) {
+  auto transmission = transmit(what);
+  if (!transmission.ok())
+    return transmission.status().with_context(base::format(
+        "loading image '%s' into session '%s'", what.image->name().c_str(), session->name().c_str()));
+  return adopt(session, what.address, std::move(*transmission), what.options.profile);
 }
 
 base::Result<std::shared_ptr<Model>> Loader::load_prefix(const std::shared_ptr<executor::Session>& session,
@@ -267,16 +280,23 @@ base::Result<std::shared_ptr<Model>> Loader::load_prefix(const std::shared_ptr<e
 std::shared_ptr<Model> Loader::adopt(const std::shared_ptr<executor::Session>& session,
                                      memory::Address address, std::unique_ptr<Transmission> transmission,
                                      bool profile) {
+  {
+    base::MutexLock lock(mutex_);
+    std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
+    // A model frees its block itself, so nothing may fail once there is one.
+    models_.reserve(models_.size() + 1);
+  }
   auto model =
       std::make_shared<Model>(shared_from_this(), session, std::move(transmission), address, profile);
   base::MutexLock lock(mutex_);
-  std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
   models_.push_back(model);
   return model;
 }
 
 void Loader::model_made() {
   base::MutexLock lock(mutex_);
+  const size_t may_leave = leaving_.size() + whole_models_ + 1;
+  if (leaving_.capacity() < may_leave) leaving_.reserve(2 * may_leave);
   ++whole_models_;
 }
 
@@ -285,7 +305,7 @@ void Loader::model_apart() {
   if (--whole_models_ == 0) unused_.notify_all();
 }
 
-void Loader::retire(std::unique_ptr<Transmission> transmission) {
+void Loader::retire(std::unique_ptr<Transmission> transmission) noexcept {
   if (transmission == nullptr) return;
   base::MutexLock lock(mutex_);
   // A transmission may retire while the runtime closes. Only the list grows here, because the caller may be the device's thread.
@@ -355,7 +375,7 @@ base::Status Loader::calibrate() {
     options.ephemeral_bytes = 1;
     options.allow_queueing = options.may_claim = false;
     options.may_page = false;  // its bytes are written outside of iterations
-    auto session = runtime_->open_session(options);
+    const auto session = OpenedSession::of(runtime_->open_session(options));
     status = session.status();
     if (!session.ok() &&
         (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY || status.code() == GPUSHARE_EXCEEDS_CAPACITY))
@@ -364,7 +384,6 @@ base::Status Loader::calibrate() {
     auto scratch = (*session)->alloc(memory::Kind::kModel, bytes, 0);
     base::Result<LinkCosts> costs = scratch.status();
     if (scratch.ok()) costs = calibrate_on(runtime_->device(), *scratch, bytes);
-    (void)(*session)->close();
     GPUSHARE_RETURN_IF_ERROR(costs.status());
     {
       base::MutexLock lock(mutex_);

@@ -119,6 +119,8 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::Result<std::shared_ptr<Model>> deliver(const std::shared_ptr<executor::Session>& session,
                                                const std::shared_ptr<const Image>& image, uint32_t layers,
                                                const LoadOptions& options);
+  base::Result<std::shared_ptr<Model>> fill(const std::shared_ptr<executor::Session>& session,
+                                            const Delivery& what);
   base::Result<std::unique_ptr<Transmission>> transmit(const Delivery& what);
   // Enqueues the copies on `stream`, in an order that is right for the block. `*out` may be set although it fails.
   base::Status enqueue(const Delivery& what, const executor::Stream& stream,
@@ -130,10 +132,10 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   std::shared_ptr<Model> adopt(const std::shared_ptr<executor::Session>& session, memory::Address address,
                                std::unique_ptr<Transmission> transmission, bool profile);
   // These count models, so that runtime_closing() can wait for those that other threads are destroying.
-  void model_made();
+  void model_made();  // also makes room for its transmission in leaving_, so that retire() needs no memory
   void model_apart();
   // Takes the transmission of a model that was unloaded, and keeps it until its copies have finished.
-  void retire(std::unique_ptr<Transmission> transmission);
+  void retire(std::unique_ptr<Transmission> transmission) noexcept;
   void sweep();
   void learn(const Transmission& transmission);
   void tell_link() const;

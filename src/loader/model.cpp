@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/no_memory.hpp"
 
 namespace gpushare::loader {
 
@@ -46,8 +47,16 @@ std::unique_ptr<Transmission> Model::take_apart() {
   return std::move(transmission_);
 }
 
+// The last chance to learn from the transmission. Without memory nothing is learned.
+void Model::learn_last() noexcept {
+  try {
+    (void)arrived(layers() - 1);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
 base::Status Model::unload() {
-  (void)arrived(layers() - 1);  // the last chance to learn from it
+  learn_last();
   if (!claim()) return {};
   {
     const struct Apart {
@@ -56,7 +65,12 @@ base::Status Model::unload() {
     } apart{*loader_};
     loader_->retire(take_apart());
   }
-  base::Status freed = session_->free(address_);
+  base::Status freed;
+  try {
+    freed = session_->free(address_);
+  } catch (const std::bad_alloc&) {  // the session gives the block back when it ends
+    freed = base::no_memory();
+  }
   // Gone with its session, which is what was wanted.
   if (freed.code() == GPUSHARE_INVALID_STATE || freed.code() == GPUSHARE_NOT_FOUND) return {};
   return freed;
@@ -121,11 +135,13 @@ base::Status Model::marked(base::Status status, F&& keep) {
 }
 
 base::Status Model::open_run(uint32_t first, uint32_t end, const device::Stream& stream) {
+  runs_.reserve(runs_.size() + 1);
   Run run;
   if (!spare_.empty()) {
     run = std::move(spare_.back());
     spare_.pop_back();
   } else {
+    spare_.reserve(++runs_made_);
     GPUSHARE_ASSIGN_OR_RETURN(run.begin, loader_->runtime().device().create_event(GPUSHARE_EVENT_TIMING));
     GPUSHARE_ASSIGN_OR_RETURN(run.end, loader_->runtime().device().create_event(GPUSHARE_EVENT_TIMING));
   }
@@ -168,11 +184,11 @@ base::Status Model::end_execution(const executor::Stream& stream) {
 
 void Model::collect() {
   if (ended_.empty() || ended_.back().end.query().code() == GPUSHARE_NOT_READY) return;
-  for (Run& run : ended_) {
+  for (const Run& run : ended_) {
     const auto took = run.end.elapsed_since(run.begin);
     if (took.ok()) image_->profile().observe(run.first, run.last, static_cast<double>(*took) / 1e6);
-    spare_.push_back(std::move(run));
   }
+  for (Run& run : ended_) spare_.push_back(std::move(run));
   ended_.clear();
 }
 

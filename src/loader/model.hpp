@@ -84,6 +84,7 @@ class Model {
   base::Status marked(base::Status status, F&& keep) GPUSHARE_REQUIRES(mutex_);
   void collect() GPUSHARE_REQUIRES(mutex_);
   void arrived_whole();
+  void learn_last() noexcept;
 
   const std::shared_ptr<Loader> loader_;
   const std::shared_ptr<executor::Session> session_;
@@ -103,7 +104,8 @@ class Model {
   bool marking_ GPUSHARE_GUARDED_BY(mutex_) = false;                      // it is profiled
   std::vector<Run> runs_ GPUSHARE_GUARDED_BY(mutex_);                     // of the execution under way
   std::vector<Run> ended_ GPUSHARE_GUARDED_BY(mutex_);                    // the one whose times are awaited
-  std::vector<Run> spare_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<Run> spare_ GPUSHARE_GUARDED_BY(mutex_);  // has room for every run that was made
+  size_t runs_made_ GPUSHARE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gpushare::loader

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/without_throwing.hpp"
+#include "loader/opened_session.hpp"
 #include "sched/claims.hpp"
 
 namespace gpushare::loader {
@@ -49,8 +51,12 @@ void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vect
 }
 
 void Standby::remove(uint64_t member) {
-  for (const auto& [id, entry] : entries())
-    if (id == member) drop(*entry);
+  Entry* found = nullptr;
+  {
+    base::RoleLock lock(mutex_, has_entries);
+    if (const auto entry = entries_.find(member); entry != entries_.end()) found = &entry->second;
+  }
+  if (found != nullptr) drop(*found);
   base::RoleLock lock(mutex_, has_entries);
   entries_.erase(member);
 }
@@ -229,25 +235,25 @@ bool Standby::send(uint64_t member, Entry& entry) {
   options.persistent_bytes = wish.bytes;
   options.allow_queueing = options.may_claim = false;
   options.may_page = false;  // before its copies are enqueued, or this thread would wait for its return
-  auto session = loader_.runtime().open_session(options);
-  if (!session.ok()) return false;
-  auto model = loader_.load_prefix(*session, entry.image, wish.layers);
+  auto opened = OpenedSession::of(loader_.runtime().open_session(options));
+  if (!opened.ok()) return false;
+  OpenedSession& session = *opened;
+  auto model = loader_.load_prefix(session.get(), entry.image, wish.layers);
   if (!model.ok()) {
     base::log(
         base::kWarning,
         model.status().with_context("keeping the first layers of '" + entry.image->name() + "'").to_string());
-    (void)(*session)->close();
     return true;
   }
-  (void)(*session)->allow_paging();
+  (void)session->allow_paging();
   base::RoleLock lock(mutex_, has_entries);
-  entry.session = std::move(*session);
+  entry.session = session.take();
   entry.model = std::move(*model);
   entry.bytes = wish.bytes;
   return true;
 }
 
-void Standby::drop(Entry& entry) {
+void Standby::drop(Entry& entry) noexcept {
   std::shared_ptr<executor::Session> session;
   std::shared_ptr<Model> model;
   {
@@ -256,12 +262,17 @@ void Standby::drop(Entry& entry) {
     model.swap(entry.model);
     entry.bytes = 0;
   }
-  if (model != nullptr) (void)model->unload();
-  if (session != nullptr) (void)session->close();
+  if (model != nullptr) base::without_throwing([&] { (void)model->unload(); });
+  if (session != nullptr) base::without_throwing([&] { (void)session->close(); });
 }
 
-void Standby::clear() {
-  for (const auto& [id, entry] : entries()) drop(*entry);
+void Standby::clear() noexcept {
+  base::RoleLock lock(mutex_, has_entries);
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    lock.unlock();
+    drop(entry->second);
+    lock.lock();
+  }
 }
 
 uint64_t Standby::bytes() const {

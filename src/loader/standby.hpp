@@ -62,7 +62,8 @@ class Standby {
   void update(std::span<const Use> uses);
   // The member's prefix makes no room for others from here on, or does again. False: there is none.
   bool hold(uint64_t member, bool held);
-  void clear();
+  // Drops all prefixes. Needs no memory and does not throw.
+  void clear() noexcept;
 
   uint64_t bytes() const;
   uint64_t bytes(uint64_t member) const;
@@ -90,7 +91,7 @@ class Standby {
   bool has_prefix(const Entry& entry) const;
   void drop_useless(Entry& entry);
   bool send(uint64_t member, Entry& entry);
-  void drop(Entry& entry);
+  void drop(Entry& entry) noexcept;
   // Entries stay where they are; only the thread that changes entries removes them.
   std::vector<std::pair<uint64_t, Entry*>> entries();
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/switcher.hpp"
 
-#include <algorithm>
+#include <new>
+#include <optional>
 #include <utility>
 
 #include "base/units.hpp"
+#include "base/without_throwing.hpp"
+#include "loader/opened_session.hpp"
 
 namespace gpushare::loader {
 namespace {
@@ -45,26 +48,44 @@ class Switcher::SwitchedIteration final : public executor::Iteration {
   base::Result<std::shared_ptr<executor::Stream>> stream() override { return of_->stream(); }
   base::Status end() override {
     if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
-    base::Status status = of_->end();
-    over();
-    return status;
+    const Over over{*switcher_};
+    return of_->end();
   }
   base::Status fail(base::Status why) override {
     if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
-    base::Status status = of_->fail(std::move(why));
-    over();
-    return status;
+    const Over over{*switcher_};
+    return of_->fail(std::move(why));
   }
 
  private:
-  void over() {
-    switcher_->give_turn();
-    switcher_->standby_.refresh();  // what the last switch taught, now that nobody waits for this thread
-  }
+  // Gives the turn, whatever became of the iteration.
+  struct Over {
+    ~Over() {
+      switcher.give_turn();
+      switcher.standby_.refresh();  // what the last switch taught, now that nobody waits for this thread
+    }
+    Switcher& switcher;
+  };
 
   const std::shared_ptr<Switcher> switcher_;
   const std::shared_ptr<executor::Iteration> of_;
   std::atomic<bool> ended_{false};
+};
+
+// A thread inside: close() waits for it.
+class Switcher::Inside {
+ public:
+  explicit Inside(Switcher& of) GPUSHARE_REQUIRES(of.mutex_, has_members) : of_(of) { ++of_.users_; }
+  ~Inside() {
+    base::RoleLock lock(of_.mutex_, has_members);
+    --of_.users_;
+    of_.changed_.notify_all();
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Switcher& of_;
 };
 
 Switcher::Switcher(std::shared_ptr<Loader> loader, SwitcherOptions options)
@@ -146,7 +167,8 @@ base::Status Switcher::stopped(const Member* member) const {
   if (member == nullptr) return {};
   if (closed_) return is_closed();
   if (member->removed)
-    return {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
+    return {GPUSHARE_CANCELLED,
+            base::format("member '%s' was removed", member->options.session.name.c_str())};
   return {};
 }
 
@@ -154,10 +176,10 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
   if (taken_ && holder_ == std::this_thread::get_id())
     return {GPUSHARE_INVALID_STATE,
             "this thread has an iteration of the switcher open: it would wait for itself. End it first"};
-  const uint64_t ticket = next_ticket_++;
-  line_.push_back(ticket);
+  Waiter waiter;
+  line_.push_back(waiter);
   base::Status status;
-  while (taken_ || line_.front() != ticket) {
+  while (taken_ || &line_.front() != &waiter) {
     status = stopped(member);
     if (!status.ok()) break;
     if (timeout_ns == 0 || deadline.passed()) {
@@ -174,7 +196,7 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
     }
     break;
   }
-  line_.erase(std::find(line_.begin(), line_.end(), ticket));
+  line_.erase(line_.iterator_to(waiter));
   if (status.ok()) status = stopped(member);
   if (!status.ok()) {
     changed_.notify_all();
@@ -185,7 +207,7 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
   return {};
 }
 
-void Switcher::give_turn() {
+void Switcher::give_turn() noexcept {
   base::RoleLock lock(mutex_, has_members);
   taken_ = false;
   holder_ = {};
@@ -196,16 +218,12 @@ base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   const std::shared_ptr<Member> member = find(id);
   if (member == nullptr) return closed() ? is_closed() : no_member(id);
+  std::optional<Inside> inside;
   {
     base::RoleLock lock(mutex_, has_members);
     if (closed_) return is_closed();
-    ++users_;
-    const base::Status status = take_turn(member.get(), deadline, timeout_ns);
-    if (!status.ok()) {
-      --users_;
-      changed_.notify_all();
-      return status;
-    }
+    inside.emplace(*this);
+    GPUSHARE_RETURN_IF_ERROR(take_turn(member.get(), deadline, timeout_ns));
   }
   base::Result<Turn> turn = base::Status();
   try {
@@ -214,9 +232,6 @@ base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
     turn = base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for a switch");
   }
   if (!turn.ok()) give_turn();
-  base::RoleLock lock(mutex_, has_members);
-  --users_;
-  changed_.notify_all();
   return turn;
 }
 
@@ -359,18 +374,15 @@ base::Status Switcher::load(Member& member) {
 }
 
 base::Status Switcher::load_from_first_layers(Member& member, bool& held) {
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, open_session(member, held));
+  GPUSHARE_ASSIGN_OR_RETURN(OpenedSession session, OpenedSession::of(open_session(member, held)));
   LoadOptions options = member.options.load;
   options.prefix = standby_.prefix(member.id);
-  auto model = loader_->load(session, member.options.image, std::move(options));
-  if (!model.ok()) {
-    (void)session->close();
-    return model.status();
-  }
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                            loader_->load(session.get(), member.options.image, std::move(options)));
   (void)session->allow_paging();  // one that has ended says so when it begins
   base::RoleLock lock(mutex_, has_members);
-  member.session = std::move(session);
-  member.model = std::move(*model);
+  member.session = session.take();
+  member.model = std::move(model);
   ++member.loads;
   return {};
 }
@@ -452,10 +464,10 @@ void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
     if (const std::shared_ptr<Member> member = find(id); member != nullptr) drop(*member);
 }
 
-void Switcher::drop(Member& member) {
+void Switcher::drop(Member& member) noexcept {
   std::shared_ptr<executor::Session> session = session_of(member);
   if (session == nullptr) return;
-  learn_need(member, *session);
+  base::without_throwing([&] { learn_need(member, *session); });
   session.reset();
   std::shared_ptr<Model> model;
   {
@@ -467,14 +479,16 @@ void Switcher::drop(Member& member) {
     if (active_ == member.id) active_ = 0;
   }
   standby_.learned(member.id);
-  (void)model->unload();  // copies may still be under way: the block and the image wait for them
-  (void)session->close();
+  // Copies may still be under way: the block and the image wait for them.
+  base::without_throwing([&] { (void)model->unload(); });
+  base::without_throwing([&] { (void)session->close(); });
 }
 
 base::Status Switcher::remove(MemberId id) {
   const std::shared_ptr<Member> member = find(id);
   if (member == nullptr) return closed() ? is_closed() : no_member(id);
   std::shared_ptr<executor::Session> waits;
+  std::optional<Inside> inside;
   {
     base::RoleLock lock(mutex_, has_members);
     if (member->removed) return no_member(id);
@@ -485,12 +499,12 @@ base::Status Switcher::remove(MemberId id) {
     if (executor::NoWaitScope::active())
       return {GPUSHARE_INVALID_STATE,
               "a member cannot be removed inside a function that the device waits for"};
-    ++users_;
+    inside.emplace(*this);
     member->removed = true;
     changed_.notify_all();
     if (beginning_ != nullptr && beginning_ == member->session) waits = beginning_;
   }
-  if (waits != nullptr) (void)waits->cancel();
+  if (waits != nullptr) base::without_throwing([&] { (void)waits->cancel(); });
   {
     base::RoleLock lock(mutex_, has_members);
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
@@ -506,7 +520,6 @@ base::Status Switcher::remove(MemberId id) {
   if (last_active_ == id) last_active_ = 0;
   taken_ = false;
   holder_ = {};
-  --users_;
   changed_.notify_all();
   return {};
 }
@@ -525,21 +538,17 @@ base::Status Switcher::close() {
     changed_.notify_all();
     waits = beginning_;
   }
-  if (waits != nullptr) (void)waits->cancel();
+  if (waits != nullptr) base::without_throwing([&] { (void)waits->cancel(); });
+  Members members;
   {
     base::RoleLock lock(mutex_, has_members);
     while (users_ > 0 || taken_) changed_.wait(mutex_);
     taken_ = true;
-  }
-  std::vector<std::shared_ptr<Member>> members;
-  {
-    base::RoleLock lock(mutex_, has_members);
-    for (const auto& [id, member] : members_) members.push_back(member);
-    members_.clear();
+    members.swap(members_);
   }
   {
     const base::MutexLock switching(switching_);
-    for (const auto& member : members) drop(*member);
+    for (const auto& [id, member] : members) drop(*member);
     standby_.clear();
   }
   give_turn();
@@ -547,17 +556,16 @@ base::Status Switcher::close() {
 }
 
 void Switcher::runtime_closing() {
-  std::vector<std::shared_ptr<Member>> members;
+  Members members;
   {
     base::RoleLock lock(mutex_, has_members);
     closed_ = true;
     changed_.notify_all();
     while (users_ > 0) changed_.wait(mutex_);
-    for (const auto& [id, member] : members_) members.push_back(member);
-    members_.clear();
+    members.swap(members_);
   }
   const base::MutexLock switching(switching_);
-  for (const auto& member : members) drop(*member);
+  for (const auto& [id, member] : members) drop(*member);
   standby_.clear();
 }
 

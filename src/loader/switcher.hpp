@@ -18,7 +18,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <deque>
+#include <boost/intrusive/list.hpp>
 #include <memory>
 #include <string>
 #include <thread>
@@ -123,14 +123,18 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
     uint64_t iterations GPUSHARE_GUARDED_BY(has_members) = 0;
     uint64_t drops GPUSHARE_GUARDED_BY(has_members) = 0;
   };
+  using Members = std::unordered_map<MemberId, std::shared_ptr<Member>>;
   class SwitchedIteration;
+  class Inside;
+  // A thread that waits for the turn, in the thread's own memory.
+  struct Waiter : boost::intrusive::list_base_hook<> {};
 
   // The reason why nothing can be begun for `member` any more. Null: the caller removes a member.
   base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_, has_members);
   // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_, has_members);
-  void give_turn();
+  void give_turn() noexcept;
   // The functions below are for the thread that has the turn, without the lock. Functions that change the device's
   // contents need switching_.
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
@@ -146,7 +150,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   void learn_need(Member& member, const executor::Session& session);
   bool usable(const Member& member) const;
   void update_standby();
-  void drop(Member& member);
+  // Needs no memory.
+  void drop(Member& member) noexcept;
   void drop_all(const std::vector<sched::ModelId>& members);
   std::shared_ptr<Member> find(MemberId member) const;
   std::shared_ptr<executor::Session> session_of(const Member& member) const;
@@ -166,10 +171,9 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   // The session whose begin is under way, set by the thread that has the turn. That begin may wait until the
   // session is paged in.
   std::shared_ptr<executor::Session> beginning_ GPUSHARE_GUARDED_BY(mutex_);
-  std::deque<uint64_t> line_ GPUSHARE_GUARDED_BY(mutex_);
-  uint64_t next_ticket_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  boost::intrusive::list<Waiter> line_ GPUSHARE_GUARDED_BY(mutex_);
   MemberId next_member_ GPUSHARE_GUARDED_BY(mutex_) = 1;
-  std::unordered_map<MemberId, std::shared_ptr<Member>> members_ GPUSHARE_GUARDED_BY(mutex_);
+  Members members_ GPUSHARE_GUARDED_BY(mutex_);
   sched::Residency residency_ GPUSHARE_GUARDED_BY(mutex_);
   MemberId active_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   MemberId last_active_ GPUSHARE_GUARDED_BY(mutex_) = 0;

@@ -66,15 +66,28 @@ base::Status Transmission::enqueue(device::Device& device, const device::Stream&
     events_.push_back(std::move(event));
   }
   GPUSHARE_RETURN_IF_ERROR(stream.record(started_));
+  // Copies that did go out read the image: they must be done before it may go, and no event covers them.
+  struct WaitUnlessAll {
+    ~WaitUnlessAll() {
+      if (all) return;
+      (void)stream.synchronize();
+      events.clear();
+    }
+    const device::Stream& stream;
+    std::vector<device::Event>& events;
+    bool all = false;
+  } waits{stream, events_};
+  base::Status status = enqueue_groups(stream, on_group);
+  waits.all = status.ok();
+  return status;
+}
+
+base::Status Transmission::enqueue_groups(const device::Stream& stream, const GroupCallback& on_group) {
   uint32_t first = resident_;
   for (size_t group = 0; group < ends_.size(); ++group) {
-    const base::Status sent = enqueue_group(stream, group, first, on_group);
-    if (!sent.ok()) {
-      // Copies that did go out read the image: they must be done before it may go, and no event covers them.
-      (void)stream.synchronize();
-      events_.clear();
+    base::Status sent = enqueue_group(stream, group, first, on_group);
+    if (!sent.ok())
       return sent.with_context(base::format("group %zu of image '%s'", group, image_->name().c_str()));
-    }
     first = ends_[group];
   }
   return {};

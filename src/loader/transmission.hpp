@@ -82,6 +82,7 @@ class Transmission {
   Transmission(std::shared_ptr<const Image> image, device::Address base, std::vector<uint32_t> ends,
                Prefix prefix);
   base::Status enqueue(device::Device& device, const device::Stream& stream, const GroupCallback& on_group);
+  base::Status enqueue_groups(const device::Stream& stream, const GroupCallback& on_group);
   base::Status enqueue_group(const device::Stream& stream, size_t group, uint32_t first,
                              const GroupCallback& on_group);
   base::Status copy(const device::Stream& stream, uint64_t begin, uint64_t end);

@@ -124,7 +124,8 @@ base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_o
         base::format("policy_ops.struct_size is %u; at least %zu is needed (set it to sizeof)",
                      ops->struct_size, kLeast));
   gpushare_policy_ops known{};
-  std::memcpy(&known, ops, std::min<size_t>(ops->struct_size, sizeof(known)));
+  // Only whole fields: from `name` on there are nothing but pointers, and a size may end inside one.
+  std::memcpy(&known, ops, std::min<size_t>(ops->struct_size / sizeof(void*) * sizeof(void*), sizeof(known)));
   if (known.pick == nullptr)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops.pick is null; it is mandatory");
   std::optional<LaneFinderKind> lane_finder;

@@ -12,6 +12,7 @@ namespace {
 using cluster::Action;
 
 constexpr uint32_t kMostIdleTicks = 100'000;
+constexpr double kLeastTickS = 1e-3;  // between two times that a scheduler is asked although nothing happens
 constexpr double kLeastSpeed = 1e-3;  // nobody stops for ever
 
 struct Running {
@@ -78,10 +79,12 @@ class Cluster {
       if (next_change_ < changes_.size()) at = std::min(at, changes_[next_change_].at_s);
       if (at == cluster::kNever) break;  // the scheduler leaves the rest waiting for ever
       now_s_ = std::max(now_s_, at);
+      bool quiet = true;  // nothing has happened since the scheduler was asked last
       while (!ends_.empty() && ends_.top().at_s <= now_s_) {
         const End end = ends_.top();
         ends_.pop();
         if (end.version != running_[end.job].version) continue;
+        quiet = false;
         // Jobs that ran beside each other until now are observed before one of them leaves.
         for (const uint32_t d : running_[end.job].devices)
           if (here_[d].size() > 1)
@@ -90,9 +93,11 @@ class Cluster {
         --left;
       }
       update_speeds();
-      for (; next_change_ < changes_.size() && changes_[next_change_].at_s <= now_s_; ++next_change_)
+      for (; next_change_ < changes_.size() && changes_[next_change_].at_s <= now_s_;
+           ++next_change_, quiet = false)
         change(changes_[next_change_]);
-      for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
+      for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_;
+           ++next_arrival, quiet = false)
         scheduler_.arrived(static_cast<uint32_t>(next_arrival), jobs_[next_arrival], now_s_);
       for (const uint32_t job : on_) observe(job);
       actions_.clear();
@@ -100,9 +105,12 @@ class Cluster {
       tick_at_ = scheduler_.tick(now_s_, actions_);
       if (now_ns_) decision_ns_.push_back(now_ns_() - begin_ns);
       ++result_.decisions;
-      if (!(tick_at_ > now_s_)) tick_at_ = now_s_ + 1e-3;  // also if it is no number
+      quiet_ticks_ = quiet && actions_.empty() ? quiet_ticks_ + 1 : 0;
+      const double soonest_s = soonest_tick_s();
+      if (!(tick_at_ > soonest_s)) tick_at_ = soonest_s;  // also if it is no number
       // A scheduler that asks to be asked again for ever and lets nothing run.
-      const bool idle = actions_.empty() && on_.empty() && next_arrival == jobs_.size();
+      const bool idle = actions_.empty() && on_.empty() && next_arrival == jobs_.size() &&
+                        next_change_ == changes_.size();
       idle_ticks_ = idle ? idle_ticks_ + 1 : 0;
       if (idle_ticks_ > kMostIdleTicks) break;
       for (const bool pauses : {true, false})
@@ -126,6 +134,13 @@ class Cluster {
   }
 
  private:
+  // The earliest time at which the scheduler is asked again although nothing happens. A scheduler that asks again and
+  // again and decides nothing must not keep the run from ending, so the pause grows with each such tick. It is never
+  // too short for a double to count.
+  double soonest_tick_s() const {
+    return now_s_ + std::max(kLeastTickS * (1 + static_cast<double>(quiet_ticks_) / 100), now_s_ * 1e-9);
+  }
+
   void prepare() {
     std::mt19937_64 random(options_.seed);
     std::normal_distribution<double> normal(0, 1);
@@ -394,6 +409,7 @@ class Cluster {
   double now_s_ = 0;
   double tick_at_ = cluster::kNever;
   uint32_t idle_ticks_ = 0;
+  uint64_t quiet_ticks_ = 0;  // in a row: nothing happened, and the scheduler decided nothing
   double busy_s_ = 0;
   std::vector<Running> running_;
   std::vector<uint32_t> on_;  // jobs that run, ascending

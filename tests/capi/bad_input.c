@@ -28,6 +28,64 @@ static void structs(void) {
   CHECK_STATUS(gpushare_runtime_open(&larger.params, &runtime), GPUSHARE_INVALID_ARGUMENT);
 }
 
+static uint32_t pick_first(void* user_data, uint32_t lane, const gpushare_candidate* candidates,
+                           uint32_t count, uint64_t now_ns) {
+  (void)user_data, (void)lane, (void)candidates, (void)count, (void)now_ns;
+  return 0;
+}
+
+/* A pointer of which struct_size covers a part is not looked at. Backends are tables of pointers too. */
+static void partial_structs(void) {
+  const char* const nowhere = (const char*)(uintptr_t)0x7fff12345678;
+  gpushare_runtime runtime = NULL;
+  gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+  gpushare_policy_ops ops;
+  gpushare_batcher_params batcher_params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+  gpushare_batcher batcher = NULL;
+  uint32_t index = 0, more;
+  params.device = "sim";
+  for (more = 0; more < sizeof(void*); ++more) {
+    params.lane_finder = nowhere;
+    params.interference_file = NULL;
+    params.struct_size = (uint32_t)offsetof(gpushare_runtime_params, lane_finder) + more;
+    CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+    params.lane_finder = NULL;
+    params.interference_file = nowhere;
+    params.struct_size = (uint32_t)offsetof(gpushare_runtime_params, interference_file) + more;
+    CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+    params.struct_size = sizeof params;
+    params.interference_file = NULL;
+    memset(&ops, 0, sizeof ops);
+    ops.name = "own";
+    ops.pick = pick_first;
+    ops.lane_finder = nowhere;
+    ops.struct_size = (uint32_t)offsetof(gpushare_policy_ops, lane_finder) + more;
+    params.policy_ops = &ops;
+    CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+    ops.lane_finder = NULL;
+    memcpy(&ops.release, &nowhere, sizeof nowhere); /* a table that is refused is not released either */
+    ops.struct_size = (uint32_t)offsetof(gpushare_policy_ops, release) + more;
+    CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_INVALID_ARGUMENT);
+    params.policy_ops = NULL;
+  }
+  CHECK_STATUS(gpushare_batcher_create(&batcher_params, &batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  for (more = 0; more < sizeof(void*); ++more) {
+    request.id = more;
+    request.deadline_ns = UINT64_C(1000000000);
+    request.feature_count = 2;
+    request.features = (const double*)(const void*)nowhere;
+    request.struct_size = (uint32_t)offsetof(gpushare_request, features) + more;
+    CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_ARGUMENT);
+  }
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+}
+
 static void runtimes(void) {
   gpushare_runtime runtime = NULL;
   gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
@@ -197,6 +255,7 @@ static void others(void) {
 
 int main(void) {
   structs();
+  partial_structs();
   runtimes();
   sessions();
   heaps();

@@ -24,7 +24,7 @@ static const char* const kDocument =
     "{\"name\": \"big\", \"iterations\": 1, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": "
     "1, \"gang\": 2}]}";
 
-enum mode { kRight, kTwice, kBeyond, kNobody, kForEver };
+enum mode { kRight, kTwice, kBeyond, kNobody, kForEver, kTooSoon, kTooOften };
 
 typedef struct {
   enum mode mode;
@@ -80,6 +80,13 @@ static double tick(void* context, double now_s, gpushare_cluster_actions* action
       return -1;
     case kForEver:
       return now_s;
+    case kTooSoon:
+    case kTooOften:
+      if (!self->placed[0]) {
+        CHECK(gpushare_cluster_actions_place(actions, 0, devices, 1, 0) == GPUSHARE_OK);
+        self->placed[0] = 1;
+      }
+      return self->mode == kTooSoon ? now_s + 1e-300 : now_s + 1e-12;
     case kRight:
       break;
   }
@@ -152,6 +159,19 @@ int main(void) {
   state.mode = kForEver; /* ends all the same */
   CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_OK);
   gpushare_cluster_text_free(out);
+  /* A job runs, another comes in an hour: a scheduler that asks at once, again and again, gets to the end too. */
+  for (int mode = kTooSoon; mode <= kTooOften; ++mode) {
+    static const char* const later =
+        "{\"version\": 1, \"kind\": \"training\", \"devices\": 1, \"jobs\": ["
+        "{\"name\": \"a\", \"iterations\": 1000000, \"iteration_ms\": 1000, \"persistent_mb\": 1, "
+        "\"ephemeral_mb\": 1},"
+        "{\"name\": \"b\", \"arrival_s\": 2000000, \"iterations\": 1, \"iteration_ms\": 1000, "
+        "\"persistent_mb\": 1, \"ephemeral_mb\": 1}]}";
+    state.mode = (enum mode)mode;
+    CHECK(gpushare_cluster_run(later, strlen(later), "own", &options, &out) == GPUSHARE_OK);
+    CHECK(state.finished == 1 && state.finished_s[0] > 999999 && state.ticks < 2000000);
+    gpushare_cluster_text_free(out);
+  }
 
   /* The table. */
   state.mode = kRight;
@@ -163,6 +183,8 @@ int main(void) {
   CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   ops.abi_version = GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION;
   ops.struct_size = 8;
+  CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
+  ops.struct_size = UINT32_MAX;
   CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   ops.struct_size = sizeof(ops);
   ops.name = "fifo";
@@ -188,6 +210,8 @@ int main(void) {
   options.noise = 11;
   CHECK(gpushare_cluster_run(kDocument, size, "fifo", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   options.noise = -1;
+  options.struct_size = UINT32_MAX;
+  CHECK(gpushare_cluster_run(kDocument, size, "fifo", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   options.struct_size = 4;
   CHECK(gpushare_cluster_run(kDocument, size, "fifo", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   struct {

@@ -143,6 +143,7 @@ class RequestServer::Impl {
       if (status.code() == GPUSHARE_TIMED_OUT) ++stats_.refused_hopeless;
       return status;
     }
+    soonest_ns_ = std::min(soonest_ns_, request.deadline_ns);
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -258,6 +259,7 @@ class RequestServer::Impl {
     void* tag;
     Answer answer;
     Stage stage;
+    bool expired = false;  // its deadline passed while a batch ran: see expire()
   };
   struct Model {
     std::shared_ptr<const RunBatch> run;
@@ -268,6 +270,8 @@ class RequestServer::Impl {
     Answer answer;
   };
   static constexpr uint64_t kAgain = 0;
+  static constexpr uint64_t kSweepNs =
+      5'000'000;  // the requests are looked through for expired ones so often at most
 
   static base::Status closed() {
     return {GPUSHARE_INVALID_STATE, "the request queue takes no more requests: it is draining or closed"};
@@ -326,16 +330,47 @@ class RequestServer::Impl {
     for (const Drop& drop : drops_) {
       RequestOutcome outcome;
       outcome.id = drop.id;
-      outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
-      outcome.dropped = drop.reason;
+      Entry& entry = entries_.find(drop.id)->second;
+      const DropReason reason = entry.expired ? DropReason::kExpired : drop.reason;
+      outcome.status = reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
+      outcome.dropped = reason;
       outcome.finished_ns = end;
-      ++stats_.dropped[static_cast<size_t>(drop.reason)];
-      make_due(outcome, entries_.find(drop.id)->second);
+      ++stats_.dropped[static_cast<size_t>(reason)];
+      make_due(outcome, entry);
     }
     if (!decision.batch) return decision.wake_ns;
     ++in_flight_;
     waiting_.push_back(std::move(*decision.batch));
     return kAgain;
+  }
+
+  // Policies answer when they are asked for the next batch, most of them not before the last one has finished. While a batch
+  // runs, which may be for ever, the server takes out what cannot be served in time any more: requests whose deadlines
+  // have passed, and batches that wait for the device and should have begun. ask() answers them.
+  void expire(uint64_t now) GPUSHARE_REQUIRES(mutex_) {
+    swept_ns_ = now;
+    soonest_ns_ = kNever;
+    for (auto& [id, entry] : entries_) {
+      if (entry.stage != Stage::kWaiting || entry.expired) continue;
+      if (entry.deadline_ns >= now)
+        soonest_ns_ = std::min(soonest_ns_, entry.deadline_ns);
+      else
+        entry.expired = batcher_->cancel(id, now);
+    }
+    for (auto batch = waiting_.begin(); batch != waiting_.end();) {
+      if (now <= batch->latest_start_ns) {
+        ++batch;
+        continue;
+      }
+      batcher_->rejected(batch->id, now);
+      --in_flight_;
+      batch = waiting_.erase(batch);
+    }
+  }
+  // When expire() is due: never while no batch is in flight.
+  uint64_t expires_ns() const GPUSHARE_REQUIRES(mutex_) {
+    if (in_flight_ == 0 || given_up_ || soonest_ns_ == kNever) return kNever;
+    return std::max(soonest_ns_ + 1, swept_ns_ + kSweepNs);
   }
 
   // Takes some of the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids
@@ -398,6 +433,7 @@ class RequestServer::Impl {
       poked_ = false;
       uint64_t wake_ns = kNever;
       try {
+        if (const uint64_t now = base::host_now_ns(); now >= expires_ns()) expire(now);
         if (!given_up_) wake_ns = ask();
       } catch (...) {
         give_up();
@@ -409,6 +445,7 @@ class RequestServer::Impl {
       report();
       if (ended_) return;
       if (poked_) continue;
+      wake_ns = std::min(wake_ns, expires_ns());
       if (wake_ns == kNever) {
         while (!poked_) changed_.wait(mutex_);
       } else {
@@ -558,6 +595,8 @@ class RequestServer::Impl {
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t soonest_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // no waiting request has an earlier deadline
+  uint64_t swept_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;         // when expire() ran last
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;

@@ -24,7 +24,8 @@ namespace gpushare::executor {
 // How a request ended.
 struct RequestOutcome {
   sched::slo::RequestId id = 0;
-  // OK: its batch ran, in time or late. TIMED_OUT: dropped for its deadline, `dropped` says how. CANCELLED: by
+  // OK: its batch ran, in time or late. TIMED_OUT: dropped for its deadline, `dropped` says how; it is answered soon
+  // after that, also while a batch function runs on and on. CANCELLED: by
   // cancel() or stop(). HOST_OUT_OF_MEMORY: the server gave up (see submit). Else its batch failed with this;
   // CALLBACK_FAILED if the batch function threw.
   int32_t status = 0;

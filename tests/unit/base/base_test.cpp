@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
+#include "base/utf8.hpp"
 #include "gpushare/gpushare.h"
 #include "support/catch.hpp"
 
@@ -139,4 +140,32 @@ TEST_CASE("a library that is there gives its symbols, and moves") {
   base::DynamicLibrary moved(std::move(*library));
   CHECK(moved.find("getpid") != nullptr);
   CHECK(moved.find("gpushare_no_such_symbol") == nullptr);
+}
+
+TEST_CASE("text of others is printable: well-formed, without control characters and directions") {
+  CHECK(base::to_printable("plain, \u00fcml\u00e4ut, \u6f22\u5b57, \U0001F600") ==
+        "plain, \u00fcml\u00e4ut, \u6f22\u5b57, \U0001F600");
+  CHECK(base::to_printable(std::string_view("a\0b\x1b[31m\x7f\n\t", 11)) ==
+        "a\ufffd"
+        "b\ufffd[31m\ufffd\ufffd\ufffd");
+  CHECK(base::to_printable_lines("a\n\tb\r\x1b") == "a\n\tb\ufffd\ufffd");
+  const std::vector<std::string> unseen = {"\xc2\x80",        "\xc2\x9b",     "\xc2\x9f",     "\xc2\xad",
+                                           "\xd8\x9c",        "\xe2\x80\x8b", "\xe2\x80\x8f", "\xe2\x80\xa8",
+                                           "\xe2\x80\xae",    "\xe2\x81\xa6", "\xe2\x81\xa9", "\xef\xbb\xbf",
+                                           "\xf3\xa0\x81\x81"};
+  for (const std::string& character : unseen) CHECK(base::to_printable(character) == "\ufffd");
+  for (const char* broken : {"\xff", "\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80"}) {
+    const std::string text = base::to_printable(std::string("<") + broken + ">");
+    CHECK(text == base::to_utf8(text));
+    CHECK(text.front() == '<');
+    CHECK(text.back() == '>');
+  }
+}
+
+TEST_CASE("a status without memory keeps its code") {
+  // Making one does not throw, which destructors rely on; faults_calls tries it.
+  static_assert(noexcept(base::Status(GPUSHARE_INTERNAL, "why")));
+  static_assert(noexcept(base::Status().with_context("where")));
+  for (int32_t code = -1; code < 500; ++code)
+    if (code != GPUSHARE_OK) CHECK(base::Status(code, "why").code() == code);
 }

@@ -309,6 +309,40 @@ TEST_CASE("deadlines, leases, cancelling and the end of an owner") {
   CHECK_FALSE(table.state(fourth).ok());
 }
 
+TEST_CASE("requests that end and that nobody asks about are forgotten, those that are watched are not") {
+  ReservationTable table;
+  add_nodes(table, 1, 4);
+  ReservationRequest leased = one("watched", {{{{"gpu", 1}}, 1, false, ""}});
+  leased.lease_ns = 1;
+  const auto watched = table.acquire(leased, 0);
+  REQUIRE(watched.ok());
+  table.watch(*watched);
+  ReservationId last = 0;
+  uint64_t now_ns = 10;
+  for (int i = 0; i < 20'000; ++i, now_ns += 10) {
+    ReservationRequest request = one("o", {{{{"gpu", i % 4 == 3 ? 5.0 : 1.0}}, 1, false, ""}});
+    if (i % 4 == 3)
+      request.deadline_ns = now_ns + 1;  // no node has so many
+    else
+      request.lease_ns = 1;
+    const auto id = table.acquire(request, now_ns);
+    REQUIRE(id.ok());
+    last = *id;
+    if (i % 4 == 2) REQUIRE(table.release(*id, now_ns).ok());
+    if (i % 100 == 99) {
+      REQUIRE(table.lose_node("a", now_ns).ok());
+      add_nodes(table, 1, 4);
+    }
+  }
+  table.tick(now_ns);
+  CHECK(table.remembered() <= ReservationTable::kMostEnded + 8);
+  CHECK(state_of(table, last) == State::kTimedOut);
+  CHECK(state_of(table, *watched) == State::kExpired);
+  table.unwatch(*watched);
+  CHECK_FALSE(table.state(*watched).ok());
+  check_levels(table);
+}
+
 TEST_CASE("a wait that closes a cycle of owners is refused by their names") {
   ReservationTable table;
   REQUIRE(table.add_node("a", {{"left", 1}, {"right", 1}}, 0).ok());

@@ -254,6 +254,61 @@ TEST_CASE("back-pressure, duplicates, expired deadlines and stop with work waiti
   CHECK((*empty)->add_model(model, {}).status().code() == GPUSHARE_INVALID_ARGUMENT);
 }
 
+TEST_CASE("requests that expire while a batch function runs on are answered meanwhile") {
+  for (const char* policy : sched::slo::batcher_names()) {
+    INFO(policy);
+    RequestServerOptions options;
+    options.policy = policy;
+    options.batcher.max_delay_ms = 0.1;
+    auto server = RequestServer::start(options);
+    REQUIRE(server.ok());
+    std::atomic<bool> runs{false}, may_end{false};
+    sched::slo::ModelSpec model;
+    model.c0_ns = 1e3;
+    model.c1 = 0.1;
+    REQUIRE((*server)
+                ->add_model(model,
+                            [&](const Batch&, BatchReport&) {
+                              runs = true;
+                              while (!may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              return base::ok_status();
+                            })
+                .ok());
+    constexpr uint64_t kLong = 1'000'000;
+    std::atomic<size_t> expired{0}, others{0}, long_ones{0};
+    const auto answer = [&](const RequestOutcome& outcome) {
+      if (outcome.id >= kLong)
+        ++long_ones;
+      else if (outcome.status == GPUSHARE_TIMED_OUT && outcome.dropped && outcome.batch_size == 0 &&
+               outcome.finished_ns > outcome.deadline_ns)
+        ++expired;
+      else
+        ++others;
+    };
+    // Until one is in a batch: the first ones may be refused or dropped on a busy machine.
+    size_t first = kLong;
+    for (; !runs; ++first) {
+      (void)(*server)->submit(request(first, 1000 * kSecond), answer);
+      for (int i = 0; i < 1000 && !runs; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    size_t accepted = 0;
+    for (uint64_t id = 0; id < 8; ++id)
+      if ((*server)->submit(request(id, kSecond / 20), answer).ok()) ++accepted;
+    const size_t before = long_ones;
+    size_t later = (*server)->submit(request(2 * kLong, 10000 * kSecond), answer).ok() ? 1 : 0;
+    while (expired + others < accepted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(others == 0);
+    CHECK(long_ones == before);
+    CHECK((*server)->drain(0).code() == GPUSHARE_TIMED_OUT);
+    may_end = true;
+    REQUIRE((*server)->drain().ok());
+    CHECK(long_ones >= before + later);
+    uint64_t dropped = 0;
+    for (const uint64_t count : (*server)->stats().dropped) dropped += count;
+    CHECK(dropped >= accepted);
+  }
+}
+
 TEST_CASE("cancelled requests whose answers nobody takes do not pile up") {
   RequestServerOptions options;
   options.batcher.max_pending = 50;
