@@ -24,6 +24,11 @@ base::Status iteration_ended() {
   return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
 }
 
+// The session's heap is not there: the session is queued, or has ended, which wait_admitted() tells.
+base::Status away() {
+  return {base::kAway, "the session has no memory on the device"};
+}
+
 // How much more to promise a session's heap, in order of preference: with an eighth spare, so that growing block by
 // block stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps
 // if these can be joined to it.
@@ -40,6 +45,15 @@ std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64
 }  // namespace
 
 base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
+  for (;;) {
+    auto result = attempt_unmoved(wanted);
+    if (result.status().code() != base::kMoving) return result;
+    const GatePass pass(heap_gate_);
+    if (pass) GPUSHARE_RETURN_IF_ERROR(heap_.load(std::memory_order_relaxed)->await_moves());
+  }
+}
+
+base::Result<memory::Address> SessionImpl::attempt_unmoved(const Attempt& wanted) {
   if (quota_bytes_.load(std::memory_order_relaxed) == 0) return attempt_within_quota(wanted);
   // Held over the allocation too, so that two threads cannot pass the quota together.
   const base::MutexLock lock(quota_mutex_);
@@ -50,7 +64,7 @@ base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
 base::Result<memory::Address> SessionImpl::attempt_within_quota(const Attempt& wanted) {
   if (wanted.lane == nullptr) {
     const GatePass pass(heap_gate_);
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    if (!pass) return away();
     return heap_.load(std::memory_order_relaxed)->alloc(wanted.kind, wanted.bytes, wanted.alignment);
   }
   const GatePass pass(iteration_.gate_);
@@ -61,7 +75,7 @@ base::Result<memory::Address> SessionImpl::attempt_within_quota(const Attempt& w
 base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted) {
   if (wanted.lane == nullptr) {
     const GatePass pass(heap_gate_);
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    if (!pass) return away();
     return heap_.load(std::memory_order_relaxed)->alloc_spilled(wanted.kind, wanted.bytes, wanted.alignment);
   }
   const GatePass pass(iteration_.gate_);
@@ -97,25 +111,18 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
   for (;;) {
     auto result = attempt(wanted);
     if (result.ok()) return result;
-    if (result.status().code() == GPUSHARE_INVALID_STATE) {
-      GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));  // queued or paged out
-      continue;
-    }
     if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
       result = runtime_->ladder_.climb(*this, wanted, result.status());
-      if (result.status().code() == GPUSHARE_INVALID_STATE) continue;  // paged out meanwhile
+    } else if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && options_.allow_spill) {
+      auto spilled = attempt_spilled(wanted);
+      if (spilled.ok() || spilled.status().code() == base::kAway) result = std::move(spilled);
+    }
+    if (result.status().code() != base::kAway) {
+      runtime_->note(result.status());
       return result;
     }
-    if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && options_.allow_spill) {
-      auto spilled = attempt_spilled(wanted);
-      if (spilled.ok()) return spilled;
-      if (spilled.status().code() == GPUSHARE_INVALID_STATE) {
-        GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
-        continue;
-      }
-    }
-    runtime_->note(result.status());
-    return result;
+    // Another try is of use once the session is resident, and never if the session has ended.
+    GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
   }
 }
 
@@ -132,7 +139,8 @@ base::Result<HeldStream> SessionImpl::hold(uint64_t timeout_ns) {
       return HeldStream(std::move(pass), lane_->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
-    const base::MutexLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
+    const base::WorkLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
+    if (!moved) return base::WorkLock::refused();
   }
 }
 
@@ -258,7 +266,8 @@ base::Status SessionImpl::promise_own_lane() {
 }
 
 base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes) {
-  base::MutexLock growing(grow_mutex_);
+  const base::WorkLock growing(grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   const uint64_t granularity = runtime_->memory_->granularity_bytes();
   memory::HeapStats stats;
   {
@@ -298,8 +307,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
 }
 
 void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
-  base::MutexLock growing(grow_mutex_);
-  shrink_persistent_alone(persistent_bytes);
+  if (const base::WorkLock growing(grow_mutex_); growing) shrink_persistent_alone(persistent_bytes);
 }
 
 void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
@@ -347,7 +355,8 @@ void SessionImpl::shrink_range(uint64_t bytes) {
 }
 
 base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes) {
-  base::MutexLock growing(grow_mutex_);
+  const base::WorkLock growing(grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   RuntimeImpl& runtime = *runtime_;
   LaneSlot& lane = *wanted.lane;
   const uint64_t granularity = runtime.memory_->granularity_bytes();

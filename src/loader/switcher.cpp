@@ -280,7 +280,8 @@ bool Switcher::usable(const Member& member) const {
 }
 
 base::Status Switcher::make_active(Member& member) {
-  const base::MutexLock switching(switching_);
+  const base::WorkLock switching(switching_);
+  if (!switching) return base::WorkLock::refused();
   const uint64_t start_ns = base::host_now_ns();
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   bool was_active = false;
@@ -496,7 +497,7 @@ base::Status Switcher::remove(MemberId id) {
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
   {
-    const base::MutexLock switching(switching_);
+    const base::WorkLock switching(switching_, base::kMustWait);
     drop(*member);
     standby_.remove(id);
   }
@@ -538,7 +539,7 @@ base::Status Switcher::close() {
     members_.clear();
   }
   {
-    const base::MutexLock switching(switching_);
+    const base::WorkLock switching(switching_, base::kMustWait);
     for (const auto& member : members) drop(*member);
     standby_.clear();
   }
@@ -556,7 +557,7 @@ void Switcher::runtime_closing() {
     for (const auto& [id, member] : members_) members.push_back(member);
     members_.clear();
   }
-  const base::MutexLock switching(switching_);
+  const base::WorkLock switching(switching_, base::kMustWait);
   for (const auto& member : members) drop(*member);
   standby_.clear();
 }
