@@ -16,7 +16,8 @@
 void gpushare::base::report_bad_wait(const char* what, int locks) noexcept {
   const char* const reaction = std::getenv("GPUSHARE_BAD_WAIT");
   try {
-    log(kError, format("a thread waits for %s with %d of the library's locks held: please report it", what, locks));
+    log(kError,
+        format("a thread waits for %s with %d of the library's locks held: please report it", what, locks));
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for the line
   }
   if (reaction == nullptr || std::strcmp(reaction, "abort") != 0) return;

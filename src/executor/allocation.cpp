@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -206,11 +207,17 @@ base::Status IterationImpl::keep(memory::Address address) {
   }
 }
 
+SessionImpl::NeedTurn::NeedTurn(SessionImpl& session) : session_(session) {
+  while (session.asks_need_) session.runtime_->mutex_.wait(session.need_asked_);
+  session.asks_need_ = true;
+}
+
 base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                                   const std::function<base::Status()>& apply) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
+  std::optional<NeedTurn> alone(*this);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
   const uint64_t persistent_bytes = std::max(heap_bytes + range_promise_, before_p) + range_bytes;
@@ -223,9 +230,16 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
         runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+    // The answer may have been waited for without the lock.
+    if (torn_down_ || runtime.collapsed_) return runtime.check_live(*this);
+    if (ephemeral_promise_ < before_e && ephemeral_bytes == before_e) {  // it has fallen meanwhile
+      ephemeral_bytes = ephemeral_promise_;
+      (void)runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now());
+    }
   }
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
+  alone.reset();
   // Promised bytes may be on their way back from others.
   runtime.actions_.run(true, outbox);
   lock.unlock();
@@ -234,9 +248,10 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   if (status.ok())
     range_promise_ += torn_down_ ? 0 : range_bytes;
   else if (!torn_down_ && !runtime.collapsed_ &&
-           runtime.authority_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
+           runtime.authority_->set_need(id_, before_p, std::min(before_e, ephemeral_promise_), runtime.now())
+               .ok()) {
     persistent_promise_ = before_p;
-    ephemeral_promise_ = before_e;
+    ephemeral_promise_ = std::min(before_e, ephemeral_promise_);
   }
   runtime.carry_out(nullptr, outbox);
   return status;
@@ -252,6 +267,7 @@ base::Status SessionImpl::promise_own_lane() {
       Section lock(runtime);
       GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
       bytes = ephemeral_promise_;
+      const NeedTurn alone(*this);
       status = runtime.authority_->needs_own_lane(id_, runtime.now());
       if (status.ok()) leaves_shared_lane_ = true;
       if (made_room) runtime.authority_->room_used(id_, runtime.now());

@@ -4,7 +4,8 @@
 // and lanes. The fields that it guards lie in many objects, so the annotations name the role `books` of its holder.
 // A turn that nobody else wants is lent without the lock (lent_turn.hpp). The lock is held for bookkeeping only, never
 // while the device, memory or a function of the caller's works; reading clocks and elapsed times is allowed. Allocation
-// does not take it: an iteration or session keeps its memory from going away with a Gate.
+// does not take it: an iteration or session keeps its memory from going away with a Gate. On a shared device it is let go
+// while the daemon's answer is awaited.
 //
 // What waits for the device is ordered by WorkMutexes (base/work_mutex.hpp): SessionImpl::grow_mutex_, then its
 // range_mutex_ or LaneSlot::size_mutex, then those of memory. They are taken before any lock; builds with
@@ -194,6 +195,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   void shrink_persistent(uint64_t persistent_bytes);
   void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
+  // While one lives no other thread asks for a larger need of the session: the answer may be waited for without the lock.
+  class NeedTurn;
   // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range,
   // and calls `apply`; takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
@@ -278,7 +281,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
-  bool placed_ GPUSHARE_GUARDED_BY(books) = false;  // its heap exists
+  bool placed_ GPUSHARE_GUARDED_BY(books) = false;     // its heap exists
+  bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;  // a NeedTurn lives
+  base::ConditionVariable need_asked_;
   bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
   uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
   bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
@@ -329,6 +334,20 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // Which that pull waits on instead while others decide; null: it does not.
   std::shared_ptr<base::Bell> bell_ GPUSHARE_GUARDED_BY(books);
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
+};
+
+class SessionImpl::NeedTurn {
+ public:
+  explicit NeedTurn(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  ~NeedTurn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    session_.asks_need_ = false;
+    session_.need_asked_.notify_all();
+  }
+  NeedTurn(const NeedTurn&) = delete;
+  NeedTurn& operator=(const NeedTurn&) = delete;
+
+ private:
+  SessionImpl& session_;
 };
 
 base::Status check_target_slowdown(double target);  // session.cpp

@@ -56,8 +56,11 @@ std::atomic<int> lines{0};
 
 TEST_CASE("a wait with a lock held is told, and a wait with a work mutex held is not") {
   setenv("GPUSHARE_BAD_WAIT", "log", 1);
-  base::set_log_sink([](void*, int32_t, const char* line) { lines += std::string(line).find("locks held") != std::string::npos; },
-                     nullptr, base::kError);
+  base::set_log_sink(
+      [](void*, int32_t, const char* line) {
+        lines += std::string(line).find("locks held") != std::string::npos;
+      },
+      nullptr, base::kError);
   lines.store(0);
   base::Mutex mutex, other;
   base::WorkMutex work;

@@ -32,8 +32,8 @@ const char* name_of(End end) {
 }
 
 // Ends the session while its iteration is open. The thread, if any, returns once the iteration has ended.
-std::thread end_session(executor::Runtime& runtime, executor::Session& session, executor::Iteration& iteration,
-                        End how) {
+std::thread end_session(executor::Runtime& runtime, executor::Session& session,
+                        executor::Iteration& iteration, End how) {
   if (how == End::kClose) return std::thread([&] { (void)session.close(); });
   if (how == End::kRuntimeClose) return std::thread([&] { (void)runtime.close(); });
   if (how == End::kCancel) {

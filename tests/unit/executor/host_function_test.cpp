@@ -91,8 +91,9 @@ TEST_CASE("blocks move at a boundary while the session's stream runs a function 
       seen.expect("hold", session->hold(GPUSHARE_NO_TIMEOUT).status(), {GPUSHARE_OK, GPUSHARE_INVALID_STATE});
     }
     seen.expect("free a spilled block", runtime->free(blocks[0]), {GPUSHARE_OK});
-    seen.expect("grow", session->alloc(memory::Kind::kModel, 64 * kMiB, 0).status(),
-           {GPUSHARE_INVALID_STATE, GPUSHARE_QUOTA_EXCEEDED, GPUSHARE_DEVICE_OUT_OF_MEMORY, GPUSHARE_OK});
+    seen.expect(
+        "grow", session->alloc(memory::Kind::kModel, 64 * kMiB, 0).status(),
+        {GPUSHARE_INVALID_STATE, GPUSHARE_QUOTA_EXCEEDED, GPUSHARE_DEVICE_OUT_OF_MEMORY, GPUSHARE_OK});
   };
   const auto stream = (*iteration)->stream();
   REQUIRE(stream.ok());
@@ -136,10 +137,12 @@ TEST_CASE("a range that waits for device work lets a function of that work use t
     for (int i = 0; i < kCalls; ++i) {
       (void)(*range)->info();
       (void)session->info();
-      seen.expect("commit what is there", (*range)->commit(2 * granule, granule, 0), {GPUSHARE_OK, GPUSHARE_DEVICE_OUT_OF_MEMORY});
-      seen.expect("commit beyond", (*range)->commit((count + 8) * granule, granule, GPUSHARE_NO_TIMEOUT), {GPUSHARE_DEVICE_OUT_OF_MEMORY});
+      seen.expect("commit what is there", (*range)->commit(2 * granule, granule, 0),
+                  {GPUSHARE_OK, GPUSHARE_DEVICE_OUT_OF_MEMORY});
+      seen.expect("commit beyond", (*range)->commit((count + 8) * granule, granule, GPUSHARE_NO_TIMEOUT),
+                  {GPUSHARE_DEVICE_OUT_OF_MEMORY});
       seen.expect("grow", session->alloc(memory::Kind::kModel, 8 * kMiB, 0).status(),
-             {GPUSHARE_INVALID_STATE, GPUSHARE_DEVICE_OUT_OF_MEMORY});
+                  {GPUSHARE_INVALID_STATE, GPUSHARE_DEVICE_OUT_OF_MEMORY});
     }
     seen.expect("decommit", (*range)->decommit((count - 1) * granule, granule), {GPUSHARE_OK});
   };
@@ -205,7 +208,8 @@ TEST_CASE("a session grows into bytes that are still in use by a function that a
   calls.make = [&] {
     for (int i = 0; i < kCalls; ++i) {
       const auto block = grows->alloc(memory::Kind::kModel, 12 * kMiB, 0);
-      seen.expect("grow", block.status(), {GPUSHARE_OK, GPUSHARE_INVALID_STATE, GPUSHARE_DEVICE_OUT_OF_MEMORY});
+      seen.expect("grow", block.status(),
+                  {GPUSHARE_OK, GPUSHARE_INVALID_STATE, GPUSHARE_DEVICE_OUT_OF_MEMORY});
       if (block.ok()) seen.expect("free", grows->free(*block), {GPUSHARE_OK});
       (void)grows->info();
       (void)runtime->info();
