@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/thread_local.hpp"
+#include "base/waits.hpp"
 
 namespace gpushare::base {
 
@@ -34,7 +35,7 @@ class CallScope {
 // Around a function of the caller's that may call the library.
 class CallbackCalls : public CallScope {
  public:
-  CallbackCalls() : CallScope(nullptr) {}
+  CallbackCalls() : CallScope(nullptr) { check_wait("a function of the caller's"); }
 };
 
 }  // namespace gpushare::base

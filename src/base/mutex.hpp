@@ -8,6 +8,8 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "base/waits.hpp"
+
 #if defined(__clang__)
 #define GPUSHARE_TSA_(x) __attribute__((x))
 #else
@@ -28,9 +30,19 @@ namespace gpushare::base {
 
 class GPUSHARE_CAPABILITY("mutex") Mutex {
  public:
-  void lock() GPUSHARE_ACQUIRE() { mutex_.lock(); }
-  void unlock() GPUSHARE_RELEASE() { mutex_.unlock(); }
-  bool try_lock() GPUSHARE_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+  void lock() GPUSHARE_ACQUIRE() {
+    mutex_.lock();
+    count_lock(1);
+  }
+  void unlock() GPUSHARE_RELEASE() {
+    count_lock(-1);
+    mutex_.unlock();
+  }
+  bool try_lock() GPUSHARE_TRY_ACQUIRE(true) {
+    const bool taken = mutex_.try_lock();
+    if (taken) count_lock(1);
+    return taken;
+  }
   std::mutex& native() { return mutex_; }
 
  private:
@@ -60,25 +72,41 @@ class GPUSHARE_SCOPED_CAPABILITY MutexLock {
   bool held_ = true;
 };
 
-// Waits only in loops of the caller's, which test the guarded state themselves.
+// Waits only in loops of the caller's, which test the guarded state themselves. A wait that is unwound (pthread_cancel) has
+// let the mutex go.
 class ConditionVariable {
  public:
   void notify_one() { condition_.notify_one(); }
   void notify_all() { condition_.notify_all(); }
   void wait(Mutex& mutex) GPUSHARE_REQUIRES(mutex) {
+    check_wait("another thread", 1);
+    LetGo let_go;
     std::unique_lock<std::mutex> lock(mutex.native(), std::adopt_lock);
     condition_.wait(lock);
     lock.release();
+    let_go.has_it_again = true;
   }
   // False when the time point passed first.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) GPUSHARE_REQUIRES(mutex) {
+    check_wait("another thread", 1);
+    LetGo let_go;
     std::unique_lock<std::mutex> lock(mutex.native(), std::adopt_lock);
     const bool in_time = condition_.wait_until(lock, deadline) == std::cv_status::no_timeout;
     lock.release();
+    let_go.has_it_again = true;
     return in_time;
   }
 
  private:
+  // The mutex does not count while the wait has let it go.
+  struct LetGo {
+    LetGo() { count_lock(-1); }
+    ~LetGo() {
+      if (has_it_again) count_lock(1);
+    }
+    bool has_it_again = false;
+  };
+
   std::condition_variable condition_;
 };
 

@@ -39,18 +39,21 @@ base::Status RemoteAuthority::arrive(const SessionSpec& spec, uint64_t) {
             "session '" + spec.name +
                 "': sessions of a shared device have no compute units of their own: leave "
                 "compute_units 0"};
-  auto record = std::make_unique<Record>();
+  auto record = std::make_shared<Record>();
   record->spec = spec;
   record->spec.persistent_bytes = rounded(spec.persistent_bytes);
   record->spec.ephemeral_bytes = rounded(spec.ephemeral_bytes);
   record->counts_as = spec.cls;
-  GPUSHARE_RETURN_IF_ERROR(declare(*record, spec.may_queue));
-  sessions_.emplace(spec.id, std::move(record));
-  return {};
+  sessions_.emplace(spec.id, record);
+  return await(declare(*record, spec.may_queue, [this, of = record.get()](const base::Status& declared) {
+    if (declared.ok() || of->left) return;
+    std::erase(dirty_, of);
+    sessions_.erase(of->spec.id);
+  }));
 }
 
 void RemoteAuthority::wake(SessionId session, uint64_t) {
-  if (const Record* record = find(session)) tell(MessageType::kWake, *record);
+  if (Record* record = find(session)) tell(MessageType::kWake, *record);
 }
 
 void RemoteAuthority::allow_paging(SessionId session, uint64_t) {

@@ -9,7 +9,9 @@
 // daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits. A
 // shared lane is given up and had anew, so the process connects again only when no iteration is under way in one.
 //
-// Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages.
+// Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages. A question to the
+// daemon is sent, and noted with what is to be done with its answer, which take_events() does. What the daemon says of a session
+// meanwhile is taken up after the answer. The thread that needs the answer waits for it without the driver's lock.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/pieces.hpp"
@@ -61,6 +64,11 @@ class RemoteAuthority final : public sched::Authority {
   const std::shared_ptr<Images>& images() const { return images_; }
   // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
+  // `unlocked` runs a function without the driver's lock. arrive(), set_need() with a need that grows, make_room(),
+  // ask_ranges() and needs_own_lane() wait for the daemon in it: when they return everything that the lock guards may have
+  // changed, and while one waits the driver may make any other call. Set before the first event.
+  using Unlocked = std::function<void(const std::function<void()>&)>;
+  void set_unlocked(Unlocked unlocked) { unlocked_ = std::move(unlocked); }
   // The process's context takes so much of the device. Errors: DEVICE_OUT_OF_MEMORY (contexts leave no room for it: it must
   // go again). Before the first event.
   base::Status claim_context(uint64_t bytes);
@@ -144,7 +152,14 @@ class RemoteAuthority final : public sched::Authority {
   enum class Closing : uint8_t { kNone, kPagedOut, kLeave, kUnplaced };
   // Whether the session has given up sharing its lane: kBoth from needs_own_lane() until has_own_lane().
   enum class OwnLane : uint8_t { kNo, kBoth, kYes };
-  struct Record {
+  struct Event {
+    MessageType type;
+    uint64_t session;
+    uint64_t value;
+    std::vector<Descriptor> descriptors;
+    std::unique_ptr<Reply> reply;  // of kReply
+  };
+  struct Record : std::enable_shared_from_this<Record> {
     sched::SessionSpec spec;
     sched::SessionState state = sched::SessionState::kQueued;
     Move move = Move::kNone;
@@ -154,7 +169,13 @@ class RemoteAuthority final : public sched::Authority {
     uint32_t slot = 0;
     uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
     uint32_t in_flight = 0;
-    bool declared = false;       // the daemon knows it
+    bool declared = false;   // the daemon knows it
+    bool declaring = false;  // it has been asked to, and has not answered yet
+    std::vector<std::pair<MessageType, uint64_t>> held_back;  // to be told once it has
+    uint32_t questions = 0;                                   // about it that have no answer yet
+    std::deque<Event> early;     // what came before an answer, which is to be taken up first
+    bool asking = false;         // for a larger need
+    bool need_changed = false;   // meanwhile: it fell
     bool known_before = false;   // so did this daemon or one before it
     bool declared_anew = false;  // as resident: the admission that follows is known
     bool evict = false;          // it is paged out when it has drained, and begins nothing before
@@ -174,11 +195,12 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<base::Pieces> pieces;  // of its lane, if that is shared; null: its E is its own
     OwnLane own_lane = OwnLane::kNo;
   };
-  struct Event {
-    MessageType type;
-    uint64_t session;
-    uint64_t value;
-    std::vector<Descriptor> descriptors;
+  using Answered = std::function<base::Status(const base::Status&, const Reply&)>;
+  // A question that the daemon has not answered yet. `answered` is called once, by take_events() or lose().
+  struct Question {
+    Answered answered;
+    bool over = false;
+    base::Status status;  // what `answered` made of the daemon's, or of why there is no answer
   };
 
   explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
@@ -187,13 +209,27 @@ class RemoteAuthority final : public sched::Authority {
   const Record* find(sched::SessionId session) const;
   uint64_t rounded(uint64_t bytes) const;
   Lease& lease(const Record& record) const { return connection_->page->lease(record.slot); }
-  base::Status declare(Record& record, bool may_queue);
-  base::Result<Reply> call(std::span<const std::byte> request, uint32_t sequence);
-  void tell(MessageType type, const Record& record, uint64_t value = 0);
+  using Then = std::function<void(const base::Status&)>;
+  // `then` is called with the daemon's answer.
+  std::shared_ptr<Question> declare(Record& record, bool may_queue, Then then);
+  void declare_queued(Record& record);
+  void is_declared(Record& record, const Reply& reply, const Arrive& said);
+  std::shared_ptr<Question> ask(std::span<const std::byte> request, uint32_t sequence, Answered answered);
+  // About a session: what the daemon says of it is taken up after the answer.
+  std::shared_ptr<Question> ask_about(Record& record, std::span<const std::byte> request, uint32_t sequence,
+                                      Answered answered);
+  // Waits without the driver's lock.
+  base::Status await(const std::shared_ptr<Question>& question);
+  void wait_for_news(uint64_t seen_news, const base::Deadline& deadline);
+  void answer(Question& question, base::Status status, const Reply& reply);
+  void take_answer(const Reply& reply);
+  void tell(MessageType type, Record& record, uint64_t value = 0);
   void tell_context();
-  void tell_worth(const Record& record);
+  void tell_worth(Record& record);
   void tell_ranges(const Record& record);
+  // Never waits: what the socket does not take yet goes later.
   void send(std::span<const std::byte> message);
+  void send_backlog();
   void mark(Record& record);
   void accept_unwanted(Record& record);
   void say_unseen_returned(Record& record);
@@ -204,9 +240,10 @@ class RemoteAuthority final : public sched::Authority {
   // P and E as the daemon is to count them: an E that is the session's own is told as P.
   static void put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                        uint64_t* out_persistent, uint64_t* out_ephemeral);
-  base::Status say_need(const Record& record, uint64_t persistent_bytes,
-                        uint64_t ephemeral_bytes);  // waits for the answer
+  std::shared_ptr<Question> ask_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                                     Then then);
   void tell_need(const Record& record);
+  void has_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t told_bytes);
   void open_lane(Record& record);
   void close_lane(Record& record, Closing why);
   void lane_closed(Record& record);
@@ -241,9 +278,13 @@ class RemoteAuthority final : public sched::Authority {
   // ---- of the driver
   std::shared_ptr<Connection> connection_;  // the last one, also when it is gone
   base::Status gone_;
-  base::FlatHashMap<sched::SessionId, std::unique_ptr<Record>> sessions_;
-  std::vector<Record*> lanes_;  // by lane id; null = free
-  Record given_up_;             // whose lane it is once its session has given it up
+  base::FlatHashMap<sched::SessionId, std::shared_ptr<Record>> sessions_;
+  base::FlatHashMap<uint32_t, std::shared_ptr<Question>> questions_;  // by sequence
+  std::deque<std::vector<std::byte>> backlog_;  // messages that the socket has not taken
+  base::Deadline backlog_until_ =
+      base::Deadline::after(GPUSHARE_NO_TIMEOUT);  // then the daemon is taken for gone
+  std::vector<Record*> lanes_;                     // by lane id; null = free
+  Record given_up_;                                // whose lane it is once its session has given it up
   std::vector<sched::Action> actions_;
   std::vector<RangesAsked> ranges_asked_;
   std::vector<Record*> dirty_;  // flush() has something to say about
@@ -252,12 +293,14 @@ class RemoteAuthority final : public sched::Authority {
   // ---- shared with the listening thread
   mutable base::Mutex inbox_mutex_;
   std::deque<Event> events_ GPUSHARE_GUARDED_BY(inbox_mutex_);
-  std::optional<Reply> reply_ GPUSHARE_GUARDED_BY(inbox_mutex_);
-  base::ConditionVariable reply_came_;
+  uint64_t news_ GPUSHARE_GUARDED_BY(inbox_mutex_) = 0;  // counts messages and answers
+  base::ConditionVariable news_came_;
   base::Status lost_ GPUSHARE_GUARDED_BY(inbox_mutex_);                  // the connection that the driver has
   std::shared_ptr<Connection> fresh_ GPUSHARE_GUARDED_BY(inbox_mutex_);  // for the driver to adopt
   std::atomic<bool> inbox_full_{false};
   std::function<void()> changed_;
+  Unlocked unlocked_;
+  std::atomic<bool> has_backlog_{false};
   Descriptor poke_;  // an eventfd
   std::atomic<bool> stop_{false};
   std::atomic<bool> lost_known_{false};      // to the driver, which begins no iteration any more

@@ -18,6 +18,7 @@
 
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "base/waits.hpp"
 
 namespace gpushare::client {
 
@@ -27,7 +28,8 @@ using sched::SessionSpec;
 namespace {
 
 constexpr uint64_t kAnswerNs = 10'000'000'000;  // a daemon that does not answer for so long is taken for gone
-constexpr int kSendMs = 1000;
+constexpr size_t kMostBacklog = 65'536;         // messages
+constexpr int kBacklogLookMs = 1000;
 constexpr uint64_t kReconnectNs = 100'000'000;
 constexpr uint16_t kImagesMinor = 3;   // since when daemons share images
 constexpr uint16_t kLanesMinor = 6;    // since when daemons share lanes
@@ -131,7 +133,6 @@ void RemoteAuthority::poke() const {
 }
 
 base::Result<bool> RemoteAuthority::drain(Connection& connection) {
-  // One reader at a time: the listening thread, or a call that waits for its reply.
   base::MutexLock lock(inbox_mutex_);
   std::byte buffer[kMaxMessageBytes + 64];
   bool any = false;
@@ -144,8 +145,8 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
       const auto type = check_message(*message);
       failed = type.status();
       if (type.ok() && *type == MessageType::kReply) {
-        reply_ = fields_of<Reply>(*message);
-        reply_came_.notify_all();
+        events_.push_back({*type, 0, 0, {}, std::make_unique<Reply>(fields_of<Reply>(*message))});
+        any = true;
         continue;
       }
       if (type.ok() && images_->take(*type, *message, &descriptors)) {
@@ -154,16 +155,22 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
       }
       if (type.ok()) {
         const auto about = fields_of<SessionMessage>(*message);
-        events_.push_back({*type, about.session, about.value, std::move(descriptors)});
+        events_.push_back({*type, about.session, about.value, std::move(descriptors), nullptr});
         any = true;
         continue;
       }
     }
     if (lost_.ok()) lost_ = daemon_gone(options_.socket, failed);
     inbox_full_.store(true);
+    ++news_;
+    news_came_.notify_all();
     return lost_;
   }
-  if (any) inbox_full_.store(true);
+  if (any) {
+    inbox_full_.store(true);
+    ++news_;
+    news_came_.notify_all();
+  }
   return any;
 }
 
@@ -199,16 +206,18 @@ void RemoteAuthority::listen() {
       }
       tell_driver();
     }
-    pollfd wait[2] = {{listening_->socket.get(), POLLIN, 0}, {poke_.get(), POLLIN, 0}};
-    if (poll(wait, 2, -1) < 0 && errno != EINTR) return;
+    const bool backlog = has_backlog_.load();
+    const auto wanted = static_cast<short>(backlog ? POLLIN | POLLOUT : POLLIN);
+    pollfd wait[2] = {{listening_->socket.get(), wanted, 0}, {poke_.get(), POLLIN, 0}};
+    if (poll(wait, 2, backlog ? kBacklogLookMs : -1) < 0 && errno != EINTR) return;
     if (stop_.load()) return;
-    bool news = false;
+    bool news = backlog;
     if (wait[1].revents != 0) {
       uint64_t drained = 0;
       [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
       news = true;
     }
-    if (wait[0].revents != 0) {
+    if ((wait[0].revents & ~POLLOUT) != 0) {
       const auto any = drain(*listening_);
       news = news || !any.ok() || *any;
       if (!any.ok()) {
@@ -218,35 +227,49 @@ void RemoteAuthority::listen() {
     }
     images_->deliver();
     if (news) tell_driver();
+    if (backlog && has_backlog_.load() && (wait[0].revents & POLLOUT) != 0) (void)poll(nullptr, 0, 1);
   }
 }
 
 void RemoteAuthority::send(std::span<const std::byte> message) {
   if (!gone_.ok()) return;
-  for (;;) {
+  if (backlog_.empty()) {
     const base::Status sent = send_message(connection_->socket.get(), message);
     if (sent.ok()) return;
-    if (sent.code() == GPUSHARE_QUEUE_FULL) {
-      pollfd wait{connection_->socket.get(), POLLOUT, 0};
-      if (poll(&wait, 1, kSendMs) > 0) continue;
-    }
-    lose(daemon_gone(options_.socket, sent));
-    return;
+    if (sent.code() != GPUSHARE_QUEUE_FULL) return lose(daemon_gone(options_.socket, sent));
+    backlog_until_ = base::Deadline::after(kAnswerNs);
   }
+  if (backlog_.size() >= kMostBacklog)
+    return lose(daemon_gone(options_.socket, {GPUSHARE_QUEUE_FULL, "it does not read its messages"}));
+  backlog_.emplace_back(message.begin(), message.end());
+  has_backlog_.store(true);
+  poke();  // the listening thread waits until the socket takes more
 }
 
-void RemoteAuthority::tell(MessageType type, const Record& record, uint64_t value) {
-  if (record.declared) send(bytes_of(make_session_message(type, record.spec.id, value)));
+void RemoteAuthority::send_backlog() {
+  while (!backlog_.empty()) {
+    const base::Status sent = send_message(connection_->socket.get(), backlog_.front());
+    if (sent.code() == GPUSHARE_QUEUE_FULL && !backlog_until_.passed()) return;
+    if (!sent.ok()) return lose(daemon_gone(options_.socket, sent));
+    backlog_.pop_front();
+    backlog_until_ = base::Deadline::after(kAnswerNs);
+  }
+  has_backlog_.store(false);
+}
+
+// What the daemon is to hear about a session that it has not accepted yet waits until it has.
+void RemoteAuthority::tell(MessageType type, Record& record, uint64_t value) {
+  if (record.declared)
+    send(bytes_of(make_session_message(type, record.spec.id, value)));
+  else if (record.declaring)
+    record.held_back.emplace_back(type, value);
 }
 
 base::Status RemoteAuthority::claim_context(uint64_t bytes) {
   context_bytes_ = bytes;
   if (bytes == 0 || connection_->welcome.minor < kContextMinor) return {};
   const uint32_t sequence = next_sequence_++;
-  GPUSHARE_ASSIGN_OR_RETURN(
-      const Reply reply,
-      call(bytes_of(make_session_message(MessageType::kContext, 0, bytes, sequence)), sequence));
-  return reported(reply.code, text_of(reply.text));
+  return await(ask(bytes_of(make_session_message(MessageType::kContext, 0, bytes, sequence)), sequence, {}));
 }
 
 void RemoteAuthority::tell_context() {
@@ -254,49 +277,90 @@ void RemoteAuthority::tell_context() {
     send(bytes_of(make_session_message(MessageType::kContext, 0, context_bytes_)));
 }
 
-base::Result<Reply> RemoteAuthority::call(std::span<const std::byte> request, uint32_t sequence) {
-  if (!gone_.ok()) return gone_;
-  {
-    base::MutexLock lock(inbox_mutex_);
-    reply_.reset();
+std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::ask(std::span<const std::byte> request,
+                                                                uint32_t sequence, Answered answered) {
+  auto question = std::make_shared<Question>();
+  question->answered = std::move(answered);
+  questions_[sequence] = question;
+  if (gone_.ok()) send(request);
+  if (!gone_.ok() && !question->over) {
+    questions_.erase(sequence);
+    answer(*question, gone_, {});
   }
-  send(request);
-  if (!gone_.ok()) return gone_;
+  return question;
+}
+
+std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::ask_about(Record& record,
+                                                                      std::span<const std::byte> request,
+                                                                      uint32_t sequence, Answered answered) {
+  ++record.questions;
+  return ask(request, sequence,
+             [this, of = record.shared_from_this(), answered = std::move(answered)](
+                 const base::Status& status, const Reply& reply) -> base::Status {
+               base::Status outcome = answered(status, reply);
+               if (--of->questions > 0) return outcome;
+               std::deque<Event> early = std::exchange(of->early, {});
+               for (Event& event : early) handle(std::move(event));
+               return outcome;
+             });
+}
+
+void RemoteAuthority::answer(Question& question, base::Status status, const Reply& reply) {
+  const Answered answered = std::exchange(question.answered, nullptr);
+  question.status = answered ? answered(status, reply) : std::move(status);
+  question.over = true;
+  base::MutexLock lock(inbox_mutex_);
+  ++news_;
+  news_came_.notify_all();
+}
+
+void RemoteAuthority::take_answer(const Reply& reply) {
+  const auto found = questions_.find(reply.header.sequence);
+  if (found == questions_.end()) return;
+  const std::shared_ptr<Question> question = found->second;
+  questions_.erase(found);
+  std::string text = text_of(reply.text);
+  // The daemon's figure of the group's limit is in granules: who reads this gave another.
+  if (reply.code == GPUSHARE_QUOTA_EXCEEDED && options_.group_memory_bytes > 0)
+    text += "; GPUSHARE_MEMORY is " + base::format_bytes(options_.group_memory_bytes) +
+            ", rounded up for granules";
+  answer(*question, reported(reply.code, std::move(text)), reply);
+}
+
+base::Status RemoteAuthority::await(const std::shared_ptr<Question>& question) {
   const base::Deadline deadline = base::Deadline::after(kAnswerNs);
-  bool events = false;
-  for (;;) {
-    const auto any = drain(*connection_);
-    if (!any.ok()) {
-      lose(any.status());
-      break;
-    }
-    events = events || *any;
+  while (!question->over) {
+    uint64_t seen = 0;
     {
       base::MutexLock lock(inbox_mutex_);
-      // The listening thread brings the reply, unless it waits for the driver itself: then this one reads again.
-      if (!reply_ || reply_->header.sequence != sequence)
-        (void)reply_came_.wait_until(inbox_mutex_,
-                                     std::chrono::steady_clock::now() + std::chrono::microseconds(100));
-      if (reply_ && reply_->header.sequence == sequence) {
-        Reply reply = *reply_;
-        reply_.reset();
-        // The daemon's figure of the group's limit is in granules: who reads this gave another.
-        if (reply.code == GPUSHARE_QUOTA_EXCEEDED && options_.group_memory_bytes > 0)
-          put_text(reply.text, text_of(reply.text) + "; GPUSHARE_MEMORY is " +
-                                   base::format_bytes(options_.group_memory_bytes) +
-                                   ", rounded up for granules");
-        lock.unlock();
-        if (events) poke();
-        return reply;
-      }
+      seen = news_;
     }
+    take_events();
+    if (question->over) break;
     if (deadline.passed()) {
       lose(daemon_gone(options_.socket, {GPUSHARE_TIMED_OUT, "it does not answer"}));
+      poke();
       break;
     }
+    const auto wait = [&] { wait_for_news(seen, deadline); };
+    if (unlocked_)
+      unlocked_(wait);
+    else
+      wait();
   }
-  poke();
-  return gone_;
+  return question->status;
+}
+
+// The listening thread reads the messages. Before there is one the thread that waits reads them itself.
+void RemoteAuthority::wait_for_news(uint64_t seen_news, const base::Deadline& deadline) {
+  base::check_wait("the daemon's answer");
+  if (!thread_.joinable()) {
+    (void)wait_readable(connection_->socket.get(), deadline);
+    (void)drain(*connection_);
+    return;
+  }
+  base::MutexLock lock(inbox_mutex_);
+  while (news_ == seen_news && !deadline.passed()) news_came_.wait_until(inbox_mutex_, deadline.at());
 }
 
 // The connection is gone, or of no use: nothing is sent any more. The listening thread finds it closed and reconnects.
@@ -306,10 +370,16 @@ void RemoteAuthority::lose(base::Status why) {
   lost_known_.store(true);
   base::log(base::kWarning, gone_.message());
   shut(connection_->socket);
+  backlog_.clear();
+  has_backlog_.store(false);
   for (auto& [id, record] : sessions_) {
     record->asked = record->room_pending = record->declared = record->declared_anew = false;
     record->returned = record->evict = false;
+    record->early.clear();
   }
+  base::FlatHashMap<uint32_t, std::shared_ptr<Question>> questions;
+  questions.swap(questions_);
+  for (const auto& [sequence, question] : questions) answer(*question, gone_, {});
 }
 
 void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
@@ -335,29 +405,44 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
   std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
   // Sessions that hold memory declare themselves first.
   for (Record* record : resident) {
-    const base::Status declared = declare(*record, false);
+    const bool ran = record->in_flight > 0;
+    (void)declare(*record, false, [this, record, ran](const base::Status& declared) {
+      if (record->left || !gone_.ok()) return;
+      if (declared.ok()) {
+        record->declared_anew = true;
+        if (ran) record->epoch = lease(*record).look().epoch;
+        if (ran && record->in_flight == 0) give_back(*record);  // it has ended meanwhile
+      } else {
+        base::log(base::kWarning, declared
+                                      .with_context("session '" + record->spec.name +
+                                                    "' gives its device memory back and waits")
+                                      .to_string());
+        page_out_when_drained(*record);
+      }
+      mark(*record);
+    });
     if (!gone_.ok()) return;
-    if (declared.ok()) {
-      record->declared_anew = true;
-      if (record->in_flight > 0) record->epoch = lease(*record).look().epoch;
-      continue;
-    }
-    base::log(
-        base::kWarning,
-        declared.with_context("session '" + record->spec.name + "' gives its device memory back and waits")
-            .to_string());
-    page_out_when_drained(*record);
   }
   for (Record* record : all) {
-    if (record->lane == kNoLane && record->move == Move::kNone && !record->declared)
-      if (const base::Status declared = declare(*record, true); !declared.ok())
-        base::log(base::kError, declared.with_context("session '" + record->spec.name + "'").to_string());
+    if (record->lane == kNoLane && record->move == Move::kNone && !record->declared && !record->declaring)
+      declare_queued(*record);
     if (!gone_.ok()) return;
     mark(*record);
   }
 }
 
-base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
+// For a session without memory, which may wait.
+void RemoteAuthority::declare_queued(Record& record) {
+  (void)declare(record, true, [this, of = &record](const base::Status& declared) {
+    if (of->left || !gone_.ok()) return;
+    if (!declared.ok())
+      base::log(base::kError, declared.with_context("session '" + of->spec.name + "'").to_string());
+    mark(*of);
+  });
+}
+
+std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::declare(Record& record, bool may_queue,
+                                                                    Then then) {
   const SessionSpec& spec = record.spec;
   const uint32_t sequence = next_sequence_++;
   auto message = make_message<Arrive>(MessageType::kArrive, sequence);
@@ -386,20 +471,41 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   }
   message.cap = options_.cap;  // a daemon before 1.7 knows of none
   put_text(message.name, spec.name);
-  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
-  GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
-  const uint32_t slot = reply.value & ~kSharesLane;
-  if (slot >= connection_->welcome.slots) {
-    lose(daemon_gone(options_.socket, {GPUSHARE_MALFORMED_INPUT, "it names a lease that is not there"}));
-    return gone_;
-  }
-  record.slot = slot;
+  record.declaring = true;
+  return ask_about(record, bytes_of(message), sequence,
+                   [this, of = &record, said = message, then = std::move(then)](
+                       base::Status status, const Reply& reply) -> base::Status {
+                     of->declaring = false;
+                     if (status.ok() && (reply.value & ~kSharesLane) >= connection_->welcome.slots) {
+                       lose(daemon_gone(options_.socket,
+                                        {GPUSHARE_MALFORMED_INPUT, "it names a lease that is not there"}));
+                       status = gone_;
+                     }
+                     if (status.ok()) is_declared(*of, reply, said);
+                     of->held_back.clear();
+                     then(status);
+                     return status;
+                   });
+}
+
+// The daemon knows the session as `said`; what has changed since is told now.
+void RemoteAuthority::is_declared(Record& record, const Reply& reply, const Arrive& said) {
+  record.slot = reply.value & ~kSharesLane;
   record.pieces = (reply.value & kSharesLane) != 0 ? std::make_shared<base::Pieces>() : nullptr;
-  record.told_ephemeral_bytes = ephemeral_bytes;
   record.declared = record.known_before = true;
+  for (const auto& [type, value] : record.held_back) tell(type, record, value);
+  if (record.left) return;
+  record.told_ephemeral_bytes = std::max(record.spec.ephemeral_bytes, record.told_ephemeral_bytes);
   if (record.worth_ns) tell_worth(record);
   if (record.range_answer_ns > 0) tell_ranges(record);
-  return {};
+  uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
+  put_need(record, record.spec.persistent_bytes, record.told_ephemeral_bytes, &persistent_bytes,
+           &ephemeral_bytes);
+  if (persistent_bytes == said.persistent_bytes && ephemeral_bytes == said.ephemeral_bytes) return;
+  if (record.asking)
+    record.need_changed = true;
+  else
+    tell_need(record);
 }
 
 }  // namespace gpushare::client

@@ -54,17 +54,32 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
   // A lane that shrinks is counted as it was until its memory is back.
   const uint64_t told =
       record->lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record->told_ephemeral_bytes);
-  if (persistent_bytes != record->spec.persistent_bytes || told != record->told_ephemeral_bytes) {
-    GPUSHARE_RETURN_IF_ERROR(say_need(*record, persistent_bytes, told));
-    take_pieces(*record);
+  const uint64_t had_persistent = record->spec.persistent_bytes, had_told = record->told_ephemeral_bytes;
+  if (persistent_bytes <= had_persistent && told <= had_told) {
+    // A need that does not grow is never refused.
+    has_need(*record, persistent_bytes, ephemeral_bytes, told);
+    if (record->asking)
+      record->need_changed = true;
+    else if (record->declared && (persistent_bytes < had_persistent || told < had_told))
+      tell_need(*record);
+    return {};
   }
-  record->told_ephemeral_bytes = told;
-  record->spec.persistent_bytes = persistent_bytes;
-  const bool resize = record->spec.ephemeral_bytes != ephemeral_bytes;
-  record->spec.ephemeral_bytes = ephemeral_bytes;
-  if (resize && record->lane != kNoLane && record->closing == Closing::kNone)
-    actions_.push_back({ActionKind::kResizeLane, record->lane, sched::kNoSession, ephemeral_bytes});
-  return {};
+  return await(
+      ask_need(*record, persistent_bytes, told,
+               [this, of = record, persistent_bytes, ephemeral_bytes, told](const base::Status& answer) {
+                 if (answer.ok()) has_need(*of, persistent_bytes, ephemeral_bytes, told);
+               }));
+}
+
+void RemoteAuthority::has_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                               uint64_t told_bytes) {
+  take_pieces(record);
+  record.told_ephemeral_bytes = told_bytes;
+  record.spec.persistent_bytes = persistent_bytes;
+  const bool resize = record.spec.ephemeral_bytes != ephemeral_bytes;
+  record.spec.ephemeral_bytes = ephemeral_bytes;
+  if (resize && record.lane != kNoLane && record.closing == Closing::kNone)
+    actions_.push_back({ActionKind::kResizeLane, record.lane, sched::kNoSession, ephemeral_bytes});
 }
 
 void RemoteAuthority::put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
@@ -74,14 +89,25 @@ void RemoteAuthority::put_need(const Record& record, uint64_t persistent_bytes, 
   *out_ephemeral = record.own_lane == OwnLane::kYes ? 0 : ephemeral_bytes;
 }
 
-base::Status RemoteAuthority::say_need(const Record& record, uint64_t persistent_bytes,
-                                       uint64_t ephemeral_bytes) {
+// One question at a time for a session; what its need fell by meanwhile is told after a refusal.
+std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::ask_need(Record& record,
+                                                                     uint64_t persistent_bytes,
+                                                                     uint64_t ephemeral_bytes, Then then) {
   const uint32_t sequence = next_sequence_++;
   auto message = make_message<Need>(MessageType::kNeed, sequence);
   message.session = record.spec.id;
   put_need(record, persistent_bytes, ephemeral_bytes, &message.persistent_bytes, &message.ephemeral_bytes);
-  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
-  return reported(reply.code, text_of(reply.text));
+  record.asking = true;
+  return ask_about(
+      record, bytes_of(message), sequence,
+      [this, of = &record, then = std::move(then)](const base::Status& status, const Reply&) -> base::Status {
+        of->asking = false;
+        const bool changed = std::exchange(of->need_changed, false);
+        if (of->left) return {GPUSHARE_INVALID_STATE, "session '" + of->spec.name + "' has ended"};
+        then(status);
+        if (!status.ok() && changed && of->declared) tell_need(*of);
+        return status;
+      });
 }
 
 // A need that does not grow: nobody waits for the answer.
@@ -99,9 +125,10 @@ base::Status RemoteAuthority::needs_own_lane(SessionId session, uint64_t) {
   GPUSHARE_RETURN_IF_ERROR(gone_);
   if (record->pieces == nullptr || record->own_lane != OwnLane::kNo) return {};
   record->own_lane = OwnLane::kBoth;
-  base::Status status = say_need(*record, record->spec.persistent_bytes, record->told_ephemeral_bytes);
-  if (!status.ok()) record->own_lane = OwnLane::kNo;
-  return status;
+  return await(ask_need(*record, record->spec.persistent_bytes, record->told_ephemeral_bytes,
+                        [of = record](const base::Status& answer) {
+                          if (!answer.ok() && of->own_lane == OwnLane::kBoth) of->own_lane = OwnLane::kNo;
+                        }));
 }
 
 void RemoteAuthority::has_own_lane(SessionId session, bool has, uint64_t) {
@@ -143,7 +170,7 @@ bool RemoteAuthority::set_spare(SessionId session, std::optional<double> worth_n
   return true;
 }
 
-void RemoteAuthority::tell_worth(const Record& record) {
+void RemoteAuthority::tell_worth(Record& record) {
   if (connection_->welcome.minor < 4) return;  // such a daemon pages it out
   const double worth_ns = record.worth_ns.value_or(-1);
   uint64_t bits = 0;
@@ -177,7 +204,7 @@ void RemoteAuthority::unplaced(SessionId session, uint64_t) {
 }
 
 void RemoteAuthority::page_part(SessionId session, uint64_t bytes, uint64_t) {
-  const Record* record = find(session);
+  Record* record = find(session);
   if (record == nullptr || record->move != Move::kOut || connection_->welcome.minor < kPartsMinor) return;
   tell(MessageType::kPagePart, *record, bytes);
 }
@@ -208,11 +235,14 @@ bool RemoteAuthority::make_room(SessionId session, uint64_t bytes, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || !record->declared) return false;
   const uint32_t sequence = next_sequence_++;
-  const auto reply =
-      call(bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)), sequence);
-  if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
-  record->room_pending = true;
-  return true;
+  return await(ask_about(*record,
+                         bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)),
+                         sequence,
+                         [of = record](const base::Status& answer, const Reply&) -> base::Status {
+                           if (answer.ok()) of->room_pending = true;
+                           return answer;
+                         }))
+      .ok();
 }
 
 bool RemoteAuthority::making_room(SessionId session) const {
@@ -249,22 +279,27 @@ bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, 
     return false;
   }
   const uint32_t sequence = next_sequence_++;
-  const auto reply =
-      call(bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk,
-                                         session, bytes, sequence)),
-           sequence);
-  if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
-  *out_silent = text_of(reply->text);
-  return reply->value != 0;
+  bool coming = false;
+  const base::Status asked = await(
+      ask_about(*record,
+                bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk,
+                                              session, bytes, sequence)),
+                sequence, [&](const base::Status& answer, const Reply& reply) -> base::Status {
+                  if (!answer.ok()) return answer;
+                  *out_silent = text_of(reply.text);
+                  coming = reply.value != 0;
+                  return {};
+                }));
+  return asked.ok() && coming;
 }
 
 void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
-  if (const Record* record = find(session); record != nullptr && connection_->welcome.minor >= kRangesMinor)
+  if (Record* record = find(session); record != nullptr && connection_->welcome.minor >= kRangesMinor)
     tell(MessageType::kRangeAnswer, *record, bytes);
 }
 
 void RemoteAuthority::room_used(SessionId session, uint64_t) {
-  if (const Record* record = find(session); record != nullptr && record->declared)
+  if (Record* record = find(session); record != nullptr && record->declared)
     tell(MessageType::kRoomUsed, *record);
 }
 
@@ -349,9 +384,7 @@ void RemoteAuthority::lane_closed(Record& record) {
     case Closing::kNone:
       break;
   }
-  if (!record.declared && gone_.ok())
-    if (const base::Status declared = declare(record, true); !declared.ok())
-      base::log(base::kError, declared.with_context("session '" + record.spec.name + "'").to_string());
+  if (!record.declared && !record.declaring && gone_.ok()) declare_queued(record);
   if (record.ready) mark(record);
 }
 
@@ -374,14 +407,18 @@ void RemoteAuthority::take_piece(Record& record, std::vector<Descriptor> descrip
 void RemoteAuthority::take_pieces(Record& record) {
   if (record.pieces == nullptr) return;
   std::vector<Event> mine;
+  const auto take = [&](std::deque<Event>& events) {
+    const auto is_piece = [&](const Event& event) {
+      return event.type == MessageType::kLaneHere && event.session == record.spec.id;
+    };
+    for (Event& event : events)
+      if (is_piece(event)) mine.push_back(std::move(event));
+    std::erase_if(events, is_piece);
+  };
+  take(record.early);
   {
     base::MutexLock lock(inbox_mutex_);
-    for (Event& event : events_)
-      if (event.type == MessageType::kLaneHere && event.session == record.spec.id)
-        mine.push_back(std::move(event));
-    std::erase_if(events_, [&](const Event& event) {
-      return event.type == MessageType::kLaneHere && event.session == record.spec.id;
-    });
+    take(events_);
   }
   for (Event& event : mine) take_piece(record, std::move(event.descriptors), event.value);
 }

@@ -171,6 +171,7 @@ void RemoteAuthority::flush() {
 }
 
 void RemoteAuthority::take_events() {
+  if (has_backlog_.load()) send_backlog();
   if (!inbox_full_.load(std::memory_order_acquire)) return;
   std::deque<Event> events;
   base::Status lost;
@@ -194,8 +195,13 @@ void RemoteAuthority::take_events() {
 }
 
 void RemoteAuthority::handle(Event event) {
+  if (event.reply != nullptr) return take_answer(*event.reply);
   Record* record = find(event.session);
   if (record == nullptr) return;
+  if (record->questions > 0) {
+    record->early.push_back(std::move(event));
+    return;
+  }
   switch (event.type) {
     case MessageType::kLaneHere:
       take_piece(*record, std::move(event.descriptors), event.value);

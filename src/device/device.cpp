@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "base/no_memory.hpp"
 #include "base/units.hpp"
+#include "base/waits.hpp"
 #include "device/registry.hpp"
 #include "device/support/ops_guard.hpp"
 #include "device/unsupported.hpp"
@@ -65,10 +66,12 @@ Event::~Event() {
 }
 
 base::Status Event::query() const {
+  if (!base::QuietQueries::active()) base::check_wait("the device, which may move a simulated clock");
   return device_->status(device_->ops().event_query(event_), "event_query");
 }
 
 base::Status Event::synchronize() const {
+  base::check_wait("the device");
   return device_->status(device_->ops().event_synchronize(event_), "event_synchronize");
 }
 
@@ -81,6 +84,7 @@ base::Result<uint64_t> Event::elapsed_since(const Event& start) const {
 
 Stream::~Stream() {
   if (stream_ == nullptr || device_->get() == nullptr) return;
+  base::check_wait("the device");
   log_failure(device_->status(device_->ops().stream_destroy(stream_), "stream_destroy"), "dropping a stream");
 }
 
@@ -90,10 +94,12 @@ void* Stream::native() const {
 }
 
 base::Status Stream::query() const {
+  if (!base::QuietQueries::active()) base::check_wait("the device, which may move a simulated clock");
   return device_->status(device_->ops().stream_query(stream_), "stream_query");
 }
 
 base::Status Stream::synchronize() const {
+  base::check_wait("the device");
   return device_->status(device_->ops().stream_synchronize(stream_), "stream_synchronize");
 }
 

@@ -130,10 +130,13 @@ struct ActionRunner::Counted {
 };
 
 void ActionRunner::run(bool may_page, Outbox& outbox) {
+  // Actions wait for the device, which may be waiting for this very function: the runtime's thread carries them out.
+  if (NoWaitScope::active()) {
+    collect();  // lanes' new sizes hold at once
+    hand_over();
+    return;
+  }
   while (acting_ && !runtime_.collapsed_) {
-    // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
-    // it.
-    if (NoWaitScope::active()) return;
     const Counted counted(waiting_);
     runtime_.mutex_.wait(changed_);
   }
@@ -431,7 +434,7 @@ void ActionRunner::turn_back(SessionImpl& session, Outbox& outbox) {
   if (heap != nullptr) {
     const Unlocked unlocked(runtime_.mutex_);
     heap->stop_page_in();
-    base::MutexLock lock(session.range_mutex_);
+    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
     for (memory::ElasticRange* range : session.ranges_) range->leave_out();
     runtime_.ladder_.give_back();
   }
@@ -494,7 +497,7 @@ base::Status ActionRunner::make_paging_stream() {
 base::Status ActionRunner::save_ranges(SessionImpl& session) {
   base::Status status;
   {
-    base::MutexLock lock(session.range_mutex_);
+    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
     for (memory::ElasticRange* range : session.ranges_)
       if (status.ok()) status = range->save();
   }
@@ -502,7 +505,7 @@ base::Status ActionRunner::save_ranges(SessionImpl& session) {
 }
 
 void ActionRunner::forget_ranges(SessionImpl& session) {
-  base::MutexLock lock(session.range_mutex_);
+  const base::WorkLock lock(session.range_mutex_, base::kMustWait);
   for (memory::ElasticRange* range : session.ranges_) range->forget();
 }
 
@@ -540,7 +543,7 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
   const bool own_out = heap.own_blocks_out();
   bool dropped = false, ranges_go = false;
   {
-    base::MutexLock lock(session.range_mutex_);
+    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
     for (memory::ElasticRange* range : session.ranges_) {
       if (own_out && !dropped && range->is_going()) {
         GPUSHARE_RETURN_IF_ERROR(range->drop(paging_stream_, bytes, out_given));
@@ -557,7 +560,7 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
 
 base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes,
                                    bool* out_done) {
-  base::MutexLock lock(session.range_mutex_);
+  const base::WorkLock lock(session.range_mutex_, base::kMustWait);
   base::Status status;
   uint64_t moved = 0;
   for (memory::ElasticRange* range : session.ranges_)
@@ -590,7 +593,7 @@ void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
     session.drop_order_event();
     peak = heap->stats().peak_bytes;
     {
-      base::MutexLock ranges(session.range_mutex_);
+      const base::WorkLock ranges(session.range_mutex_, base::kMustWait);
       for (memory::ElasticRange* range : session.ranges_) runtime_.memory_->close_range(range);
       session.ranges_.clear();
     }

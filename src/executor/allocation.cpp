@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -24,6 +25,11 @@ base::Status iteration_ended() {
   return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
 }
 
+// The session's heap is not there: the session is queued, or has ended, which wait_admitted() tells.
+base::Status away() {
+  return {base::kAway, "the session has no memory on the device"};
+}
+
 // How much more to promise a session's heap, in order of preference: with an eighth spare, so that growing block by
 // block stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps
 // if these can be joined to it.
@@ -40,6 +46,15 @@ std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64
 }  // namespace
 
 base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
+  for (;;) {
+    auto result = attempt_unmoved(wanted);
+    if (result.status().code() != base::kMoving) return result;
+    const GatePass pass(heap_gate_);
+    if (pass) GPUSHARE_RETURN_IF_ERROR(heap_.load(std::memory_order_relaxed)->await_moves());
+  }
+}
+
+base::Result<memory::Address> SessionImpl::attempt_unmoved(const Attempt& wanted) {
   if (quota_bytes_.load(std::memory_order_relaxed) == 0) return attempt_within_quota(wanted);
   // Held over the allocation too, so that two threads cannot pass the quota together.
   const base::MutexLock lock(quota_mutex_);
@@ -50,7 +65,7 @@ base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
 base::Result<memory::Address> SessionImpl::attempt_within_quota(const Attempt& wanted) {
   if (wanted.lane == nullptr) {
     const GatePass pass(heap_gate_);
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    if (!pass) return away();
     return heap_.load(std::memory_order_relaxed)->alloc(wanted.kind, wanted.bytes, wanted.alignment);
   }
   const GatePass pass(iteration_.gate_);
@@ -61,7 +76,7 @@ base::Result<memory::Address> SessionImpl::attempt_within_quota(const Attempt& w
 base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted) {
   if (wanted.lane == nullptr) {
     const GatePass pass(heap_gate_);
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    if (!pass) return away();
     return heap_.load(std::memory_order_relaxed)->alloc_spilled(wanted.kind, wanted.bytes, wanted.alignment);
   }
   const GatePass pass(iteration_.gate_);
@@ -97,25 +112,18 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
   for (;;) {
     auto result = attempt(wanted);
     if (result.ok()) return result;
-    if (result.status().code() == GPUSHARE_INVALID_STATE) {
-      GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));  // queued or paged out
-      continue;
-    }
     if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
       result = runtime_->ladder_.climb(*this, wanted, result.status());
-      if (result.status().code() == GPUSHARE_INVALID_STATE) continue;  // paged out meanwhile
+    } else if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && options_.allow_spill) {
+      auto spilled = attempt_spilled(wanted);
+      if (spilled.ok() || spilled.status().code() == base::kAway) result = std::move(spilled);
+    }
+    if (result.status().code() != base::kAway) {
+      runtime_->note(result.status());
       return result;
     }
-    if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && options_.allow_spill) {
-      auto spilled = attempt_spilled(wanted);
-      if (spilled.ok()) return spilled;
-      if (spilled.status().code() == GPUSHARE_INVALID_STATE) {
-        GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
-        continue;
-      }
-    }
-    runtime_->note(result.status());
-    return result;
+    // Another try is of use once the session is resident, and never if the session has ended.
+    GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
   }
 }
 
@@ -132,7 +140,8 @@ base::Result<HeldStream> SessionImpl::hold(uint64_t timeout_ns) {
       return HeldStream(std::move(pass), lane_->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
-    const base::MutexLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
+    const base::WorkLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
+    if (!moved) return base::WorkLock::refused();
   }
 }
 
@@ -198,11 +207,17 @@ base::Status IterationImpl::keep(memory::Address address) {
   }
 }
 
+SessionImpl::NeedTurn::NeedTurn(SessionImpl& session) : session_(session) {
+  while (session.asks_need_) session.runtime_->mutex_.wait(session.need_asked_);
+  session.asks_need_ = true;
+}
+
 base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                                   const std::function<base::Status()>& apply) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
+  std::optional<NeedTurn> alone(*this);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
   const uint64_t persistent_bytes = std::max(heap_bytes + range_promise_, before_p) + range_bytes;
@@ -215,9 +230,16 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
         runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+    // The answer may have been waited for without the lock.
+    if (torn_down_ || runtime.collapsed_) return runtime.check_live(*this);
+    if (ephemeral_promise_ < before_e && ephemeral_bytes == before_e) {  // it has fallen meanwhile
+      ephemeral_bytes = ephemeral_promise_;
+      (void)runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now());
+    }
   }
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
+  alone.reset();
   // Promised bytes may be on their way back from others.
   runtime.actions_.run(true, outbox);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));  // others may have ended it meanwhile
@@ -227,9 +249,10 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   if (status.ok())
     range_promise_ += torn_down_ ? 0 : range_bytes;
   else if (!torn_down_ && !runtime.collapsed_ &&
-           runtime.authority_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
+           runtime.authority_->set_need(id_, before_p, std::min(before_e, ephemeral_promise_), runtime.now())
+               .ok()) {
     persistent_promise_ = before_p;
-    ephemeral_promise_ = before_e;
+    ephemeral_promise_ = std::min(before_e, ephemeral_promise_);
   }
   runtime.carry_out(nullptr, outbox);
   return status;
@@ -245,6 +268,7 @@ base::Status SessionImpl::promise_own_lane() {
       Section lock(runtime);
       GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
       bytes = ephemeral_promise_;
+      const NeedTurn alone(*this);
       status = runtime.authority_->needs_own_lane(id_, runtime.now());
       if (status.ok()) leaves_shared_lane_ = true;
       if (made_room) runtime.authority_->room_used(id_, runtime.now());
@@ -259,7 +283,8 @@ base::Status SessionImpl::promise_own_lane() {
 }
 
 base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes) {
-  base::MutexLock growing(grow_mutex_);
+  const base::WorkLock growing(grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   const uint64_t granularity = runtime_->memory_->granularity_bytes();
   memory::HeapStats stats;
   {
@@ -299,8 +324,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
 }
 
 void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
-  base::MutexLock growing(grow_mutex_);
-  shrink_persistent_alone(persistent_bytes);
+  if (const base::WorkLock growing(grow_mutex_); growing) shrink_persistent_alone(persistent_bytes);
 }
 
 void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
@@ -348,7 +372,8 @@ void SessionImpl::shrink_range(uint64_t bytes) {
 }
 
 base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes) {
-  base::MutexLock growing(grow_mutex_);
+  const base::WorkLock growing(grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   RuntimeImpl& runtime = *runtime_;
   LaneSlot& lane = *wanted.lane;
   const uint64_t granularity = runtime.memory_->granularity_bytes();

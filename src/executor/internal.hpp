@@ -4,8 +4,12 @@
 // and lanes. The fields that it guards lie in many objects, so the annotations name the role `books` of its holder.
 // A turn that nobody else wants is lent without the lock (lent_turn.hpp). The lock is held for bookkeeping only, never
 // while the device, memory or a function of the caller's works; reading clocks and elapsed times is allowed. Allocation
-// does not take it: an iteration or session keeps its memory from going away with a Gate. Lock order:
-// SessionImpl::grow_mutex_, RuntimeImpl::mutex_, then what device and memory take.
+// does not take it: an iteration or session keeps its memory from going away with a Gate. On a shared device it is let go
+// while the daemon's answer is awaited.
+//
+// What waits for the device is ordered by WorkMutexes (base/work_mutex.hpp): SessionImpl::grow_mutex_, then its
+// range_mutex_ or LaneSlot::size_mutex, then those of memory. They are taken before any lock; builds with
+// GPUSHARE_CHECK_WAITS prove that no lock is held at a wait.
 //
 // A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in
 // order, one at a time, without the lock, by a caller that may block or by a thread of the runtime's
@@ -27,6 +31,7 @@
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
+#include "base/work_mutex.hpp"
 #include "client/remote_authority.hpp"
 #include "executor/action_runner.hpp"
 #include "executor/binding.hpp"
@@ -182,12 +187,16 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<memory::Address> attempt(const Attempt& wanted);
   base::Result<memory::Address> attempt_within_quota(const Attempt& wanted);
   base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
+  // The same while granules of the heap do not move.
+  base::Result<memory::Address> attempt_unmoved(const Attempt& wanted);
   // OK at once if there is more already than *seen_bytes, what there was when the caller last tried: another
   // thread has grown it.
   base::Status grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes);
   void shrink_persistent(uint64_t persistent_bytes);
   void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
+  // While one lives no other thread asks for a larger need of the session: the answer may be waited for without the lock.
+  class NeedTurn;
   // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range,
   // and calls `apply`; takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
@@ -242,10 +251,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   IterationImpl iteration_{*this};
 
   std::atomic<memory::PersistentHeap*> heap_{nullptr};
-  Gate heap_gate_;           // open from placement to teardown: users of heap_
-  Gate residence_gate_;      // the same, but closed while paged out
-  base::Mutex grow_mutex_;   // one growth of its promises at a time
-  base::Mutex range_mutex_;  // opening, closing and paging its ranges; taken before memory's locks
+  Gate heap_gate_;               // open from placement to teardown: users of heap_
+  Gate residence_gate_;          // the same, but closed while paged out
+  base::WorkMutex grow_mutex_;   // one growth of its promises, or move of its blocks, at a time
+  base::WorkMutex range_mutex_;  // opening, closing and paging its ranges; taken before memory's locks
   std::vector<memory::ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(range_mutex_);
   base::Mutex order_mutex_;                                      // held for the two calls of order_stream()
   device::Event order_event_ GPUSHARE_GUARDED_BY(order_mutex_);  // until its memory goes
@@ -272,7 +281,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
-  bool placed_ GPUSHARE_GUARDED_BY(books) = false;  // its heap exists
+  bool placed_ GPUSHARE_GUARDED_BY(books) = false;     // its heap exists
+  bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;  // a NeedTurn lives
+  base::ConditionVariable need_asked_;
   bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
   uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
   bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
@@ -323,6 +334,20 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // Which that pull waits on instead while others decide; null: it does not.
   std::shared_ptr<base::Bell> bell_ GPUSHARE_GUARDED_BY(books);
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
+};
+
+class SessionImpl::NeedTurn {
+ public:
+  explicit NeedTurn(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  ~NeedTurn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    session_.asks_need_ = false;
+    session_.need_asked_.notify_all();
+  }
+  NeedTurn(const NeedTurn&) = delete;
+  NeedTurn& operator=(const NeedTurn&) = delete;
+
+ private:
+  SessionImpl& session_;
 };
 
 base::Status check_target_slowdown(double target);  // session.cpp

@@ -95,6 +95,13 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
     lane.set_owner(session.shared_from_this());
+  if (lane.profiling.load(std::memory_order_relaxed)) {
+    // The thread that begins the iteration asks for the bytes: on a shared device it waits for the daemon's answer.
+    Outbox outbox(*this);
+    Section lock(*this);
+    sessions_.profile_ask(session, lane);
+    carry_out(nullptr, outbox);
+  }
   // Above its quota, the session gives free memory back first; then blocks go out.
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   base::Status status;

@@ -177,7 +177,8 @@ void LaneSet::close(LaneSlot& lane, Outbox& outbox) {
 base::Status LaneSet::ensure_size(LaneSlot& lane, uint64_t bytes) {
   bytes =
       base::round_up(bytes, runtime_.memory_->granularity_bytes());  // as memory and the scheduler round it
-  base::MutexLock lock(lane.size_mutex);
+  const base::WorkLock lock(lane.size_mutex);
+  if (!lock) return base::WorkLock::refused();
   memory::Lane* lane_memory = lane.memory.load();
   if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   // The promise may have been lowered since it was made: the session was cancelled or closed by another thread.
@@ -190,7 +191,8 @@ base::Status LaneSet::ensure_size(LaneSlot& lane, uint64_t bytes) {
 }
 
 base::Status LaneSet::reapply_size(LaneSlot& lane) {
-  base::MutexLock lock(lane.size_mutex);
+  const base::WorkLock lock(lane.size_mutex);
+  if (!lock) return base::WorkLock::refused();
   memory::Lane* lane_memory = lane.memory.load();
   if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   return set_size(lane, *lane_memory, lane.applied_bytes.load());
@@ -204,7 +206,8 @@ base::Status LaneSet::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64
 }
 
 base::Status LaneSet::apply_size(LaneSlot& lane, bool grow_on_demand) {
-  base::MutexLock lock(lane.size_mutex);
+  const base::WorkLock lock(lane.size_mutex);
+  if (!lock) return base::WorkLock::refused();
   memory::Lane* lane_memory = lane.memory.load();
   const uint64_t wanted = lane.want_bytes.load(), applied = lane.applied_bytes.load();
   if (lane_memory == nullptr || wanted == applied) return {};

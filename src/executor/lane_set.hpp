@@ -11,6 +11,7 @@
 
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
+#include "base/work_mutex.hpp"
 #include "executor/lent_turn.hpp"
 #include "executor/runtime.hpp"
 
@@ -44,7 +45,7 @@ struct LaneSlot {
   std::shared_ptr<StreamImpl> stream;
   gpushare_backend_partition* partition = nullptr;
   std::atomic<memory::Lane*> memory{nullptr};            // null while closed
-  base::Mutex size_mutex;                                // serialises applying want_bytes
+  base::WorkMutex size_mutex;                            // serialises applying want_bytes
   std::atomic<uint64_t> applied_bytes{0};                // size that memory has been given
   std::atomic<uint64_t> want_bytes{0};                   // size that the scheduler promises
   base::Status place_status GPUSHARE_GUARDED_BY(books);  // why memory is null

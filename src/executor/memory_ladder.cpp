@@ -111,7 +111,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
       }
       if (std::exchange(may_spill, false)) {
         auto spilled = session.attempt_spilled(wanted);
-        if (spilled.ok()) return spilled;
+        if (spilled.ok() || spilled.status().code() == base::kAway) return spilled;
         not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
       }
       if (wanted.bytes > memory.capacity_bytes()) break;

@@ -34,7 +34,7 @@ class RangeImpl final : public Range {
   RangeImpl(std::shared_ptr<SessionImpl> session, RangeOptions options)
       : session_(std::move(session)), runtime_(*session_->runtime_), options_(std::move(options)) {}
   ~RangeImpl() override {
-    base::without_throwing([this] { (void)close(); });  // unless it was
+    base::without_throwing([this] { (void)close_now(); });  // unless it was
   }
   base::Status open();
 
@@ -58,7 +58,10 @@ class RangeImpl final : public Range {
 
  private:
   friend class RangeTable;
-  base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away);
+  base::Status close_now();
+  // kAway: the session is paged out. NOT_READY: to be tried again once *out_busy has passed.
+  base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,
+                          memory::FenceList* out_busy);
   base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline, MemoryLadder::Room* room);
   void leave(RangeWait& wait);
   void changed(uint64_t committed_bytes);
@@ -77,7 +80,7 @@ class RangeImpl final : public Range {
   bool closed_ GPUSHARE_GUARDED_BY(books) = true;
   RangeInfo info_ GPUSHARE_GUARDED_BY(books);
 
-  mutable base::Mutex close_mutex_;                            // one close at a time
+  base::WorkMutex close_mutex_;  // one close at a time: it waits for the range's function
   bool given_back_ GPUSHARE_GUARDED_BY(close_mutex_) = false;  // what it had
   base::ServiceThread thread_;
   base::Mutex thread_mutex_;
@@ -106,7 +109,8 @@ base::Status RangeImpl::open() {
   }
   if (options_.name.empty()) options_.name = "range-" + std::to_string(id_);
   for (;;) {
-    base::MutexLock lock(session_->range_mutex_);
+    base::WorkLock lock(session_->range_mutex_);
+    if (!lock) return base::WorkLock::refused();
     const GatePass pass(session_->heap_gate_);
     if (pass) {
       auto opened =
@@ -126,7 +130,7 @@ base::Status RangeImpl::open() {
     try {
       thread_ = base::ServiceThread([this] { run(); });
     } catch (const std::system_error& error) {
-      base::MutexLock lock(session_->range_mutex_);
+      const base::WorkLock lock(session_->range_mutex_, base::kMustWait);
       if (std::erase(session_->ranges_, memory_) > 0) runtime_.memory_->close_range(memory_);
       return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start a range's thread: ") + error.what(),
               error.code().value()};
@@ -142,7 +146,11 @@ base::Status RangeImpl::open() {
 base::Status RangeImpl::close() {
   if (thread_id_.load() == std::this_thread::get_id())
     return {GPUSHARE_INVALID_STATE, describe() + " cannot be closed by its own function"};
-  base::MutexLock closing(close_mutex_);
+  return NoWaitScope::active() ? base::WorkLock::refused() : close_now();
+}
+
+base::Status RangeImpl::close_now() {
+  const base::WorkLock closing(close_mutex_, base::kMustWait);
   {
     Section lock(runtime_);
     if (given_back_) return is_closed();
@@ -157,10 +165,10 @@ base::Status RangeImpl::close() {
     thread_.join();
   }
   gate_.close();
-  base::MutexLock growing(session_->grow_mutex_);
+  const base::WorkLock growing(session_->grow_mutex_, base::kMustWait);
   uint64_t bytes = 0;
   {
-    base::MutexLock lock(session_->range_mutex_);
+    const base::WorkLock lock(session_->range_mutex_, base::kMustWait);
     // The ranges of a session that has ended went with the session.
     const GatePass pass(session_->heap_gate_);
     given_back_ = true;
@@ -191,11 +199,17 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
   wait.range = this;
   wait.asker = id_;
   for (;;) {
-    bool away = false;
-    base::Status status = try_commit(offset_bytes, bytes, wait, &away);
+    memory::FenceList busy;
+    base::Status status = try_commit(offset_bytes, bytes, wait, &busy);
     if (status.ok()) return status;
     room.let_go();
-    if (away) {
+    if (status.code() == GPUSHARE_NOT_READY) {
+      if (NoWaitScope::active()) return {GPUSHARE_DEVICE_OUT_OF_MEMORY, describe() + ": " + status.message()};
+      // With nothing held: a host function before the fences may want this very range.
+      memory::wait_all(busy);
+      continue;
+    }
+    if (status.code() == base::kAway) {
       const uint64_t left_ns = deadline.never() ? GPUSHARE_NO_TIMEOUT : deadline.left_ns();
       GPUSHARE_RETURN_IF_ERROR(session_->wait_admitted(may_wait ? left_ns : 0));
       continue;
@@ -213,8 +227,10 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
   }
 }
 
-base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away) {
-  base::MutexLock growing(session_->grow_mutex_);
+base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,
+                                   memory::FenceList* out_busy) {
+  const base::WorkLock growing(session_->grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   uint64_t missing = 0;
   {
     const GatePass pass(gate_), heap(session_->heap_gate_);
@@ -237,9 +253,8 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
   GPUSHARE_RETURN_IF_ERROR(session_->grow_range(missing, [&]() -> base::Status {
     const GatePass pass(gate_), resident(session_->residence_gate_);
     if (!pass) return is_closed();
-    *out_away = !resident;
-    if (!resident) return {GPUSHARE_INVALID_STATE, describe() + " is paged out"};
-    base::Status status = memory_->commit(offset_bytes, bytes);
+    if (!resident) return {base::kAway, describe() + " is paged out"};
+    base::Status status = memory_->commit(offset_bytes, bytes, out_busy);
     committed = memory_->committed_bytes();
     return status;
   }));
@@ -284,7 +299,8 @@ void RangeImpl::leave(RangeWait& wait) {
 }
 
 base::Status RangeImpl::decommit(uint64_t offset_bytes, uint64_t bytes) {
-  base::MutexLock growing(session_->grow_mutex_);
+  const base::WorkLock growing(session_->grow_mutex_);
+  if (!growing) return base::WorkLock::refused();
   uint64_t freed = 0, committed = 0;
   {
     const GatePass pass(gate_), heap(session_->heap_gate_);

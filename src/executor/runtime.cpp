@@ -133,6 +133,10 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     remote->set_granularity(memory_->granularity_bytes());
     const auto context_bytes = device_->context_bytes();
     if (context_bytes.ok()) GPUSHARE_RETURN_IF_ERROR(remote->claim_context(*context_bytes));
+    remote->set_unlocked([this](const std::function<void()>& wait) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      const Unlocked unlocked(mutex_);
+      wait();
+    });
     authority = std::move(remote);
   } else {
     authority = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
@@ -337,6 +341,8 @@ bool RuntimeImpl::has_users() const {
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
+  const Stay stay(*this);  // the daemon's answer is waited for without the lock
+  if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   // Inside a callback nobody can wait until others have gone.
   const bool may_wait = options.may_claim && !NoWaitScope::active() && !CallbackScope::active();
   for (;;) {
@@ -429,14 +435,23 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   // An undeclared need is not claimed from the start: the session would keep all others out until its first
   // iteration came.
   session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
+  // On a shared device the lock is let go for the daemon's answer, and the session may be admitted before arrive() returns.
+  if (shared_) sessions_.add(session);
   base::Status arrived = authority_->arrive(spec, time);
   // Refused, but spare sessions are on their way out for it.
   while (arrived.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && may_wait && wait_for_drops(outbox)) {
-    GPUSHARE_RETURN_IF_ERROR(check_open());
-    arrived = authority_->arrive(spec, now());
+    arrived = check_open();
+    if (arrived.ok()) arrived = authority_->arrive(spec, now());
   }
+  if (collapsed_) return lost_;
+  if (!shared_ && arrived.ok()) sessions_.add(session);
+  if (shared_ && session->torn_down_)
+    authority_->leave(id, now());  // it was closed with its runtime meanwhile
+  else if (shared_ && arrived.ok())
+    sessions_.divide_weight();
+  else if (shared_)
+    sessions_.erase(*session);
   GPUSHARE_RETURN_IF_ERROR(std::move(arrived));
-  sessions_.add(session);
   if (record_timeline_) timeline_.name_session(id, session->name());
   carry_out(nullptr, outbox);
   actions_.run(false, outbox);

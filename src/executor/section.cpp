@@ -14,7 +14,6 @@
 namespace gpushare::executor {
 namespace {
 
-GPUSHARE_THREAD_LOCAL int t_no_wait = 0;
 GPUSHARE_THREAD_LOCAL int t_callbacks = 0;
 // The progress calls that the thread's innermost flush has still to make.
 GPUSHARE_THREAD_LOCAL std::vector<Outbox::Finished>* t_telling = nullptr;
@@ -22,16 +21,18 @@ GPUSHARE_THREAD_LOCAL std::vector<Outbox::Finished>* t_telling = nullptr;
 }  // namespace
 
 NoWaitScope::NoWaitScope() {
-  ++t_no_wait;
+  base::check_wait("a function of the caller's");
+  ++base::no_wait_depth();
 }
 NoWaitScope::~NoWaitScope() {
-  --t_no_wait;
+  --base::no_wait_depth();
 }
 bool NoWaitScope::active() {
-  return t_no_wait > 0;
+  return base::may_not_wait();
 }
 
 CallbackScope::CallbackScope() {
+  base::check_wait("a function of the caller's");
   ++t_callbacks;
 }
 CallbackScope::~CallbackScope() {

@@ -114,10 +114,15 @@ void SessionTable::refresh_unprofiled(const SessionImpl* but) {
 }
 
 void SessionTable::profile_begin(SessionImpl& session, LaneSlot& lane) {
-  sched::Authority& authority = *runtime_.authority_;
   profiled_ = &session;
   lane.profiling = true;
   refresh_unprofiled(&session);  // others may have become ready together with it, for lanes of their own
+}
+
+void SessionTable::profile_ask(SessionImpl& session, LaneSlot& lane) {
+  const SessionImpl::NeedTurn alone(session);
+  if (profiled_ != &session || session.torn_down_ || runtime_.collapsed_) return;
+  sched::Authority& authority = *runtime_.authority_;
   // A quarter stays for persistent blocks that first iterations make (optimizer state). Where lanes that were profiled before
   // have not given back yet what they took, a sixteenth stays at least, so that a session that grows finds something.
   uint64_t coming = 0;
@@ -133,7 +138,9 @@ void SessionTable::profile_begin(SessionImpl& session, LaneSlot& lane) {
   const uint64_t within_quota = quota - std::min(quota, base::round_up(session.persistent_promise_, granule));
   const uint64_t wanted =
       std::max(std::min(authority.lane_bytes(lane.id) + extra, within_quota), session.ephemeral_promise_);
-  if (authority.set_need(session.id_, session.persistent_promise_, wanted, runtime_.now()).ok())
+  const uint64_t persistent = session.persistent_promise_;
+  if (authority.set_need(session.id_, persistent, wanted, runtime_.now()).ok() && !session.torn_down_ &&
+      !runtime_.collapsed_)
     session.ephemeral_promise_ = wanted;
 }
 

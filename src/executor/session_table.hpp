@@ -66,6 +66,8 @@ class SessionTable {
   // Another session is profiled first.
   bool waits_for_profiled(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
+  // For the thread that begins such an iteration: asks for all that may be had for it, and may let the lock go meanwhile.
+  void profile_ask(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(books);
 
   // ---- what the environment allows

@@ -43,7 +43,7 @@ uint64_t SessionImpl::movable_bytes() const {
 }
 
 base::Status SessionImpl::move_spilled(LaneSlot& lane) {
-  if (moves_idle_.load()) const base::MutexLock until_moved(grow_mutex_);
+  if (moves_idle_.load()) const base::WorkLock until_moved(grow_mutex_);
   memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
   if (home_promise_ == 0 && asked_out_ == 0 && heap.away_bytes() == 0 && spilled_ephemeral_ == 0 &&
       !above_quota_.load(std::memory_order_relaxed))

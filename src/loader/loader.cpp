@@ -157,7 +157,8 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(const Delivery& wha
 base::Status Loader::enqueue(const Delivery& what, const executor::Stream& stream,
                              std::unique_ptr<Transmission>* out) {
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, what.session.hold(GPUSHARE_NO_TIMEOUT));
-  const base::MutexLock enqueuing(enqueue_mutex_);
+  const base::WorkLock enqueuing(enqueue_mutex_);
+  if (!enqueuing) return base::WorkLock::refused();
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream copies, stream.hold());
   // The block's bytes were given out in the order of the session's stream, so work already enqueued there may still use them.
   GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
@@ -174,10 +175,17 @@ base::Status Loader::enqueue(const Delivery& what, const executor::Stream& strea
     GPUSHARE_ASSIGN_OR_RETURN(
         *out, Transmission::start(runtime_->device(), *copies, what.image, what.address, options.ends,
                                   loan.ok() ? loan->prefix : Prefix{}, guarded(options.on_group)));
-    if (loan.ok()) GPUSHARE_RETURN_IF_ERROR(runtime_->record_use(loan->prefix.copy, stream));
+    if (loan.ok())
+      if (base::Status used = runtime_->record_use(loan->prefix.copy, stream); !used.ok()) {
+        out->reset();
+        return used;
+      }
   }
   (*out)->hold(std::move(before));
-  return runtime_->record_use(what.address, stream);
+  base::Status used = runtime_->record_use(what.address, stream);
+  // Without the mark only the hold of the session's stream keeps its memory under the copies: they end before it is let go.
+  if (!used.ok()) out->reset();
+  return used;
 }
 
 void Loader::replace_if_failed(const std::shared_ptr<executor::Stream>& stream) {
@@ -314,6 +322,7 @@ void Loader::retire(std::unique_ptr<Transmission> transmission) noexcept {
 
 void Loader::sweep() {
   std::vector<std::unique_ptr<Transmission>> gone;
+  const base::QuietQueries quiet;
   base::MutexLock lock(mutex_);
   for (size_t i = 0; i < leaving_.size();) {
     const auto arrived = leaving_[i]->arrived(leaving_[i]->last_layer());
@@ -381,9 +390,7 @@ base::Status Loader::calibrate() {
         (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY || status.code() == GPUSHARE_EXCEEDS_CAPACITY))
       continue;
     GPUSHARE_RETURN_IF_ERROR(status);
-    auto scratch = (*session)->alloc(memory::Kind::kModel, bytes, 0);
-    base::Result<LinkCosts> costs = scratch.status();
-    if (scratch.ok()) costs = calibrate_on(runtime_->device(), *scratch, bytes);
+    const base::Result<LinkCosts> costs = measure_link(*(*session).get(), bytes);
     GPUSHARE_RETURN_IF_ERROR(costs.status());
     {
       base::MutexLock lock(mutex_);
@@ -396,6 +403,13 @@ base::Status Loader::calibrate() {
   }
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           "no room on the device to measure the link; give its costs instead: " + status.message()};
+}
+
+base::Result<LinkCosts> Loader::measure_link(executor::Session& session, uint64_t bytes) {
+  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address scratch, session.alloc(memory::Kind::kModel, bytes, 0));
+  // The session's memory stays until the copies are done, whoever closes the session or its runtime meanwhile.
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, session.hold(GPUSHARE_NO_TIMEOUT));
+  return calibrate_on(runtime_->device(), scratch, bytes, kCalibrationRounds, &*home);
 }
 
 LinkCosts Loader::link() const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/mutex.hpp"
+#include "base/work_mutex.hpp"
 #include "executor/runtime.hpp"
 #include "loader/image.hpp"
 #include "loader/transmission.hpp"
@@ -106,6 +107,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
     bool entered_;
   };
   static base::Status closed();
+  base::Result<LinkCosts> measure_link(executor::Session& session, uint64_t bytes);
   base::Result<std::shared_ptr<executor::Stream>> copy_stream();
   // The first `layers` of an image on their way to the block at `address` of `session`.
   struct Delivery {
@@ -156,7 +158,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   std::shared_ptr<executor::Stream> copies_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Transmission>> leaving_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Model>> models_ GPUSHARE_GUARDED_BY(mutex_);
-  base::Mutex enqueue_mutex_;  // the copies of one load together
+  base::WorkMutex enqueue_mutex_;  // the copies of one load together
 };
 
 }  // namespace gpushare::loader

@@ -57,6 +57,9 @@ void Model::learn_last() noexcept {
 
 base::Status Model::unload() {
   learn_last();
+  // A thread that waits for a layer stays inside until the copies have come, and these may be behind this very function.
+  if (executor::NoWaitScope::active() && !claimed_.load() && !gate_.try_close())
+    return base::WorkLock::refused();
   if (!claim()) return {};
   {
     const struct Apart {
@@ -183,6 +186,7 @@ base::Status Model::end_execution(const executor::Stream& stream) {
 }
 
 void Model::collect() {
+  const base::QuietQueries quiet;
   if (ended_.empty() || ended_.back().end.query().code() == GPUSHARE_NOT_READY) return;
   for (const Run& run : ended_) {
     const auto took = run.end.elapsed_since(run.begin);

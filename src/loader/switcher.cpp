@@ -295,7 +295,8 @@ bool Switcher::usable(const Member& member) const {
 }
 
 base::Status Switcher::make_active(Member& member) {
-  const base::MutexLock switching(switching_);
+  const base::WorkLock switching(switching_);
+  if (!switching) return base::WorkLock::refused();
   const uint64_t start_ns = base::host_now_ns();
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   bool was_active = false;
@@ -510,7 +511,7 @@ base::Status Switcher::remove(MemberId id) {
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
   {
-    const base::MutexLock switching(switching_);
+    const base::WorkLock switching(switching_, base::kMustWait);
     drop(*member);
     standby_.remove(id);
   }
@@ -547,7 +548,7 @@ base::Status Switcher::close() {
     members.swap(members_);
   }
   {
-    const base::MutexLock switching(switching_);
+    const base::WorkLock switching(switching_, base::kMustWait);
     for (const auto& [id, member] : members) drop(*member);
     standby_.clear();
   }
@@ -564,7 +565,7 @@ void Switcher::runtime_closing() {
     while (users_ > 0) changed_.wait(mutex_);
     members.swap(members_);
   }
-  const base::MutexLock switching(switching_);
+  const base::WorkLock switching(switching_, base::kMustWait);
   for (const auto& [id, member] : members) drop(*member);
   standby_.clear();
 }

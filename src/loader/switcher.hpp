@@ -26,6 +26,7 @@
 
 #include "base/clock.hpp"
 #include "base/role.hpp"
+#include "base/work_mutex.hpp"
 #include "executor/runtime.hpp"
 #include "loader/loader.hpp"
 #include "loader/model.hpp"
@@ -161,7 +162,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   Standby standby_;
 
   // Held while the members' sessions change. Lock order: before mutex_.
-  base::Mutex switching_;
+  base::WorkMutex switching_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;

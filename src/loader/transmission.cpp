@@ -204,7 +204,7 @@ base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats) {
 }
 
 base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address target, uint64_t bytes,
-                                     uint32_t repeats) {
+                                     uint32_t repeats, const device::Stream* before) {
   constexpr uint64_t kSmall = 4096;
   constexpr int kCalls = 16;
   if (repeats == 0 || repeats > 1000)
@@ -221,6 +221,19 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event end, device.create_event(GPUSHARE_EVENT_TIMING));
   const auto host = reinterpret_cast<uintptr_t>(scratch.host);
   const uint64_t half_bytes = large_bytes / 2;
+  if (before != nullptr) {
+    GPUSHARE_RETURN_IF_ERROR(before->record(begin));
+    GPUSHARE_RETURN_IF_ERROR(copies.wait(begin));
+    GPUSHARE_RETURN_IF_ERROR(lane.wait(begin));
+  }
+  // After a failure too: copies enqueued before it still use the bytes.
+  const struct Finish {
+    ~Finish() {
+      (void)copies.synchronize();
+      (void)lane.synchronize();
+    }
+    const device::Stream &copies, &lane;
+  } finish{copies, lane};
 
   // Times `calls` copies of `size` bytes on the device's clock.
   const auto time_copies = [&](uint64_t size, int calls) -> base::Result<double> {

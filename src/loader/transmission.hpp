@@ -103,10 +103,13 @@ class Transmission {
 
 // Measures what copies and launches cost with `repeats` copies of small and large blocks (32 MiB of device
 // memory, freed again), medians. Takes tens of milliseconds. Errors: the device's.
-base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats = 9);
-// The same on the `bytes` bytes at `scratch`, which it overwrites; 1 MiB or more.
+inline constexpr uint32_t kCalibrationRounds = 9;
+base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats = kCalibrationRounds);
+// The same on the `bytes` bytes at `scratch`, which it overwrites; 1 MiB or more. Work already on `before` (may be null)
+// comes first, because it may still use the bytes. All copies are done when it returns, whatever it returns.
 base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address scratch, uint64_t bytes,
-                                     uint32_t repeats = 9);
+                                     uint32_t repeats = kCalibrationRounds,
+                                     const device::Stream* before = nullptr);
 
 // Fills transmit_ms of `layers` from the costs.
 std::vector<LayerCost> layer_costs(const Image& image, const LinkCosts& link,

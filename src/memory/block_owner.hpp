@@ -15,6 +15,7 @@
 #include "base/flat_hash.hpp"
 #include "base/round_up.hpp"
 #include "base/status.hpp"
+#include "base/work_mutex.hpp"
 #include "memory/address_index.hpp"
 #include "memory/device_memory.hpp"
 #include "memory/event_recorder.hpp"
@@ -116,19 +117,22 @@ class UseTable {
     }
     return freed_.size() != before;
   }
-  // Calls fn(key) for each freed block, and lets `stream` wait for the block's outstanding fences.
+  // Lets `stream` wait for the outstanding fences of each freed block, and calls fn(key). A block whose fences the device
+  // does not order on the stream stays. Never waits: owners call it with their locks held.
   template <class Fn>
   bool take_ordered(const device::Stream& stream, Fn&& fn) {
-    if (freed_.empty()) return false;
-    FenceList fences;
-    for (Freed& freed : freed_) {
-      for (const FencePtr& fence : freed.fences)
-        if (std::find(fences.begin(), fences.end(), fence) == fences.end()) fences.push_back(fence);
-      fn(freed.key);
-    }
-    freed_.clear();
-    order_all(fences, stream);
-    return true;
+    FenceList ordered;
+    const auto order = [&](const FencePtr& fence) {
+      if (!fence || std::find(ordered.begin(), ordered.end(), fence) != ordered.end()) return true;
+      if (!fence->try_order(stream)) return false;
+      ordered.push_back(fence);
+      return true;
+    };
+    return std::erase_if(freed_, [&](const Freed& freed) {
+             if (!std::all_of(freed.fences.begin(), freed.fences.end(), order)) return false;
+             fn(freed.key);
+             return true;
+           }) > 0;
   }
   // Every outstanding fence, each once; the table is empty afterwards.
   FenceList drain() {

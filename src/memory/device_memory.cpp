@@ -97,8 +97,9 @@ class DeviceMemoryImpl final : public DeviceMemory {
 
  private:
   LaneImpl* reopen_lane(uint32_t id, uint64_t bytes, const device::Stream& stream);
-  void keep_closed(LaneImpl* lane) GPUSHARE_REQUIRES(mutex_);
+  void keep_closed(LaneImpl* lane);
   void drained(LaneImpl* lane);
+  bool is_closed(const LaneImpl& lane) const GPUSHARE_REQUIRES(mutex_);
   static void remove(std::vector<LaneImpl*>& list, LaneImpl* lane);
 
   Shared shared_;
@@ -235,7 +236,8 @@ LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const devic
   {
     base::MutexLock lock(mutex_);
     for (LaneImpl* closed : closed_lanes_)
-      if (closed->fits(bytes) && (lane == nullptr || closed->pinned_bytes() > lane->pinned_bytes()))
+      if (!closed->reclaiming && closed->fits(bytes) &&
+          (lane == nullptr || closed->pinned_bytes() > lane->pinned_bytes()))
         lane = closed;
     if (lane == nullptr) return nullptr;
     remove(closed_lanes_, lane);
@@ -243,46 +245,55 @@ LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const devic
     open_lanes_.push_back(lane);
   }
   if (lane->open(id, bytes, stream, nullptr).ok()) return lane;
-  base::MutexLock lock(mutex_);
-  remove(open_lanes_, lane);
   keep_closed(lane);
   return nullptr;
 }
 
 void DeviceMemoryImpl::keep_closed(LaneImpl* lane) {
-  if (lane->reclaim_closed()) {
-    spare_lanes_.push_back(lane);
-    lane->position = SIZE_MAX;
-  } else {
+  {
+    base::MutexLock lock(mutex_);
+    remove(open_lanes_, lane);
     lane->position = closed_lanes_.size();
     closed_lanes_.push_back(lane);
   }
+  drained(lane);  // at once, if it holds no block
 }
 
 base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   if (lane == nullptr) return {GPUSHARE_INVALID_HANDLE, "the lane is null"};
   LaneImpl* const closing = &lane->impl();
   const device::Stream* const stream = closing->home_stream();
-  {
-    // Under the lock, so that drained() finds the lane in one list or the other.
-    base::MutexLock lock(mutex_);
-    GPUSHARE_RETURN_IF_ERROR(closing->close());
-    remove(open_lanes_, closing);
-    keep_closed(closing);
-  }
-  // Without the lock, since it copies and others open and close heaps and lanes meanwhile.
+  // Without the lock, since both wait for the device, and others open and close heaps and lanes meanwhile.
+  GPUSHARE_RETURN_IF_ERROR(closing->close());
+  keep_closed(closing);
   closing->send_closed_out(*stream);
+  drained(closing);  // a function that the device waited for may have freed the last block meanwhile
   return {};
 }
 
+// One thread takes the lane apart, without the lock, because that may wait for the device. A lane whose last block is freed
+// meanwhile is looked at again by that thread.
 void DeviceMemoryImpl::drained(LaneImpl* lane) {
-  base::MutexLock lock(mutex_);
-  if (lane->position >= closed_lanes_.size() || closed_lanes_[lane->position] != lane)
-    return;  // close_lane saw it first
-  if (!lane->reclaim_closed()) return;
-  remove(closed_lanes_, lane);
-  lane->position = SIZE_MAX;
-  spare_lanes_.push_back(lane);
+  {
+    base::MutexLock lock(mutex_);
+    if (!is_closed(*lane) || lane->reclaiming) return;
+    lane->reclaiming = true;
+  }
+  for (bool gone = false;;) {
+    const bool tried = lane->reclaim_closed(&gone);
+    base::MutexLock lock(mutex_);
+    if (tried && !gone && lane->is_drained()) continue;
+    lane->reclaiming = false;
+    if (!gone) return;
+    remove(closed_lanes_, lane);
+    lane->position = SIZE_MAX;
+    spare_lanes_.push_back(lane);
+    return;
+  }
+}
+
+bool DeviceMemoryImpl::is_closed(const LaneImpl& lane) const {
+  return lane.position < closed_lanes_.size() && closed_lanes_[lane.position] == &lane;
 }
 
 base::Result<ElasticRange*> DeviceMemoryImpl::open_range(PersistentHeap& heap, std::string name,
@@ -408,18 +419,28 @@ DeviceMemoryStats DeviceMemoryImpl::stats() const {
 
 std::string DeviceMemoryImpl::check() const {
   std::vector<Range> ranges;
-  base::MutexLock lock(mutex_);
-  for (const PersistentHeapImpl* heap : open_heaps_)
-    if (std::string wrong = heap->check(&ranges); !wrong.empty()) return wrong;
-  for (const auto* list : {&open_lanes_, &closed_lanes_})
-    for (const LaneImpl* lane : *list)
-      if (std::string wrong = lane->check(&ranges); !wrong.empty()) return wrong;
-  for (const ElasticRange* range : open_ranges_)
-    if (std::string wrong = range->check(); !wrong.empty()) return wrong;
+  // Objects are never destroyed while there are users, and each is looked at without the lock, since it may be in work.
+  std::vector<PersistentHeapImpl*> heaps;
+  std::vector<LaneImpl*> lanes;
+  std::vector<ElasticRange*> elastic;
+  {
+    base::MutexLock lock(mutex_);
+    heaps = open_heaps_;
+    lanes = open_lanes_;
+    lanes.insert(lanes.end(), closed_lanes_.begin(), closed_lanes_.end());
+    elastic = open_ranges_;
+  }
   uint64_t lent = 0, borrowed = 0;
-  for (const PersistentHeapImpl* heap : open_heaps_) lent += heap->on_loan();
-  for (const auto* list : {&open_lanes_, &closed_lanes_})
-    for (const LaneImpl* lane : *list) borrowed += lane->lent_bytes();
+  for (const PersistentHeapImpl* heap : heaps) {
+    if (std::string wrong = heap->check(&ranges); !wrong.empty()) return wrong;
+    lent += heap->on_loan();
+  }
+  for (const LaneImpl* lane : lanes) {
+    if (std::string wrong = lane->check(&ranges); !wrong.empty()) return wrong;
+    borrowed += lane->lent_bytes();
+  }
+  for (const ElasticRange* range : elastic)
+    if (std::string wrong = range->check(); !wrong.empty()) return wrong;
   if (lent != borrowed) return "what sessions lent is not what lanes borrowed";
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
   const Range span = shared_.layout->span();

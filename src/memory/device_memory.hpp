@@ -81,8 +81,11 @@ class PersistentHeap {
   // alignment: a power of two up to 2 MiB, 0 = 256. Never blocks. Makes no driver call unless it is about to
   // fail and freed blocks wait for other streams: then it queries their events, and lets the session's stream
   // wait for events that have not passed. Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked,
-  // largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment, kind).
+  // largest hole, promise, live), kAway (paged out), kMoving
+  // (move_spilled() is at work: await_moves() first), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
+  // Waits until move_spilled() is not at work. INVALID_STATE where nothing may be waited for, and the heap is in work.
+  virtual base::Status await_moves() = 0;
   // The same from host memory the device can address, outside the promise (spill). Kernels may use it. On the virtual layout of a
   // device with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL it is device memory for copies and fills as well, and can come home;
   // elsewhere it depends on the backend whether copies and fills accept such addresses (those of the host device do
@@ -107,8 +110,8 @@ class PersistentHeap {
   // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
   // back bytes that were lent to lanes for promoted blocks that are gone, so a call with the present size has
   // an effect too. May call the driver; waits on the host only for device work of others that still uses the
-  // bytes while no stream is set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged
-  // out; shrinking below the live bytes, the end of the last live block, or what lanes still hold of loans: the
+  // bytes while no stream is set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; kAway (paged
+  // out); INVALID_STATE (shrinking below the live bytes, the end of the last live block, or what lanes still hold of loans: the
   // message says which). Nothing has changed then.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
   // Frees of blocks are ordered on `stream` (the lane's) from now on. The caller has ordered the old stream

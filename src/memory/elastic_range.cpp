@@ -19,7 +19,8 @@ base::Status closed() {
 }  // namespace
 
 base::Status ElasticRange::open(const PersistentHeapImpl& heap, std::string name, uint64_t bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (bytes == 0 || bytes > kMaxReservedBytes)
     return {GPUSHARE_INVALID_ARGUMENT, "an elastic range reserves more than 0 bytes and at most " +
                                            base::format_bytes(kMaxReservedBytes)};
@@ -42,7 +43,7 @@ base::Status ElasticRange::open(const PersistentHeapImpl& heap, std::string name
 }
 
 void ElasticRange::close() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ == State::kClosed) return;
   const size_t count = reserved_bytes_ / granule_bytes();
   const FenceList last = fences();
@@ -121,14 +122,30 @@ FenceList ElasticRange::fences() const {
   return out;
 }
 
-base::Status ElasticRange::commit(uint64_t offset, uint64_t bytes) {
-  base::MutexLock control(control_);
+// The caller holds control_, so that the range stays as it is while this waits.
+base::Status ElasticRange::put_memory(size_t first, size_t count, FenceList* out_fences,
+                                      std::vector<bool>* out_intact, FenceList* out_busy) {
+  for (;;) {
+    FenceList busy;
+    base::Status status = shared_.layout->commit(range_, first, count, out_fences, out_intact, &busy);
+    if (status.code() != GPUSHARE_NOT_READY) return status;
+    if (out_busy != nullptr) {
+      *out_busy = std::move(busy);
+      return status;
+    }
+    wait_all(busy);
+  }
+}
+
+base::Status ElasticRange::commit(uint64_t offset, uint64_t bytes, FenceList* out_busy) {
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (state_ == State::kClosed) return closed();
-  if (state_ != State::kResident) return {GPUSHARE_INVALID_STATE, "the elastic range is paged out"};
+  if (state_ != State::kResident) return {base::kAway, "the elastic range is paged out"};
   GPUSHARE_RETURN_IF_ERROR(check_part(offset, bytes));
   const size_t first = offset / granule_bytes(), count = bytes / granule_bytes();
   FenceList before;
-  GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit(range_, first, count, &before, nullptr));
+  GPUSHARE_RETURN_IF_ERROR(put_memory(first, count, &before, nullptr, out_busy));
   // Uses from before its decommit, by the session itself: on its stream the device waits for those, without one the host.
   prune(before);
   if (const device::Stream* stream = home_stream())
@@ -140,7 +157,8 @@ base::Status ElasticRange::commit(uint64_t offset, uint64_t bytes) {
 }
 
 base::Result<uint64_t> ElasticRange::decommit(uint64_t offset, uint64_t bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (state_ == State::kClosed) return closed();
   GPUSHARE_RETURN_IF_ERROR(check_part(offset, bytes));
   const size_t first = offset / granule_bytes(), count = bytes / granule_bytes();
@@ -179,7 +197,7 @@ base::Status ElasticRange::copy(const std::vector<Saved>& parts, const device::S
 }
 
 base::Status ElasticRange::save() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ != State::kResident) return closed();
   saved_.clear();
   spoilt_ = false;
@@ -197,7 +215,7 @@ base::Status ElasticRange::save() {
 }
 
 base::Status ElasticRange::drop(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ != State::kGoing) return {};
   std::vector<Saved> part;
   const uint64_t granule = granule_bytes();
@@ -226,12 +244,12 @@ base::Status ElasticRange::drop(const device::Stream& stream, uint64_t most_byte
 }
 
 bool ElasticRange::is_going() const {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   return state_ == State::kGoing;
 }
 
 base::Status ElasticRange::restore(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ == State::kResident) return {};  // opened meanwhile
   if (state_ != State::kOut && state_ != State::kComing) return closed();
   base::Status status;
@@ -240,7 +258,7 @@ base::Status ElasticRange::restore(const device::Stream& stream, uint64_t most_b
     size_t end = i + 1;  // of a run
     while (end < saved_.size() && saved_[end].granule == saved_[end - 1].granule + 1) ++end;
     std::vector<bool> intact;
-    status = shared_.layout->commit(range_, saved_[i].granule, end - i, &before, &intact);
+    status = put_memory(saved_[i].granule, end - i, &before, &intact, nullptr);
     for (size_t k = i; k < end && status.ok(); ++k) saved_[k].here = !spoilt_ && intact[k - i];
     i = end;
   }
@@ -272,12 +290,12 @@ void ElasticRange::back_out() {
 }
 
 void ElasticRange::leave_out() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ == State::kComing) back_out();
 }
 
 void ElasticRange::forget() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (state_ == State::kComing)
     shared_.paged_in_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
   if (state_ != State::kComing && state_ != State::kGoing) return;

@@ -44,9 +44,11 @@ class ElasticRange final : public BlockOwner {
   // The bytes of [offset, offset + bytes) without memory. Errors: INVALID_ARGUMENT (not whole granules within the
   // range, or none).
   base::Result<uint64_t> missing_bytes(uint64_t offset, uint64_t bytes) const;
-  // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Errors:
-  // INVALID_ARGUMENT, INVALID_STATE (closed, paged out), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
-  base::Status commit(uint64_t offset, uint64_t bytes);
+  // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Where all memory
+  // that is left is in use by device work the call waits for that, or, with out_busy, fails with NOT_READY: it is to be
+  // repeated once *out_busy has passed. Errors: INVALID_ARGUMENT, INVALID_STATE (closed), kAway (paged out),
+  // DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
+  base::Status commit(uint64_t offset, uint64_t bytes, FenceList* out_busy = nullptr);
   // Gives the memory of the granules back that have some, also while they are paged out. Returns the bytes given back. Errors:
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
@@ -78,6 +80,8 @@ class ElasticRange final : public BlockOwner {
   std::string check() const;
 
  private:
+  base::Status put_memory(size_t first, size_t count, FenceList* out_fences, std::vector<bool>* out_intact,
+                          FenceList* out_busy) GPUSHARE_REQUIRES(control_);
   struct Saved {
     size_t granule;
     uint64_t at;       // in the chunks
@@ -95,7 +99,7 @@ class ElasticRange final : public BlockOwner {
       GPUSHARE_REQUIRES(control_);
 
   Shared& shared_;
-  mutable base::Mutex control_;
+  mutable base::WorkMutex control_;
   State state_ GPUSHARE_GUARDED_BY(control_) = State::kClosed;
   std::vector<Saved> saved_ GPUSHARE_GUARDED_BY(control_);
   // A restore failed, so the mapped memory may be half written.

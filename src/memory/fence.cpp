@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <new>
 
+#include "base/waits.hpp"
+
 namespace gpushare::memory {
 
 Fence::~Fence() {
@@ -13,6 +15,7 @@ Fence::~Fence() {
 bool Fence::passed() {
   if (passed_.load(std::memory_order_acquire)) return true;
   closed_.store(true);
+  const base::QuietQueries quiet;  // owners ask with their locks held
   if (event_.query().code() == GPUSHARE_NOT_READY) return false;
   passed_.store(true, std::memory_order_release);
   return true;
@@ -21,6 +24,10 @@ bool Fence::passed() {
 void Fence::order(const device::Stream& stream) {
   if (passed_.load(std::memory_order_acquire)) return;
   if (!stream.wait(event_).ok()) wait();
+}
+
+bool Fence::try_order(const device::Stream& stream) {
+  return passed_.load(std::memory_order_acquire) || stream.wait(event_).ok() || passed();
 }
 
 void Fence::wait() {

@@ -29,12 +29,14 @@ class Fence {
   Fence(const Fence&) = delete;
   Fence& operator=(const Fence&) = delete;
 
-  // Asks the device unless it is known already. A stream that has failed counts as passed: nothing behind it
+  // Asks the device unless it is known already, which moves no simulated clock. A stream that has failed counts as passed: nothing behind it
   // will run.
   bool passed();
   // Work enqueued on `stream` from now on comes after the fence. Waits on the host only if the device refuses
   // to order it.
   void order(const device::Stream& stream);
+  // The same without a wait. False: the device refuses to order it, as it does while `stream` captures a graph.
+  bool try_order(const device::Stream& stream);
   // Blocks until passed.
   void wait();
 

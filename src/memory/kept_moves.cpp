@@ -67,6 +67,13 @@ uint64_t LaneImpl::away_of(const PersistentHeapImpl& heap) const {
 }
 
 void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) {
+  std::vector<const device::Stream*> streams;
+  begin_moves_of(home, out_granules, out_uses, &streams);
+  for (const device::Stream* stream : streams) out_uses->push_back(shared_.fences.at_end_of(*stream));
+}
+
+void LaneImpl::begin_moves_of(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses,
+                              std::vector<const device::Stream*>* out_streams) {
   ShortLockGuard lock(door_.lock_);
   moving_ = true;
   const uint64_t granularity = shared_.layout->granularity_bytes();
@@ -82,12 +89,10 @@ void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
   const FenceList uses = uses_.outstanding();
   out_uses->insert(out_uses->end(), uses.begin(), uses.end());
   // A session may have used its kept blocks on its own stream since it was paged out, which nobody records.
-  std::vector<const device::Stream*> streams;
   for (const auto& [offset, heap] : promoted_) {
     const device::Stream* own = heap == moves_for_ || heap->own_blocks_out() ? heap->stream() : nullptr;
-    if (own == nullptr || std::find(streams.begin(), streams.end(), own) != streams.end()) continue;
-    streams.push_back(own);
-    out_uses->push_back(shared_.fences.at_end_of(*own));
+    if (own != nullptr && std::find(out_streams->begin(), out_streams->end(), own) == out_streams->end())
+      out_streams->push_back(own);
   }
 }
 
@@ -125,12 +130,12 @@ uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, uint64_t
 }
 
 uint64_t LaneImpl::send_kept_out(const FenceList& before, const device::Stream& stream, uint64_t most_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   return send_kept_out_here(before, stream, most_bytes);
 }
 
 void LaneImpl::send_closed_out(const device::Stream& stream) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (!is_open()) (void)send_kept_out_here({}, stream, UINT64_MAX);
 }
 
@@ -151,7 +156,7 @@ uint64_t LaneImpl::send_kept_out_here(const FenceList& before, const device::Str
 // Until all have come home the heap lends nothing at boundaries, so the lane has of it what has come and no more.
 uint64_t LaneImpl::bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream,
                                    uint64_t most_bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   const uint64_t granularity = shared_.layout->granularity_bytes();
   uint64_t bytes = 0;
   {

@@ -22,7 +22,8 @@ constexpr size_t kBulk = 64;
 }  // namespace
 
 base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   PersistentHeapImpl& heap = owner.impl();
   ShortLockGuard lock(door_.lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
@@ -154,7 +155,8 @@ base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
 }
 
 base::Result<Address> LaneImpl::alloc_spilled(uint64_t bytes, uint64_t alignment) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   PersistentHeapImpl* owner = nullptr;
   {
     ShortLockGuard lock(door_.lock_);
@@ -237,7 +239,7 @@ void LaneImpl::reclaim_all() {
 }
 
 base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   FenceList fences;
   bool planned = false, replayed = false, recorded = false, loans_changed = false;
   PersistentHeapImpl* owner = nullptr;
@@ -300,15 +302,24 @@ base::Status LaneImpl::free_planned(uint64_t offset) {
 }
 
 base::Status LaneImpl::free_block(Address address) {
+  Mark mark;
   for (;;) {
-    bool moving = false;
-    base::Status status = try_free(address, &moving);
-    if (!moving) return status;
-    const base::MutexLock until_moved(control_);
+    Hindrance hindrance;
+    base::Status status = try_free(address, mark, &hindrance);
+    if (hindrance.moves) {
+      const base::WorkLock until_moved(control_);
+      if (!until_moved) return base::WorkLock::refused();
+    } else if (hindrance.unmarked != nullptr) {
+      // Without the lock: a device that has no event left is waited for.
+      GPUSHARE_ASSIGN_OR_RETURN(mark.fence, shared_.fences.mark(*hindrance.unmarked));
+      mark.stream = hindrance.unmarked;
+    } else {
+      return status;
+    }
   }
 }
 
-base::Status LaneImpl::try_free(Address address, bool* out_moving) {
+base::Status LaneImpl::try_free(Address address, const Mark& mark, Hindrance* out_hindrance) {
   bool drained = false, unpinned = false;
   {
     ShortLockGuard lock(door_.lock_);
@@ -321,21 +332,25 @@ base::Status LaneImpl::try_free(Address address, bool* out_moving) {
     if (!handle) return no_such_block(address);
     const uint64_t tag = heap_->tag(handle);
     if (tag & BlockTag::kFreed) return no_such_block(address);
-    *out_moving = moving_ && (tag & BlockTag::kPromoted) != 0;
-    if (*out_moving) return {};
+    const bool promoted = (tag & BlockTag::kPromoted) != 0;
+    out_hindrance->moves = moving_ && promoted;
+    if (out_hindrance->moves) return {};
+    // The session may have moved to another lane since: its own stream is what the free is ordered on.
+    const device::Stream* const own = promoted ? promoted_.find(offset)->second->stream() : stream_;
+    const bool marks = promoted && own != nullptr && (own != stream_ || !is_open());
+    if (marks && mark.stream != own) {
+      out_hindrance->unmarked = own;
+      return {};
+    }
     if (recording_ && owner_->plan().recording()) owner_->plan().freed(offset);
     bool wait = (tag & BlockTag::kUsed) != 0;
-    const device::Stream* stream = stream_;
     SessionId session = 0;
     if (shared_.recorder.enabled()) session = session_of(offset, tag);
-    if (tag & BlockTag::kPromoted) {
+    if (promoted) {
       const auto found = promoted_.find(offset);
       PersistentHeapImpl* heap = found->second;
-      // The session may have moved to another lane since: its own stream is what the free is ordered on.
-      stream = heap->stream();
-      if (stream != nullptr && (stream != stream_ || !is_open())) {
-        GPUSHARE_ASSIGN_OR_RETURN(const FencePtr fence, shared_.fences.mark(*stream));
-        uses_.add(offset, fence);
+      if (marks) {
+        uses_.add(offset, mark.fence);
         wait = true;
       }
       promoted_.erase(found);
@@ -360,7 +375,7 @@ base::Status LaneImpl::try_free(Address address, bool* out_moving) {
     if (owner_ != nullptr) tell_freed();
     if (shared_.recorder.enabled())
       shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, address, BlockTag::bytes(tag),
-                              stream, session);
+                              own, session);
   }
   if (drained) drained_(this);
   if (unpinned) resize_unpinned();
@@ -369,8 +384,8 @@ base::Status LaneImpl::try_free(Address address, bool* out_moving) {
 
 void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences) {
   bool drained = false;
-  base::MutexLock control(control_);  // no block of it moves
   {
+    const base::WorkLock control(control_, base::kMustWait);  // no block of it moves
     ShortLockGuard lock(door_.lock_);
     if (promoted_.empty()) return;
     for (auto it = promoted_.begin(); it != promoted_.end();) {
@@ -398,7 +413,6 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
     }
     drained = promoted_.empty() && !is_open();
   }
-  control.unlock();
   if (drained) drained_(this);
 }
 
@@ -472,7 +486,7 @@ void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
 }
 
 std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   ShortLockGuard lock(door_.lock_);
   const std::string who = "lane " + std::to_string(id());
   if (!heap_) return {};

@@ -49,8 +49,9 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
                     std::shared_ptr<base::Pieces> pieces);
   // Returns the range, or as much of it as no promoted block pins.
   base::Status close();
-  // True once it is closed and holds nothing: it may be opened again. Returns what a closed lane still held.
-  bool reclaim_closed();
+  // *out_gone once it is closed and holds nothing: it may be opened again. Returns what a closed lane still held. False where
+  // nothing may be waited for, and the lane is in work.
+  bool reclaim_closed(bool* out_gone);
   // Frees the promoted blocks of a session that closes; `fences` end its device work.
   void free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences);
 
@@ -65,7 +66,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   // moved; if they are fewer, no others can now.
   uint64_t send_kept_out(const FenceList& before, const device::Stream& stream, uint64_t most_bytes);
   uint64_t bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream, uint64_t most_bytes);
-  void await_moves() { const base::MutexLock until_moved(control_); }
+  void await_moves() { const base::WorkLock until_moved(control_, base::kMustWait); }
   // The same for a lane that has been closed, whose range nothing but kept blocks pins: after close(), with no lock of the
   // caller, because it copies. Nothing if the lane is open again.
   void send_closed_out(const device::Stream& stream);
@@ -79,7 +80,12 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   Address base() const;
   // Held for promoted blocks though neither promised nor lent.
   uint64_t pinned_bytes() const;
-  size_t position = 0;  // in DeviceMemory's list
+  size_t position = 0;      // in DeviceMemory's list
+  bool reclaiming = false;  // of DeviceMemory, under its lock: a thread is in reclaim_closed()
+  bool is_drained() const {
+    ShortLockGuard lock(door_.lock_);
+    return !is_open() && promoted_.empty();
+  }
 
   // Lane
   uint32_t id() const override { return id_.load(std::memory_order_relaxed); }
@@ -134,6 +140,9 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   uint64_t lent() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return lent_bytes_; }
   // Moves kept blocks. MovingHeap:
   void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
+  // *out_streams: whose work until now uses the granules too.
+  void begin_moves_of(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses,
+                      std::vector<const device::Stream*>* out_streams);
   void moved(const MovableGranule& granule, bool home, bool lost) override;
   // Returns how many bytes have moved.
   uint64_t move_kept(bool home, const PersistentHeapImpl* heap, uint64_t most_bytes, const FenceList& before,
@@ -154,7 +163,16 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   // At a boundary: granules that are away and have room for blocks of iterations come home.
   void renew_away() GPUSHARE_REQUIRES(control_);
   void extend_to_target() GPUSHARE_REQUIRES(control_);
-  base::Status try_free(Address address, bool* out_moving);
+  // What stands in the way of freeing a block: granules move, or the stream that its last use is on has not been marked.
+  struct Hindrance {
+    bool moves = false;
+    const device::Stream* unmarked = nullptr;
+  };
+  struct Mark {
+    const device::Stream* stream = nullptr;
+    FencePtr fence;
+  };
+  base::Status try_free(Address address, const Mark& mark, Hindrance* out_hindrance);
   bool is_idle() const;  // open, no iteration under way and nothing kept
   // In the range beside its size.
   uint64_t beyond() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
@@ -200,7 +218,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   std::atomic<bool> shared_memory_{false};  // with other processes
   const device::Stream* stream_ = nullptr;  // set by open, of the caller
 
-  mutable base::Mutex control_;
+  mutable base::WorkMutex control_;
   std::shared_ptr<base::Pieces> pieces_ GPUSHARE_GUARDED_BY(control_);  // null: its memory is its own
   Range own_ GPUSHARE_GUARDED_BY(control_);  // taken by keep() in a shared lane, for the end of the iteration
   Range ahead_ GPUSHARE_GUARDED_BY(control_);  // taken for growing at the next boundary

@@ -16,7 +16,7 @@ FenceList LaneImpl::own_fence() const {
 
 base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& stream,
                             std::shared_ptr<base::Pieces> pieces) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   pieces_ = std::move(pieces);
   shared_memory_.store(pieces_ != nullptr, std::memory_order_relaxed);
   bool first = false;
@@ -64,7 +64,7 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
 }
 
 base::Status LaneImpl::close() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed already"};
   {
     ShortLockGuard lock(door_.lock_);
@@ -91,15 +91,16 @@ base::Status LaneImpl::close() {
   return {};
 }
 
-bool LaneImpl::reclaim_closed() {
-  base::MutexLock control(control_);
-  if (is_open()) return false;
+bool LaneImpl::reclaim_closed(bool* out_gone) {
+  const base::WorkLock control(control_);
+  if (!control) return false;
+  if (is_open()) return true;
   FenceList fences;
   Range range;
   std::vector<std::pair<PersistentHeapImpl*, uint64_t>> lenders;
   {
     ShortLockGuard lock(door_.lock_);
-    if (!promoted_.empty()) return false;
+    if (!promoted_.empty()) return true;
     for (const auto& [heap, loan] : loans_) lenders.emplace_back(heap, loan.lent_bytes);
     loans_.clear();
     loans_changed_ = false;
@@ -123,12 +124,14 @@ bool LaneImpl::reclaim_closed() {
     heap->take_back(bytes);
     heap->try_restore();
   }
+  *out_gone = true;
   return true;
 }
 
 // Gives a lane that processes share memory of its own, as large as the lane. The caller has promised the bytes.
 base::Status LaneImpl::take_own() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (pieces_ == nullptr || own_.bytes > 0) return {};
   FenceList fences;
   if (auto status = shared_.layout->take(RangeUse::kLane, range().bytes, &own_, &fences); !status.ok())
@@ -286,13 +289,13 @@ bool LaneImpl::is_idle() const {
 }
 
 void LaneImpl::resize_unpinned() {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  const std::unique_lock<base::WorkMutex> control(control_, std::try_to_lock);
   if (!control || (ahead_.bytes == 0 && target() == range_.bytes) || !is_idle()) return;
   boundary();
 }
 
 void LaneImpl::move_up_if_idle() {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  const std::unique_lock<base::WorkMutex> control(control_, std::try_to_lock);
   if (!control || !is_idle()) return;
   boundary();
   if (ahead_.bytes == 0) move_up();
@@ -314,7 +317,8 @@ void LaneImpl::shrink_to_target() {
 }
 
 base::Status LaneImpl::set_size(uint64_t bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   bytes = round_up(bytes, shared_.layout->granularity_bytes());
   drop_ahead();

@@ -9,14 +9,17 @@
 
 namespace gpushare::memory {
 
-base::Status VirtualLayout::commit_host(const Range& range, size_t granule) {
+base::Status VirtualLayout::commit_host(const Range& range, size_t granule, FenceList* out_busy) {
   base::MutexLock lock(mutex_);
   sweep_host();
   Region& region = *regions_[range.slot];
   if (region.cells.size() <= granule) region.cells.resize(granule + 1);
   Cell& cell = region.cells[granule];
   if (cell.memory != nullptr) {  // left there by a decommit
-    if (cell.fences != nullptr) wait_all(*cell.fences);
+    if (cell.fences != nullptr && !all_passed(*cell.fences)) {
+      *out_busy = *cell.fences;
+      return {GPUSHARE_NOT_READY, "the device still uses what was behind a granule"};
+    }
     GPUSHARE_RETURN_IF_ERROR(unmap_cell(region, granule));
   }
   GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory, take_host());
@@ -81,7 +84,7 @@ base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t s
   if (home) {
     if (granule_ > capacity_ - promised_) return no_room(granule_);
     promised_ += granule_;
-    if (auto status = fill_pool(1, false, lock); !status.ok()) {
+    if (auto status = fill_pool(1, {false}, lock); !status.ok()) {
       promised_ -= granule_;
       return status;
     }

@@ -38,8 +38,7 @@ base::Status VirtualLayout::take(RangeUse use, uint64_t bytes, Range* out_range,
   if (bytes > capacity_ - promised_) return no_room(bytes);
   Region* region = nullptr;
   GPUSHARE_RETURN_IF_ERROR(take_region(use == RangeUse::kLane ? Use::kLane : Use::kHeap, bytes, &region));
-  if (auto status = commit_cells(*region, 0, bytes / granule_, true, lock, out_fences, nullptr);
-      !status.ok()) {
+  if (auto status = commit_cells(*region, 0, bytes / granule_, {}, lock, out_fences, nullptr); !status.ok()) {
     retire(*region, region->last);
     return status;
   }
@@ -57,8 +56,8 @@ base::Status VirtualLayout::extend(Range& range, uint64_t bytes, bool may_wait, 
   if (region.use == Use::kShared)
     GPUSHARE_RETURN_IF_ERROR(import_up_to(region, region.bytes + bytes));
   else
-    GPUSHARE_RETURN_IF_ERROR(
-        commit_cells(region, region.bytes / granule_, bytes / granule_, may_wait, lock, out_fences, nullptr));
+    GPUSHARE_RETURN_IF_ERROR(commit_cells(region, region.bytes / granule_, bytes / granule_, {may_wait}, lock,
+                                          out_fences, nullptr));
   region.bytes += bytes;
   range.bytes += bytes;
   return {};
@@ -121,7 +120,7 @@ base::Status VirtualLayout::back(Range& range, uint64_t* out_valid_bytes) {
   Region& region = *regions_[range.slot];
   if (region.backed) return {GPUSHARE_INVALID_STATE, "the range has memory behind it already"};
   std::vector<bool> intact;
-  GPUSHARE_RETURN_IF_ERROR(commit_cells(region, 0, region.bytes / granule_, true, lock, nullptr, &intact));
+  GPUSHARE_RETURN_IF_ERROR(commit_cells(region, 0, region.bytes / granule_, {}, lock, nullptr, &intact));
   region.backed = true;
   size_t valid = 0;
   while (valid < std::min(intact.size(), region.intact) && intact[valid]) ++valid;
@@ -147,9 +146,9 @@ base::Status VirtualLayout::open_sparse(uint64_t bytes, Range* out_range) {
 }
 
 base::Status VirtualLayout::commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
-                                   std::vector<bool>* out_intact) {
+                                   std::vector<bool>* out_intact, FenceList* out_busy) {
   base::MutexLock lock(mutex_);
-  return commit_cells(*regions_[range.slot], first, count, true, lock, out_fences, out_intact);
+  return commit_cells(*regions_[range.slot], first, count, {false, out_busy}, lock, out_fences, out_intact);
 }
 
 void VirtualLayout::decommit(const Range& range, size_t first, size_t count, const FenceList& fences) {
@@ -303,11 +302,25 @@ base::Status VirtualLayout::reserve_addresses(uint64_t bytes, Address* out_reser
   return {};
 }
 
-base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t count, bool may_wait,
+base::Status VirtualLayout::wait_for(FenceList fences, const Patience& patience,
+                                     base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  if (patience.may_wait && !base::may_not_wait()) {
+    lock.unlock();
+    wait_all(fences);
+    lock.lock();
+    return {};
+  }
+  const char* const why = "the device still uses every granule that could be taken";
+  if (patience.busy == nullptr) return {GPUSHARE_DEVICE_OUT_OF_MEMORY, why};
+  *patience.busy = std::move(fences);
+  return {GPUSHARE_NOT_READY, why};
+}
+
+base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t count, const Patience& patience,
                                          base::MutexLock& lock, FenceList* out_fences,
                                          std::vector<bool>* out_intact) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   if (region.cells.size() < first + count) region.cells.resize(first + count);
-  GPUSHARE_RETURN_IF_ERROR(drop_unused_host(region, first, count, may_wait, lock));
+  GPUSHARE_RETURN_IF_ERROR(drop_unused_host(region, first, count, patience, lock));
   uint64_t bytes = 0;
   std::vector<bool> mapped(count), committed(count);
   for (size_t i = 0; i < count; ++i) {
@@ -329,7 +342,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
     }
     size_t run = 1;
     while (i + run < count && !mapped[i + run]) ++run;
-    status = fill_pool(run, may_wait, lock);
+    status = fill_pool(run, patience, lock);
     if (!status.ok()) break;
     run = std::min(run, pool_.size());
     status = map_cells(region, first + i, run);
@@ -345,7 +358,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
         set_unused(region, first + i);
     }
     promised_ -= bytes;
-    return status.with_context("mapping device memory");
+    return status.code() == GPUSHARE_NOT_READY ? status : status.with_context("mapping device memory");
   }
   const FenceList* seen = nullptr;
   for (size_t i = 0; i < count; ++i) {
@@ -361,7 +374,8 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
 }
 
 // Host memory that the last owner left behind these cells. (The analysis cannot follow a scoped lock through a parameter.)
-base::Status VirtualLayout::drop_unused_host(Region& region, size_t first, size_t count, bool may_wait,
+base::Status VirtualLayout::drop_unused_host(Region& region, size_t first, size_t count,
+                                             const Patience& patience,
                                              base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   if (unused_host_.empty()) return {};
   for (size_t i = first; i < first + count; ++i) {
@@ -371,11 +385,7 @@ base::Status VirtualLayout::drop_unused_host(Region& region, size_t first, size_
         GPUSHARE_RETURN_IF_ERROR(unmap_cell(region, i));
         break;
       }
-      if (!may_wait)
-        return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the device still uses the host memory behind a granule"};
-      lock.unlock();
-      wait_all(busy);
-      lock.lock();
+      GPUSHARE_RETURN_IF_ERROR(wait_for(busy, patience, lock));
     }
   }
   return {};
@@ -467,7 +477,7 @@ bool VirtualLayout::is_busy(const Unused& entry, FenceList* out_busy) {
   return true;
 }
 
-base::Status VirtualLayout::fill_pool(size_t wanted, bool may_wait,
+base::Status VirtualLayout::fill_pool(size_t wanted, const Patience& patience,
                                       base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   base::Status refused;
   // Another thread may empty the pool while this one waits.
@@ -488,11 +498,7 @@ base::Status VirtualLayout::fill_pool(size_t wanted, bool may_wait,
     if (busy.empty())
       return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
                           : refused;
-    if (!may_wait)
-      return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the device still uses every granule that could be taken"};
-    lock.unlock();
-    wait_all(busy);
-    lock.lock();
+    GPUSHARE_RETURN_IF_ERROR(wait_for(std::move(busy), patience, lock));
   }
   return {};
 }

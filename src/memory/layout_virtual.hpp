@@ -54,13 +54,13 @@ class VirtualLayout final : public RangeLayout {
 
   base::Status open_sparse(uint64_t bytes, Range* out_range) override;
   base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
-                      std::vector<bool>* out_intact) override;
+                      std::vector<bool>* out_intact, FenceList* out_busy) override;
   void decommit(const Range& range, size_t first, size_t count, const FenceList& fences) override;
   void close_sparse(Range& range) override;
 
   // layout_moves.cpp
   bool has_host_tier() const override { return device_.can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL); }
-  base::Status commit_host(const Range& range, size_t granule) override;
+  base::Status commit_host(const Range& range, size_t granule, FenceList* out_busy) override;
   uint64_t host_bytes() override;
   void trim_host() override;
   base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
@@ -131,11 +131,17 @@ class VirtualLayout final : public RangeLayout {
   void drop_imported(Region& region, uint64_t bytes, const FenceList& fences, base::MutexLock& lock);
   void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
 
-  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed. May
-  // let go of `lock` while it waits for the device.
-  base::Status commit_cells(Region& region, size_t first, size_t count, bool may_wait, base::MutexLock& lock,
-                            FenceList* out_fences, std::vector<bool>* out_intact);
-  base::Status drop_unused_host(Region& region, size_t first, size_t count, bool may_wait,
+  // What a call does about granules that the device still uses: it lets go of the lock and waits; or it fails, with NOT_READY
+  // and the fences in *busy where that is given, else with DEVICE_OUT_OF_MEMORY.
+  struct Patience {
+    bool may_wait = true;
+    FenceList* busy = nullptr;
+  };
+  base::Status wait_for(FenceList fences, const Patience& patience, base::MutexLock& lock);
+  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed.
+  base::Status commit_cells(Region& region, size_t first, size_t count, const Patience& patience,
+                            base::MutexLock& lock, FenceList* out_fences, std::vector<bool>* out_intact);
+  base::Status drop_unused_host(Region& region, size_t first, size_t count, const Patience& patience,
                                 base::MutexLock& lock);
   // Makes the committed cells unused, the last first. with_host: also the cells in host memory.
   void decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences, bool with_host)
@@ -151,7 +157,7 @@ class VirtualLayout final : public RangeLayout {
   // The device still works on an unused cell. *out_busy, if it is empty: what must pass.
   bool is_busy(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   // Leaves `wanted` granules in the pool; fewer, but at least one, where more would have to be waited for.
-  base::Status fill_pool(size_t wanted, bool may_wait, base::MutexLock& lock);
+  base::Status fill_pool(size_t wanted, const Patience& patience, base::MutexLock& lock);
   // Unmaps granules that nobody is promised, those given back longest ago first, since streams pass their fences in that
   // order. False if there is none that the device is done with; *out_busy are then fences of one that it still works on, if any.
   bool reclaim(size_t wanted, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);

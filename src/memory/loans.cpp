@@ -86,12 +86,13 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
 }
 
 void LaneImpl::return_surplus() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return;
   balance_loans(Balance::kReturn);
 }
 
 void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   uint64_t bytes = 0;
   {
     ShortLockGuard lock(door_.lock_);
@@ -131,7 +132,7 @@ uint64_t PersistentHeapImpl::on_loan() const {
 }
 
 uint64_t PersistentHeapImpl::lend(uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  const std::unique_lock<base::WorkMutex> control(control_, std::try_to_lock);
   return control && is_resident() ? lend_now(bytes) : 0;
 }
 
@@ -155,7 +156,7 @@ void PersistentHeapImpl::take_back(uint64_t bytes) {
 }
 
 void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  const std::unique_lock<base::WorkMutex> control(control_, std::try_to_lock);
   if (control && is_resident()) restore(false);
 }
 

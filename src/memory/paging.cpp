@@ -112,7 +112,7 @@ base::Result<uint64_t> PersistentHeapImpl::give_saved(uint64_t at) {
 
 base::Status PersistentHeapImpl::page_out(const device::Stream& stream, uint64_t most_bytes,
                                           uint64_t* out_given_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (!shared_.layout->can_page())
     return {GPUSHARE_UNSUPPORTED, "the contiguous layout cannot page a session out and keep its addresses"};
   most_bytes = std::max(most_bytes, shared_.layout->granularity_bytes());
@@ -198,7 +198,7 @@ void PersistentHeapImpl::unback_all() {
 }
 
 void PersistentHeapImpl::stop_page_in() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (coming_in_) unback_all();
   if (residency_.load() != Residency::kIn || kept_lost_.load()) return;
   // A boundary may still move granules that it chose before the session's own blocks were in.
@@ -207,7 +207,7 @@ void PersistentHeapImpl::stop_page_in() {
 }
 
 base::Status PersistentHeapImpl::page_in(const device::Stream& stream, uint64_t most_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (!paged_out()) return {GPUSHARE_INVALID_STATE, "the session is not paged out"};
   if (kept_lost_.load()) return kept_lost();
   most_bytes = std::max(most_bytes, shared_.layout->granularity_bytes());

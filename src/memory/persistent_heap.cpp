@@ -42,7 +42,7 @@ FenceList PersistentHeapImpl::own_fences() const {
 }
 
 base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint64_t promised_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   spill_owner_.session.store(session);
   spill_owner_.set_stream(nullptr);
   plan_.reset();
@@ -64,7 +64,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
 }
 
 base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneImpl*>* out_borrowers) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed already"};
   FenceList fences = own_fences();
   std::vector<Extent> extents;
@@ -244,11 +244,10 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
 }
 
 base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
-  base::MutexLock control(control_);
-  if (residency_.load() != Residency::kResident)
-    return {GPUSHARE_INVALID_STATE, is_open()
-                                        ? "the session is paged out: page it in before its promise changes"
-                                        : "the persistent heap is closed"};
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
+  if (!is_resident()) return {base::kAway, "the session is paged out: page it in before its promise changes"};
   const uint64_t wanted = round_up(promised_bytes, shared_.layout->granularity_bytes());
   for (LaneImpl* lane : borrowers()) lane->return_surplus();
   restore(true);
@@ -299,24 +298,24 @@ base::Result<Address> PersistentHeapImpl::alloc(Kind kind, uint64_t bytes, uint6
   if (kind != Kind::kModel && kind != Kind::kFramework)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "a persistent block is of kind model or framework");
   Address address = 0;
-  for (;;) {
-    {
-      ShortLockGuard lock(lock_);
-      if (!moving_) {
-        GPUSHARE_RETURN_IF_ERROR(place(kind, bytes, alignment, &address));
-        break;
-      }
-    }
-    const base::MutexLock until_moved(control_);
+  {
+    ShortLockGuard lock(lock_);
+    if (moving_) return base::Status(base::kMoving, "granules of session '" + name_ + "' move");
+    GPUSHARE_RETURN_IF_ERROR(place(kind, bytes, alignment, &address));
   }
   shared_.note_peak();
   return address;
 }
 
+base::Status PersistentHeapImpl::await_moves() {
+  const base::WorkLock until_moved(control_);
+  return until_moved ? base::Status() : base::WorkLock::refused();
+}
+
 base::Status PersistentHeapImpl::place(Kind kind, uint64_t bytes, uint64_t alignment, Address* out_address) {
-  if (residency_.load(std::memory_order_relaxed) != Residency::kResident)
-    return {GPUSHARE_INVALID_STATE, "session '" + name_ + "' is " + (is_open() ? "paged out" : "closed") +
-                                        ": no block can be placed"};
+  if (!is_open())
+    return {GPUSHARE_INVALID_STATE, "session '" + name_ + "' is closed: no block can be placed"};
+  if (!is_resident()) return {base::kAway, "session '" + name_ + "' is paged out: no block can be placed"};
   const uint64_t tag = BlockTag::make(kind, bytes);
   BlockHandle handle = allocate(bytes, alignment, tag, out_address);
   if (!handle && uses_.deferred() > 0) {
@@ -346,7 +345,8 @@ base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status
 }
 
 base::Result<Address> PersistentHeapImpl::alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (!is_open()) return base::Status(GPUSHARE_INVALID_STATE, "the persistent heap is closed");
   return shared_.spill->alloc(spill_owner_, spill_owner_, kind, bytes, alignment);
 }
@@ -356,7 +356,8 @@ base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, ui
   *out_bytes = 0;
   if (!shared_.layout->has_host_tier())
     return {GPUSHARE_UNSUPPORTED, "blocks stay where they are on this layout or device"};
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
   struct Moved {
     ~Moved() {
@@ -374,7 +375,7 @@ base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, ui
 
 base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
                                                   uint64_t* out_bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   return shared_.spill
       ->move(spill_owner_, nullptr, false, most_bytes, UINT64_MAX, own_fences(), stream, out_bytes)
       .with_context("session '" + name() + "': moving its spilled blocks");
@@ -585,7 +586,7 @@ void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) co
 }
 
 std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_, base::kMustWait);
   ShortLockGuard lock(lock_);
   uint64_t bytes = 0, live = 0, away = 0;
   for (const Extent& extent : extents_) {

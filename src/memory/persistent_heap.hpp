@@ -60,6 +60,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
            away_live_bytes_.load(std::memory_order_relaxed);
   }
+  base::Status await_moves() override;
   base::Status resize(uint64_t promised_bytes) override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
   base::Status page_out(const device::Stream& stream, uint64_t most_bytes,
@@ -199,7 +200,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::atomic<Residency> residency_{Residency::kClosed};
   std::atomic<bool> kept_lost_{false};
 
-  mutable base::Mutex control_;
+  mutable base::WorkMutex control_;
   std::vector<std::unique_ptr<Heap>> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
   std::vector<Run> saved_runs_ GPUSHARE_GUARDED_BY(control_);
   std::vector<uint8_t*> saved_chunks_ GPUSHARE_GUARDED_BY(control_);
@@ -218,7 +219,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
   uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) =
       0;  // = the bytes of the extents' granules that are not away + lent_
-  bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // who would place a block waits for control_
+  bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // no block is placed: await_moves()
   uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
   std::vector<LaneImpl*> borrowers_

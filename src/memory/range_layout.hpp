@@ -89,10 +89,10 @@ class RangeLayout {
   virtual base::Status open_sparse(uint64_t bytes, Range* out_range);
   // Puts memory behind the granules that have none. *out_fences must be passed before the bytes are used;
   // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so its content is intact.
-  // Waits on the host only where all other granules are in use by device work. Errors: DEVICE_OUT_OF_MEMORY, the device's own:
-  // nothing has changed then.
+  // Never waits for device work. Errors: NOT_READY (all other granules are in use by device work: try again once *out_busy
+  // has passed), DEVICE_OUT_OF_MEMORY, the device's own: nothing has changed then.
   virtual base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
-                              std::vector<bool>* out_intact);
+                              std::vector<bool>* out_intact, FenceList* out_busy);
   // Takes the memory back from granules that have some; after `fences` the device is done with it. Never waits, never fails.
   virtual void decommit(const Range& range, size_t first, size_t count, const FenceList& fences);
   // All of it must be decommitted.
@@ -104,9 +104,10 @@ class RangeLayout {
   // moves at a time.
   static constexpr size_t kMoveSlots = 16;  // moves that may be under way together
   virtual bool has_host_tier() const { return false; }
-  // Puts host memory behind a granule of a sparse range that has no memory and is not used by device work. Errors:
-  // HOST_OUT_OF_MEMORY, the device's.
-  virtual base::Status commit_host(const Range& range, size_t granule);
+  // Puts host memory behind a granule of a sparse range that is not committed. Never waits for device work. Errors: NOT_READY
+  // (device work of an earlier owner uses what was there: try again once *out_busy has passed), HOST_OUT_OF_MEMORY, the
+  // device's.
+  virtual base::Status commit_host(const Range& range, size_t granule, FenceList* out_busy);
   // All there is behind granules, without what the device is done with, and a little that is kept for the next moves.
   virtual uint64_t host_bytes() { return 0; }
   // Gives the latter back.
@@ -143,10 +144,11 @@ inline base::Status RangeLayout::open_sparse(uint64_t, Range*) {
           "elastic ranges need the virtual layout: open the runtime with GPUSHARE_LAYOUT_VIRTUAL on a device "
           "with virtual memory"};
 }
-inline base::Status RangeLayout::commit(const Range&, size_t, size_t, FenceList*, std::vector<bool>*) {
+inline base::Status RangeLayout::commit(const Range&, size_t, size_t, FenceList*, std::vector<bool>*,
+                                        FenceList*) {
   return open_sparse(0, nullptr);
 }
-inline base::Status RangeLayout::commit_host(const Range&, size_t) {
+inline base::Status RangeLayout::commit_host(const Range&, size_t, FenceList*) {
   return open_sparse(0, nullptr);
 }
 inline base::Status RangeLayout::begin_move(const Range&, size_t, bool, size_t, Address*) {

@@ -49,8 +49,13 @@ uint64_t HostChunks::trim() {
 }
 
 SpillStore::~SpillStore() {
+  std::vector<FenceList> used;
+  {
+    base::MutexLock lock(mutex_);
+    for (Freed& freed : freed_) used.push_back(std::move(freed.fences));
+  }
+  for (const FenceList& fences : used) wait_all(fences);
   base::MutexLock lock(mutex_);
-  for (Freed& freed : freed_) wait_all(freed.fences);
   for (auto& pool : pools_) {
     pool->tenant = nullptr;  // a heap that found no memory to close in is gone, and its books with it
     release(*pool, true);
@@ -136,7 +141,7 @@ void SpillStore::release(Pool& pool, bool indexed) {
   shared_.layout->close_sparse(pool.range);
 }
 
-base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes) {
+base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes, FenceList* out_busy) {
   if (pool.memory != nullptr) return {};
   const uint64_t granule = shared_.layout->granularity_bytes();
   const size_t first = offset / granule, end = (offset + bytes - 1) / granule + 1;
@@ -147,7 +152,7 @@ base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes) {
   for (size_t i = first; i < end; ++i) {
     if (pool.granules[i].where != Where::kNowhere) continue;
     // If the call fails half way, the granules already committed stay for the next block.
-    GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit_host(pool.range, i));
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit_host(pool.range, i, out_busy));
     pool.granules[i].where = Where::kAway;
   }
   return {};
@@ -177,6 +182,17 @@ void SpillStore::touch(Pool& pool, uint64_t offset, uint64_t bytes) {
 base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
                                         uint64_t alignment) {
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
+  for (;;) {
+    FenceList busy;
+    auto block = try_alloc(owner, tenant, kind, bytes, alignment, &busy);
+    if (block.status().code() != GPUSHARE_NOT_READY) return block;
+    if (base::may_not_wait()) return base::WorkLock::refused();
+    wait_all(busy);
+  }
+}
+
+base::Result<Address> SpillStore::try_alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
+                                            uint64_t alignment, FenceList* out_busy) {
   base::MutexLock lock(mutex_);
   sweep();
   Pool* found = nullptr;
@@ -197,7 +213,7 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, K
       return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the metadata of spilled blocks");
   }
   const uint64_t size = found->heap.size_bytes(handle);
-  if (auto status = back(*found, handle.offset_bytes, size); !status.ok()) {
+  if (auto status = back(*found, handle.offset_bytes, size, out_busy); !status.ok()) {
     found->heap.free(handle);
     release_empty(false);
     return status;
@@ -239,14 +255,20 @@ base::Status SpillStore::drop(Address address, const FenceList& fences) {
 }
 
 base::Status SpillStore::free_block(Address address) {
-  base::MutexLock lock(mutex_);
-  const auto found = blocks_.find(address);
-  if (found == blocks_.end()) return no_such_block(address);
+  const device::Stream* stream = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = blocks_.find(address);
+    if (found == blocks_.end()) return no_such_block(address);
+    stream = found->second.owner->stream.load();
+  }
   FenceList fences;
-  if (const device::Stream* stream = found->second.owner->stream.load()) {
+  if (stream != nullptr) {
+    // Without the lock: a device that has no event left is waited for.
     GPUSHARE_ASSIGN_OR_RETURN(FencePtr fence, shared_.fences.mark(*stream));
     fences.push_back(std::move(fence));
   }
+  base::MutexLock lock(mutex_);
   return drop(address, fences);
 }
 

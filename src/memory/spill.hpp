@@ -169,7 +169,11 @@ class SpillStore final : public BlockOwner {
   base::Result<Pool*> add_pool(SpillOwner& tenant, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   base::Status check_limit(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Host memory behind the granules of a block that have none, and the books of it.
-  base::Status back(Pool& pool, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Status back(Pool& pool, uint64_t offset, uint64_t bytes, FenceList* out_busy)
+      GPUSHARE_REQUIRES(mutex_);
+  // NOT_READY: to be repeated once *out_busy has passed.
+  base::Result<Address> try_alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
+                                  uint64_t alignment, FenceList* out_busy);
   void count(Pool& pool, uint64_t offset, uint64_t bytes, bool lives) GPUSHARE_REQUIRES(mutex_);
   void touch(Pool& pool, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   void release(Pool& pool, bool indexed) GPUSHARE_REQUIRES(mutex_);
@@ -190,7 +194,7 @@ class SpillStore final : public BlockOwner {
   Shared& shared_;
   HostChunks chunks_{shared_.device};
   std::atomic<uint64_t> limit_bytes_{UINT64_MAX};
-  base::Mutex move_mutex_;  // one session moves at a time; taken before mutex_
+  base::WorkMutex move_mutex_;  // one session moves at a time; taken before mutex_
   mutable base::Mutex mutex_;
   uint64_t plain_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of pools without granules
   std::vector<std::unique_ptr<Pool>> pools_ GPUSHARE_GUARDED_BY(mutex_);

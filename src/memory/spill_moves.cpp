@@ -104,7 +104,7 @@ base::Status SpillStore::move(SpillOwner& tenant, MovingHeap* heap, bool home, u
                               uint64_t budget_ns, const FenceList& before, const device::Stream& stream,
                               uint64_t* out_bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   *out_bytes = 0;
-  std::unique_lock<base::Mutex> alone(move_mutex_, std::defer_lock);
+  std::unique_lock<base::WorkMutex> alone(move_mutex_, std::defer_lock);
   if (budget_ns == UINT64_MAX)
     alone.lock();
   else if (!alone.try_lock())

@@ -278,7 +278,7 @@ base::Status Device::wait_passed(Stream& stream, uint64_t sequence) {
 }
 
 bool Device::poll() {
-  if (++polls_ < costs_.polls) return false;
+  if (base::QuietQueries::active() || ++polls_ < costs_.polls) return false;
   polls_ = 0;
   return step();
 }

@@ -435,3 +435,52 @@ TEST_CASE("the last of a model and of its loader may go inside a group's callbac
     }
   }
 }
+
+// Memory that is not promised goes back to the device at once, so copies that outlive their session write to nothing.
+TEST_CASE("a runtime that closes waits for a calibration's copies, and the calibration says so") {
+  for (const memory::Layout layout : {memory::Layout::kVirtual, memory::Layout::kContiguous}) {
+    for (int round = 0; round < 3; ++round) {
+      Loading on({"host?total_bytes=268435456&copy_gbps=4", layout}, 96 * kMiB);
+      REQUIRE(on.runtime->set_capacity(64 * kMiB).ok());
+      base::Status calibrated;
+      std::thread calibrates([&] { calibrated = on.loader->calibrate(); });
+      while (on.runtime->info()->persistent_bytes == 0) std::this_thread::yield();
+      const base::Status closed = on.runtime->close();
+      calibrates.join();
+      INFO(closed.to_string());
+      CHECK(closed.ok());
+      INFO(calibrated.to_string());
+      CHECK((calibrated.ok() || calibrated.code() == GPUSHARE_INVALID_STATE));
+      CHECK(on.loader->calibrate().code() == GPUSHARE_INVALID_STATE);
+    }
+  }
+}
+
+TEST_CASE("a model that a thread waits for is not unloaded in a callback of its copies: the call says so") {
+  Loading on(test::kSetups[0]);
+  const auto session = test::open_session(*on.runtime, test::need("s", 16 * kMiB, kMiB));
+  std::atomic<loader::Model*> loaded{nullptr};
+  std::atomic<bool> waiting{false};
+  base::Status unloaded;
+  loader::LoadOptions options;
+  options.ends = {1, 2, 3};
+  options.on_group = [&](size_t group, uint32_t, uint32_t) {
+    if (group != 0) return;
+    while (!waiting) std::this_thread::yield();
+    for (int i = 0; i < 2000; ++i)
+      std::this_thread::yield();  // until the other thread is inside, most likely
+    unloaded = loaded.load()->unload();
+  };
+  const auto model = on.loader->load(session, on.image("m", 3, kMiB, 1), options);
+  REQUIRE(model.ok());
+  loaded = model->get();
+  waiting = true;
+  const base::Status waited = (*model)->wait(2, GPUSHARE_NO_TIMEOUT);
+  CHECK((waited.ok() || waited.code() == GPUSHARE_INVALID_STATE));
+  CHECK(on.runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
+  CHECK((*model)->unload().ok());
+  INFO(unloaded.to_string());
+  CHECK((unloaded.ok() || unloaded.code() == GPUSHARE_INVALID_STATE));
+  CHECK(session->close().ok());
+  CHECK(on.runtime->close().ok());
+}

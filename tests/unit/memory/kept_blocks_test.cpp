@@ -533,7 +533,7 @@ TEST_CASE("kept blocks go out in parts after their session's own blocks, and com
   while (heap->own_blocks_out()) CHECK_OK(heap->page_in(paging, 2 * kMiB));
   CHECK(heap->paged_out());
   CHECK(heap->kept_away_bytes() == away);
-  CHECK(heap->alloc(Kind::kModel, 1, 0).status().code() == GPUSHARE_INVALID_STATE);
+  CHECK(heap->alloc(Kind::kModel, 1, 0).status().code() == base::kAway);
   CHECK(all_are(reinterpret_cast<const uint8_t*>(block), 4 * kMiB, 8));
   for (int parts = 0; heap->paged_out(); ++parts) {
     if (parts == 2 && at_home && !happens()) return;
