@@ -38,7 +38,6 @@ base::Result<BatcherOptions> batcher_options(const gpushare_batcher_params& para
   set(params.window, &options.histogram.window);
   set(params.bins, &options.bins);
   set(params.opportunity, &options.opportunity);
-  set(params.hold < 0 ? 1e-12 : params.hold, &options.hold);
   set(params.feasible_quantile, &options.feasible_quantile);
   set(params.delay_rate_per_ms, &options.delay_rate_per_ms);
   set(params.estimate_quantile, &options.estimate_quantile);

@@ -39,11 +39,8 @@ void sensitivity(Report& report, const std::vector<Calibration>& all) {
                         base::format(q == 0.7 ? "**feasible quantile %g**" : "feasible quantile %g", q),
                         [=](ServingOptions& o) { o.batcher.feasible_quantile = q; }});
   for (double p : {0.0, 0.35, 0.5, 0.7, 0.85, 1.0})
-    variants.push_back({"gpushare", base::format(p == 0.7 ? "**opportunity %g**" : "opportunity %g", p),
+    variants.push_back({"gpushare", base::format(p == 1 ? "**opportunity %g**" : "opportunity %g", p),
                         [=](ServingOptions& o) { o.batcher.opportunity = p; }});
-  for (double h : {0.0, 0.2, 0.4, 0.6, 0.8})
-    variants.push_back({"gpushare", base::format(h == 0.4 ? "**hold %g**" : "hold %g", h),
-                        [=](ServingOptions& o) { o.batcher.hold = h; }});
   for (double d : {0.0, 10.0, 50.0, 200.0})
     variants.push_back({"gpushare", base::format(d == 0 ? "**defer %g ms**" : "defer %g ms", d),
                         [=](ServingOptions& o) { o.batcher.max_defer_ms = d; }});

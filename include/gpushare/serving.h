@@ -43,10 +43,8 @@ typedef struct gpushare_batcher_params {
   uint64_t window;    /* how many durations of an application are remembered, up to 2^20; 2,048 */
   uint32_t bins;      /* bins of the distributions that decisions use, up to 4,096; 32 */
   uint32_t flags;     /* GPUSHARE_BATCHER_* */
-  double opportunity; /* gpushare, with several applications: price of device time as a share of the recent
-                         goodput per busy time; 0.7 */
-  double hold;        /* gpushare: least share of its time's worth that a doubtful batch must win; negative =
-                         none; 0.4 */
+  double opportunity; /* gpushare: price of device time as a share of the recent goodput per busy time; 1 */
+  double hold; /* has no effect any more: a device that would otherwise do nothing is never left idle */
   double feasible_quantile;     /* gpushare: quantile of a batch's duration that must fit into each member's
                                    slack; 0.7 */
   double delay_rate_per_ms;     /* orloj: b; 1e-4 */

@@ -81,9 +81,7 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
     add(app, "--decode-ms", &rule_.decode_ms_per_token, number(0, true, 1e4), "X",
         "Public layout: ms a generated token [20]");
     add(app, "--opportunity", &options_.batcher.opportunity, number(0, true, 1e3), "X",
-        "gpushare: price of device time as a share of recent goodput, with several applications [0.7]");
-    add(app, "--hold", &options_.batcher.hold, number(0, true, 1e3), "X",
-        "gpushare: least share of its time's worth that a doubtful batch must win [0.4]");
+        "gpushare: price of device time as a share of recent goodput [1]");
     add(app, "--labels", &labels_, one_of({"on", "off"}), "on|off",
         "on: policies see each request's application; off: all are of one [on]");
     add(app, "--features", &features_, one_of({"on", "off"}), "on|off",

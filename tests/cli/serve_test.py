@@ -113,7 +113,7 @@ class Serve(ToolTest):
             (["--seed", "-1"], ["--seed", "whole number"]),
             (["--labels", "maybe"], ["--labels", "on and off"]),
             (["--opportunity", "-1"], ["--opportunity"]),
-            (["--hold", "x"], ["--hold"]),
+            (["--opportunity", "x"], ["--opportunity"]),
             (["--warm-samples", "-1"], ["--warm-samples"]),
             (["--warm-from", "1.5"], ["--warm-from"]),
             (["--max-pending", "0"], ["max_pending"]),

@@ -66,6 +66,29 @@ class OutcomeQueue {
   size_t size_ = 0;
 };
 
+// Tells whether the whole process stood still (SIGSTOP, a suspended machine) while a batch ran: then a thread that sleeps in
+// short pieces wakes long after the end of one. What a batch takes beside that is not known, and no estimate learns from it.
+class Pulse {
+ public:
+  static constexpr uint64_t kPieceNs = 20'000'000;
+  void batch_begins() { missed_ = false; }
+  void asleep(uint64_t until_ns) { until_ns_ = until_ns; }
+  void awake(uint64_t now_ns) {
+    (void)missed(now_ns);
+    until_ns_ = UINT64_MAX;
+  }
+  // Since the batch began.
+  bool missed(uint64_t now_ns) {
+    constexpr uint64_t kLateNs = 200'000'000;  // a busy machine wakes its threads earlier
+    missed_ = missed_ || (now_ns > until_ns_ && now_ns - until_ns_ > kLateNs);
+    return missed_;
+  }
+
+ private:
+  uint64_t until_ns_ = UINT64_MAX;  // the end of the piece that is slept
+  bool missed_ = false;
+};
+
 }  // namespace
 
 class RequestServer::Impl {
@@ -444,18 +467,22 @@ class RequestServer::Impl {
       }
       report();
       if (ended_) return;
-      if (poked_) continue;
-      wake_ns = std::min(wake_ns, expires_ns());
-      if (wake_ns == kNever) {
-        while (!poked_) changed_.wait(mutex_);
-      } else {
-        const uint64_t later = base::host_now_ns();
-        const uint64_t sleep = wake_ns > later ? wake_ns - later : 0;
-        const auto until = std::chrono::steady_clock::now() +
-                           std::chrono::nanoseconds(std::min<uint64_t>(sleep, 3'600'000'000'000ull));
-        while (!poked_ && changed_.wait_until(mutex_, until)) {
-        }
+      if (!poked_) sleep_until(std::min(wake_ns, expires_ns()));
+    }
+  }
+
+  // Until something happens or the time has come. While a batch runs, in short pieces, see Pulse.
+  void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
+    for (uint64_t now = base::host_now_ns(); !poked_ && now < wake_ns; now = base::host_now_ns()) {
+      if (wake_ns == kNever && in_flight_ == 0) {
+        changed_.wait(mutex_);
+        continue;
       }
+      constexpr uint64_t kHour = 3'600'000'000'000;
+      const uint64_t piece = std::min(wake_ns - now, in_flight_ == 0 ? kHour : Pulse::kPieceNs);
+      pulse_.asleep(now + piece);
+      changed_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::nanoseconds(piece));
+      pulse_.awake(base::host_now_ns());
     }
   }
 
@@ -487,6 +514,7 @@ class RequestServer::Impl {
         continue;
       }
       for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
+      pulse_.batch_begins();
       told.started_ns = begin;
       told.model_ended = false;
       told.server = this;
@@ -507,12 +535,7 @@ class RequestServer::Impl {
       const uint64_t end = base::host_now_ns();
       const uint64_t took = end - std::clamp(told.started_ns, begin, end);
       try {
-        if (status.ok() && !given_up_) {
-          told.execution_ns.resize(batch.requests.size());
-          batcher_->finished_run(batch.id, told.execution_ns, took, end);
-        } else if (!given_up_) {
-          batcher_->finished(batch.id, took, end);
-        }
+        if (!given_up_) learn(batch, told, status, took, end);
       } catch (...) {
         give_up();
       }
@@ -540,6 +563,19 @@ class RequestServer::Impl {
       } catch (...) {
         give_up();
       }
+    }
+  }
+
+  // Tells the batcher how the batch ended.
+  void learn(const Batch& batch, BatchReport& told, const base::Status& status, uint64_t took, uint64_t end)
+      GPUSHARE_REQUIRES(mutex_) {
+    if (!status.ok()) {
+      batcher_->failed(batch.id, took, end);
+    } else if (pulse_.missed(end)) {
+      batcher_->finished(batch.id, took, end);  // the time that the process stood still is not the batch's
+    } else {
+      told.execution_ns.resize(batch.requests.size());
+      batcher_->finished_run(batch.id, told.execution_ns, took, end);
     }
   }
 
@@ -593,6 +629,7 @@ class RequestServer::Impl {
   std::array<Told, 64> told_;  // of the decider: being told
   size_t told_count_ = 0, told_next_ = 0;
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
+  Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t soonest_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // no waiting request has an earlier deadline

@@ -22,12 +22,11 @@ class Ordered : public BatcherBase {
   Ordered(std::string name, const BatcherOptions& options, bool by_deadline)
       : BatcherBase(std::move(name), options), by_deadline_(by_deadline) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
     if (in_flight > 0) return decision;
-    drop_expired(now_ns);
     const uint32_t model = order_.first_model();
-    if (model == order_.models()) return decision;
+    if (model == order_.models() || !may_drop()) return decision;
     const uint64_t at = ready_at(model, now_ns);
     if (at > now_ns) {
       decision.wake_ns = at;
@@ -69,11 +68,8 @@ class Ordered : public BatcherBase {
     order_.remove(held.request.model, key(held), held.request.id);
     if (!by_deadline_) deadlines_.remove(held.request.model, held.request.deadline_ns, held.request.id);
   }
-  void drop_expired(uint64_t now_ns) {
-    const KeyedOrder& by = by_deadline_ ? order_ : deadlines_;
-    for (uint32_t model = 0; model < by.models(); ++model)
-      while (!by.of(model).empty() && by.of(model).begin()->first <= now_ns)
-        drop(by.of(model).begin()->second, DropReason::kExpired);
+  uint64_t expire(uint64_t now_ns) override {
+    return expire_from(by_deadline_ ? order_ : deadlines_, now_ns);
   }
   uint64_t key(const Held& held) const {
     return by_deadline_ ? held.request.deadline_ns : held.request.arrival_ns;
@@ -119,6 +115,7 @@ class Clipper final : public Ordered {
     return limited;
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
+    if (flight.cold) return;
     Fit& fit = fits_[flight.model];
     const auto took = static_cast<double>(device_ns);
     Latency& seen = fit.of_size[flight.size];
@@ -202,6 +199,7 @@ class ClipperMean final : public Ordered {
     return static_cast<uint32_t>(std::clamp((budget - offset) / slope, 1.0, static_cast<double>(most)));
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
+    if (flight.cold) return;
     std::deque<std::pair<double, double>>& seen = fits_[flight.model].seen;
     seen.emplace_back(flight.size, static_cast<double>(device_ns));
     if (seen.size() > 300) seen.pop_front();
@@ -228,6 +226,7 @@ class ClipperAimd final : public Ordered {
     return static_cast<uint32_t>(limit_[model]);
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
+    if (flight.cold) return;
     double& limit = limit_[flight.model];
     if (device_ns > flight.slo_ns)
       limit = std::max(1.0, limit * 0.9);
@@ -324,9 +323,10 @@ class Clockwork final : public BatcherBase {
   Clockwork(const BatcherOptions& options, bool single)
       : BatcherBase(single ? "clockwork-single" : "clockwork", options), single_(single) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
     const uint64_t ahead = ns(options_.clockwork_window_ms);
+    if (!may_drop()) return decision;
     if (in_flight == 0) free_at_ns_ = std::min(free_at_ns_, now_ns);
     if (in_flight > 1) return decision;
     // One runs: send the next only when it is about to end, and not while it is later than an action may be.
@@ -354,6 +354,10 @@ class Clockwork final : public BatcherBase {
     order_.resize(order_.models() + 1);
     recent_.emplace_back();
   }
+  uint64_t expire(uint64_t now_ns) override { return expire_from(order_, now_ns); }
+  double least_alone_ns(const Held& held) override {
+    return estimate(held.request.model, 1) + options_.clockwork_slack_ms * 1e6;
+  }
   // A queue by deadline is a queue by arrival where a model has one SLO, as in Clockwork.
   void enter(Held& held, uint64_t /*now_ns*/) override {
     order_.add(held.request.model, held.request.deadline_ns, held.request.id);
@@ -362,9 +366,11 @@ class Clockwork final : public BatcherBase {
     order_.remove(held.request.model, held.request.deadline_ns, held.request.id);
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
-    std::deque<double>& recent = recent_[flight.model][flight.size];
-    recent.push_back(static_cast<double>(device_ns));
-    if (recent.size() > 10) recent.pop_front();
+    if (!flight.cold) {
+      std::deque<double>& recent = recent_[flight.model][flight.size];
+      recent.push_back(static_cast<double>(device_ns));
+      if (recent.size() > 10) recent.pop_front();
+    }
     // Later or earlier than thought; what was sent meanwhile moves free_at_ns_ again when it starts.
     free_at_ns_ = now_ns;
   }
@@ -456,7 +462,7 @@ class Clockwork final : public BatcherBase {
   }
   void drop_hopeless(uint32_t model, uint64_t start) {
     const auto& queue = order_.of(model);
-    while (!queue.empty() &&
+    while (!queue.empty() && may_drop() &&
            static_cast<double>(start) + estimate(model, 1) > internal_deadline(*queue.begin()))
       drop(queue.begin()->second, DropReason::kHopeless);
   }

@@ -2,52 +2,157 @@
 #include "sched/slo/batch_time.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace gpushare::sched::slo {
+namespace {
 
-BatchTimeModel::BatchTimeModel(double c0_ns, double c1, double memory)
+constexpr size_t kLeastBatches = 8;    // before anything is fitted, and of a size before it has a factor
+constexpr int kRounds = 8;             // of reweighted least squares
+constexpr double kInferredRange = 4;   // see observe
+constexpr double kLeastFactor = 0.05;  // deviations of a size below this are taken for noise
+constexpr double kMostFactor = 8;
+
+bool moved(double from, double to) {
+  return std::abs(to - from) > 1e-3 * std::max(std::abs(from), 1e-12);
+}
+
+double median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+BatchTimeModel::BatchTimeModel(double c0_ns, double c1, size_t memory)
     : c0_ns_(std::max(c0_ns, 0.0)),
       c1_(std::max(c1, 0.0)),
-      keep_(1 - 1 / std::max(memory, 2.0)),
+      first_c1_(c1_),
+      memory_(std::max<size_t>(memory, kLeastBatches)),
       published_c0_(c0_ns_),
-      published_c1_(c1_) {}
+      published_c1_(c1_) {
+  factor_.fill(1);
+}
 
-void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns, double least_spread) {
+size_t BatchTimeModel::kind_of(unsigned k) {
+  if (k <= 16) return k - (k > 0 ? 1 : 0);
+  const auto octave = static_cast<unsigned>(std::bit_width(k)) - 1;  // 4 and more
+  return std::min<size_t>(16 + (octave - 4) * size_t{8} + ((k >> (octave - 3)) & 7u), kKinds - 1);
+}
+
+void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns, bool told) {
   if (frozen_ || k == 0 || !(longest_ns > 0) || !(measured_ns > 0) || !std::isfinite(longest_ns) ||
       !std::isfinite(measured_ns))
     return;
-  const double x = k * longest_ns;
-  n_ = n_ * keep_ + 1;
-  x_ = x_ * keep_ + x;
-  xx_ = xx_ * keep_ + x * x;
-  y_ = y_ * keep_ + measured_ns;
-  xy_ = xy_ * keep_ + x * measured_ns;
-  if (++seen_ < 8) return;
-  const double spread = n_ * xx_ - x_ * x_;
-  if (spread > least_spread * n_ * xx_) {
-    c1_ = std::max(0.0, (n_ * xy_ - x_ * y_) / spread);
-    c0_ns_ = (y_ - c1_ * x_) / n_;
-    if (c0_ns_ < 0) {  // through the origin
-      c0_ns_ = 0;
-      c1_ = xy_ / xx_;
-    }
+  const Seen batch{k * longest_ns, measured_ns, static_cast<uint8_t>(kind_of(k))};
+  if (seen_.size() < memory_) {
+    seen_.push_back(batch);
   } else {
-    // All batches alike: one equation. Keep the proportion of c0 to c1 and scale both.
-    const double predicted = c0_ns_ * n_ + c1_ * x_;
-    if (predicted > 0) {
-      c0_ns_ *= y_ / predicted;
-      c1_ *= y_ / predicted;
+    seen_[next_] = batch;
+    next_ = (next_ + 1) % memory_;
+  }
+  // A fit costs as much as the batches that it looks at: as many come in between as are a sixteenth of them.
+  if (seen_.size() < kLeastBatches || ++since_fit_ < seen_.size() / 16) return;
+  since_fit_ = 0;
+  fit(batch.x, told);
+}
+
+void BatchTimeModel::rescale(double factor) {
+  if (frozen_ || !(factor > 0) || !std::isfinite(factor)) return;
+  seen_.clear();
+  next_ = since_fit_ = 0;
+  c0_ns_ *= factor;
+  ++version_;
+}
+
+void BatchTimeModel::fit(double x, bool told) {
+  if (!fit_line(told)) scale_line(told);
+  const bool bent = fit_factors();
+  if (!bent && !moved(published_c0_ + published_c1_ * x, c0_ns_ + c1_ * x) && !moved(published_c1_, c1_))
+    return;
+  published_c0_ = c0_ns_;
+  published_c1_ = c1_;
+  ++version_;
+}
+
+// The line of the least sum of relative deviations, by least squares reweighted with them. False if the batches
+// are too much alike for a line.
+bool BatchTimeModel::fit_line(bool told) {
+  double c0 = c0_ns_, c1 = c1_;
+  const double least_spread = told ? 1e-6 : 0.05;
+  for (int round = 0; round < kRounds; ++round) {
+    double n = 0, sx = 0, sxx = 0, sy = 0, sxy = 0;
+    for (const Seen& each : seen_) {
+      const double off = std::abs(each.took_ns - c0 - c1 * each.x) / each.took_ns;
+      const double weight = 1 / (each.took_ns * each.took_ns * std::max(off, 1e-4));
+      n += weight;
+      sx += weight * each.x;
+      sxx += weight * each.x * each.x;
+      sy += weight * each.took_ns;
+      sxy += weight * each.x * each.took_ns;
+    }
+    const double spread = n * sxx - sx * sx;
+    if (!(spread > least_spread * n * sxx)) return false;
+    c1 = std::max(0.0, (n * sxy - sx * sy) / spread);
+    if (!told) c1 = std::clamp(c1, first_c1_ / kInferredRange, first_c1_ * kInferredRange);
+    c0 = (sy - c1 * sx) / n;
+    if (c0 < 0) {  // through the origin
+      c0 = 0;
+      c1 = sxy / sxx;
     }
   }
-  const auto moved = [](double from, double to) {
-    return std::abs(to - from) > 1e-3 * std::max(std::abs(from), 1e-12);
-  };
-  if (moved(published_c0_ + published_c1_ * x, c0_ns_ + c1_ * x) || moved(published_c1_, c1_)) {
-    published_c0_ = c0_ns_;
-    published_c1_ = c1_;
-    ++version_;
+  if (!std::isfinite(c0) || !std::isfinite(c1)) return false;
+  c0_ns_ = c0;
+  c1_ = c1;
+  return true;
+}
+
+// All batches alike: one equation. Keeps the proportion of c0 to c1 and scales both. Where times are inferred, c1 keeps
+// its range and c0 stays below what batches take, since a batch shorter than c0 tells nothing of its requests.
+void BatchTimeModel::scale_line(bool told) {
+  weights_.clear();
+  for (const Seen& each : seen_) {
+    const double predicted = c0_ns_ + c1_ * each.x;
+    if (predicted > 0) weights_.push_back(each.took_ns / predicted);
   }
+  if (weights_.empty()) return;
+  double by = median(weights_);
+  if (!told && c1_ > 0)
+    by = std::clamp(by, first_c1_ / kInferredRange / c1_, first_c1_ * kInferredRange / c1_);
+  c0_ns_ *= by;
+  c1_ *= by;
+  if (told) return;
+  weights_.clear();
+  for (const Seen& each : seen_) weights_.push_back(each.took_ns);
+  c0_ns_ = std::min(c0_ns_, 0.75 * median(weights_));
+}
+
+// By how much sizes deviate from the line: the median of their batches, drawn a little towards 1 while there are few.
+bool BatchTimeModel::fit_factors() {
+  bool bent = false, plain = true;
+  std::array<uint16_t, kKinds> count_of{};
+  for (const Seen& each : seen_) ++count_of[each.kind];
+  for (size_t kind = 0; kind < kKinds; ++kind) {
+    if (count_of[kind] < kLeastBatches) {
+      plain = plain && factor_[kind] == 1;
+      continue;
+    }
+    weights_.clear();
+    for (const Seen& each : seen_)
+      if (each.kind == kind) weights_.push_back(each.took_ns / std::max(c0_ns_ + c1_ * each.x, 1e-9));
+    const auto count = static_cast<double>(weights_.size());
+    const double off = median(weights_) - 1;
+    const double factor = std::abs(off) < kLeastFactor
+                              ? 1
+                              : std::clamp(1 + off * count / (count + 1), 1 / kMostFactor, kMostFactor);
+    bent = bent || moved(factor_[kind], factor);
+    factor_[kind] = factor;
+    plain = plain && factor == 1;
+  }
+  plain_ = plain;
+  return bent;
 }
 
 }  // namespace gpushare::sched::slo

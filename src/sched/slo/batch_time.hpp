@@ -1,39 +1,71 @@
 // batch_time.hpp: how long a batch takes. l_B = c0 + c1 k max l_r (Orloj, 000, eq 4.3-4.4): k requests padded
-// to the longest.
+// to the longest. Models of another shape (sums, steps, powers of the size, a table) deviate from that line by
+// the size of the batch, and a factor of each size says by how much.
+//
+// The fit is robust: of the last `memory` batches it minimises the sum of relative deviations (least absolute values),
+// so that batches that stalled, however long, move c0 and c1 no more than any other batch.
 //
 // Threads: the owner serialises calls.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace gpushare::sched::slo {
 
-// c0 and c1, and their fit from measured batches by least squares with exponential forgetting (a window of
-// about `memory` batches). Until eight batches of two different k * max l were seen, the values given stay.
+// Until eight batches were seen, the values given stay.
 class BatchTimeModel {
  public:
-  explicit BatchTimeModel(double c0_ns = 0, double c1 = 1, double memory = 512);
+  explicit BatchTimeModel(double c0_ns = 0, double c1 = 1, size_t memory = 256);
 
   double c0_ns() const { return c0_ns_; }
   double c1() const { return c1_; }
+  // What a batch of this size takes beside its longest request, and for each nanosecond of it alone.
+  double fixed_ns(unsigned k) const { return factor(k) * c0_ns_; }
+  double per_longest(unsigned k) const { return factor(k) * c1_ * k; }
   // Duration of a batch of `k` whose longest request takes `longest_ns` alone.
-  double duration_ns(unsigned k, double longest_ns) const { return c0_ns_ + c1_ * k * longest_ns; }
-  // A finished batch. Both stay >= 0; a measurement that is not a positive number is ignored.
-  // Until the k * longest_ns seen have a relative variance of least_spread c0 and c1 keep their proportion:
-  // larger where longest_ns is an expectation, whose own small movements would pass for a slope.
-  void observe(unsigned k, double longest_ns, double measured_ns, double least_spread = 1e-6);
+  double duration_ns(unsigned k, double longest_ns) const {
+    return factor(k) * (c0_ns_ + c1_ * k * longest_ns);
+  }
+  // A finished batch; a measurement that is not a positive number is ignored. `told`: longest_ns was measured. Otherwise it
+  // is an expectation inferred with this very model: then c1 stays within a factor of four of its first value,
+  // because c1 and the times inferred could drift apart for ever without changing any prediction, and c0 and
+  // c1 keep their proportion until the batches differ by more than an expectation's own small movements.
+  void observe(unsigned k, double longest_ns, double measured_ns, bool told = true);
+  // Batches take `factor` times what they took: forgets the batches before.
+  void rescale(double factor);
   // Keeps c0 and c1 as they are from now on.
   void freeze() { frozen_ = true; }
-  // Raised when c0 or c1 moved by more than a part in a thousand since it was raised last.
+  // Raised when c0, c1 or a size's factor moved by more than a part in a thousand since it was raised last.
   uint64_t version() const { return version_; }
 
  private:
+  static constexpr size_t kKinds = 64;  // of sizes: each up to 16, then eight an octave
+  struct Seen {
+    double x = 0;  // k * longest_ns
+    double took_ns = 0;
+    uint8_t kind = 0;
+  };
+  static size_t kind_of(unsigned k);
+  double factor(unsigned k) const { return plain_ ? 1 : factor_[kind_of(k)]; }
+  void fit(double x, bool told);
+  bool fit_line(bool told);
+  void scale_line(bool told);
+  bool fit_factors();
+
   double c0_ns_, c1_;
-  double keep_;  // weight left to a batch when the next one comes
-  double n_ = 0, x_ = 0, xx_ = 0, y_ = 0, xy_ = 0;
-  uint64_t seen_ = 0;
+  double first_c1_;
+  size_t memory_;
+  std::vector<Seen> seen_;  // a ring once it is full
+  size_t next_ = 0;
+  size_t since_fit_ = 0;
   bool frozen_ = false;
+  bool plain_ = true;  // all factors are 1
+  std::array<double, kKinds> factor_{};
+  std::vector<double> weights_;  // scratch
   double published_c0_, published_c1_;
   uint64_t version_ = 1;
 };

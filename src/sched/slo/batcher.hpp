@@ -116,11 +116,8 @@ struct BatcherOptions {
   // gpushare.
   double feasible_quantile =
       0.7;  // a request joins a batch if its slack covers this quantile of the batch's duration
-  double opportunity =
-      0.7;  // share of the recent goodput per busy time that device time is priced at, with several applications
-  // A batch more likely to miss than not, that would win less than this share of the goodput in its time, is
-  // not run, because the next request would find the device busy.
-  double hold = 0.4;
+  double opportunity = 1;  // share of the recent goodput per busy time that device time is priced at
+  double hold = 0;         // has no effect: a device that would otherwise do nothing is never left idle
   double max_defer_ms =
       0;  // an unfilled batch may wait this long for company while nobody's deadline suffers
   // maxdelay, clockwork, nexus, clipper.
@@ -151,6 +148,8 @@ class Batcher {
   // observe_run for the members of the batch, whose features it knows, and finished.
   virtual void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
                             uint64_t now_ns) = 0;
+  // A batch that was started and gave no result: it won nothing, and what it took says nothing.
+  virtual void failed(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;
   virtual void rejected(BatchId id, uint64_t now_ns) = 0;
   // Execution time alone of a request of this application: from a profiler, beforehand or of finished
   // requests.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/saturate.hpp"
 
@@ -62,13 +63,100 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
   held.request = request;
   held.application = knowledge_.classify(request.model, request.application, request.features);
   knowledge_.arrived(request.model, held.application);
+  held.idle_since = flights_.empty() ? next_batch_ : 0;
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
+    if (!probe_ && request.deadline_ns > now_ns && may_probe(held, now_ns)) {
+      held_.emplace(request.id, std::move(held));
+      probe_ = request.id;
+      return base::ok_status();
+    }
     count_decided(1, 1);
+    lost(held);
     return admitted;
   }
   Held& kept = held_.emplace(request.id, std::move(held)).first->second;
+  kept.ordered = true;
   enter(kept, now_ns);
   return base::ok_status();
+}
+
+double BatcherBase::least_alone_ns(const Held& held) {
+  const Knowledge::Model& known = knowledge_.model(held.request.model);
+  return known.time.duration_ns(1, static_cast<double>(known.brief(held.application).least_ns));
+}
+
+// A request that became hopeless while it waited for others says nothing about the estimate.
+bool BatcherBase::may_probe(const Held& held, uint64_t now_ns) {
+  if (held.idle_since == next_batch_ && now_ns >= idle_probe_ns_) return true;
+  if (now_ns < busy_probe_ns_) return false;
+  const uint64_t arrived = std::min(held.request.arrival_ns, held.request.deadline_ns);
+  return static_cast<double>(held.request.deadline_ns - arrived) < least_alone_ns(held);
+}
+
+// Called when the policy drops a request as hopeless: true if it stays, as the probe.
+bool BatcherBase::keep_as_probe(RequestId id, const Held& held) {
+  if (!deciding_idle_ || held.request.deadline_ns <= deciding_ns_ || !may_probe(held, deciding_ns_))
+    return false;
+  const auto tried = [this](const Held& of) {
+    return knowledge_.model(of.request.model).applications[of.application].tried;
+  };
+  if (probe_) {
+    if (tried(held) >= tried(*find(*probe_))) return false;
+    forget(std::exchange(probe_, std::nullopt).value(), DropReason::kHopeless);
+  }
+  probe_ = id;
+  return true;
+}
+
+Decision BatcherBase::run_probe(Decision decision) {
+  const RequestId id = std::exchange(probe_, std::nullopt).value();
+  Held& held = *find(id);
+  const uint32_t model = held.request.model;
+  knowledge_.model(model).applications[held.application].tried = ++tries_;
+  if (predicts_) predict_misses(1, 1);
+  decision.batch = make_batch(model, {id}, least_alone_ns(held));
+  flights_.at(decision.batch->id).probe = true;
+  return decision;
+}
+
+void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns) {
+  // Share of the device that late probes get: half of a device that wins nothing, a twentieth of one that does
+  // but is idle now and then, and of a busy one a fiftieth and less and less.
+  constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
+  if (flight.won > 0 || flight.cold) {
+    confirmed_ = 0;
+    idle_probe_ns_ = busy_probe_ns_ = now_ns;
+  } else {
+    confirmed_ = std::min(confirmed_ + 1, 16u);
+    idle_probe_ns_ = base::add_saturated(now_ns, device_ns * (won_since_probe_ ? kWinning : 1));
+    busy_probe_ns_ = base::add_saturated(now_ns, device_ns * std::min(kBusy << (confirmed_ - 1), kMost));
+  }
+  won_since_probe_ = false;
+}
+
+Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
+  constexpr size_t kMostDrops = 1024;
+  drops_left_ = kMostDrops;
+  deciding_ns_ = now_ns;
+  deciding_idle_ = in_flight == 0;
+  uint64_t deadline = expire(now_ns);
+  if (probe_) {
+    const uint64_t last = find(*probe_)->request.deadline_ns;
+    if (last <= now_ns)
+      drop(*probe_, DropReason::kExpired);
+    else
+      deadline = std::min(deadline, last);
+  }
+  if (probe_ && deciding_idle_ && now_ns >= busy_probe_ns_) return run_probe({});
+  Decision decision = decide(now_ns, in_flight);
+  if (probe_ && deciding_idle_ && !decision.batch && now_ns >= idle_probe_ns_)
+    decision = run_probe(std::move(decision));
+  else if (probe_ && deciding_idle_ && now_ns < busy_probe_ns_)
+    forget(std::exchange(probe_, std::nullopt).value(), DropReason::kHopeless);
+  deciding_idle_ = false;
+  if (!decision.batch) decision.wake_ns = std::min(decision.wake_ns, deadline);
+  if (!decision.batch && !may_drop()) decision.wake_ns = now_ns + 1;
+  return decision;
 }
 
 base::Status BatcherBase::check_kind(const Request& request) {
@@ -108,14 +196,36 @@ void BatcherBase::started(BatchId id, uint64_t now_ns) {
 void BatcherBase::finished(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   const auto at = flights_.find(id);
   if (at == flights_.end()) return;
-  const Flight flight = std::move(at->second);
+  Flight flight = std::move(at->second);
   flights_.erase(at);
   in_flight_.erase(id);
-  if (!predicts_) {
-    double missed = 0;
-    for (const auto& [deadline, cost] : flight.deadlines) missed += now_ns > deadline ? 1 : 0;
-    count_decided(flight.deadlines.size(), missed);
+  double missed = 0;
+  for (const auto& [deadline, cost] : flight.deadlines) {
+    missed += now_ns > deadline ? 1 : 0;
+    flight.won += now_ns > deadline ? 0 : cost;
   }
+  ended(std::move(flight), missed, device_ns, now_ns);
+}
+
+void BatcherBase::failed(BatchId id, uint64_t device_ns, uint64_t now_ns) {
+  const auto at = flights_.find(id);
+  if (at == flights_.end()) return;
+  Flight flight = std::move(at->second);
+  flights_.erase(at);
+  in_flight_.erase(id);
+  flight.cold = true;  // what it took is no sample
+  const auto missed = static_cast<double>(flight.deadlines.size());
+  if (flight.probe) probe_ended(flight, device_ns, now_ns);
+  count_decided(flight.deadlines.size(), predicts_ ? 0 : missed);
+  batch_finished(flight, device_ns, now_ns);
+}
+
+void BatcherBase::ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns) {
+  bool& warm = knowledge_.model(flight.model).warm;
+  flight.cold = !std::exchange(warm, true);
+  if (!predicts_) count_decided(flight.deadlines.size(), missed);
+  won_since_probe_ = won_since_probe_ || flight.won > 0;
+  if (flight.probe) probe_ended(flight, device_ns, now_ns);
   batch_finished(flight, device_ns, now_ns);
 }
 
@@ -123,7 +233,8 @@ void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_n
                                uint64_t now_ns) {
   const auto at = flights_.find(id);
   if (at == flights_.end()) return;
-  knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns);
+  if (knowledge_.model(at->second.model).warm)
+    knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns);
   finished(id, device_ns, now_ns);
 }
 
@@ -193,11 +304,30 @@ BatcherBase::Held* BatcherBase::find(RequestId id) {
 }
 
 void BatcherBase::drop(RequestId id, DropReason reason) {
-  const auto at = held_.find(id);
-  leave(at->second);
-  held_.erase(at);
+  Held& held = *find(id);
+  if (std::exchange(held.ordered, false)) leave(held);
+  if (reason == DropReason::kHopeless && keep_as_probe(id, held)) return;
+  if (probe_ == id) probe_.reset();
+  forget(id, reason);
+}
+
+void BatcherBase::forget(RequestId id, DropReason reason) {
+  if (reason != DropReason::kCancelled) lost(*find(id));
+  held_.erase(id);
   drops_.push_back({id, reason});
+  if (drops_left_ > 0) --drops_left_;
   if (reason != DropReason::kCancelled) count_decided(1, 1);
+}
+
+uint64_t BatcherBase::expire_from(const KeyedOrder& by_deadline, uint64_t now_ns) {
+  uint64_t first = kNever;
+  for (uint32_t model = 0; model < by_deadline.models(); ++model) {
+    const auto& order = by_deadline.of(model);
+    while (!order.empty() && order.begin()->first <= now_ns && may_drop())
+      drop(order.begin()->second, DropReason::kExpired);
+    if (!order.empty()) first = std::min(first, order.begin()->first);
+  }
+  return first;
 }
 
 void BatcherBase::predict_misses(size_t requests, double chance) {
@@ -232,7 +362,7 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
     flight.slo_ns =
         std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
     flight.deadlines.emplace_back(request.deadline_ns, request.cost);
-    leave(at->second);
+    if (std::exchange(at->second.ordered, false)) leave(at->second);
     flight.members.push_back(
         {at->second.application, request.application, std::move(at->second.request.features)});
     held_.erase(at);

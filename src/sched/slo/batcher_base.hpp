@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,87 +15,6 @@
 #include "sched/slo/knowledge.hpp"
 
 namespace gpushare::sched::slo {
-
-class BatcherBase : public Batcher {
- public:
-  BatcherBase(std::string name, const BatcherOptions& options)
-      : options_(options), knowledge_(options), name_(std::move(name)) {}
-  std::string_view name() const override { return name_; }
-  base::Result<uint32_t> add_model(const ModelSpec& spec) override;
-  base::Status arrive(const Request& request, uint64_t now_ns) override;
-  bool cancel(RequestId id, uint64_t now_ns) override;
-  void started(BatchId id, uint64_t now_ns) override;
-  void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) override;
-  void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
-                    uint64_t now_ns) override;
-  void rejected(BatchId id, uint64_t now_ns) override;
-  void observe(uint32_t model, uint32_t application, uint64_t execution_ns) override;
-  base::Status observe_request(const Request& request, uint64_t execution_ns) override;
-  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) override;
-  void observe_run(uint32_t model, std::span<const uint32_t> applications,
-                   std::span<const uint64_t> execution_ns, uint64_t device_ns) override;
-  base::Result<Profile> profile(uint32_t model, uint32_t application) override;
-  void take_drops(std::vector<Drop>& out) override;
-  size_t pending() const override { return held_.size(); }
-  Signals signals() const override;
-
- protected:
-  struct Held {
-    Request request;
-    uint32_t application = 0;  // index within the model
-    uint64_t tag = 0;          // the policy's own (a queue handle)
-  };
-  struct Flight {
-    uint32_t model = 0;
-    uint32_t size = 0;
-    uint64_t slo_ns = 0;  // shortest deadline - arrival of its requests
-    uint64_t expected_ns = 0;
-    std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
-    std::vector<Knowledge::Member> members;
-  };
-
-  // ---- a policy's part
-  // -------------------------------------------------------------------------------------
-  virtual void model_added(uint32_t /*model*/) {}
-  // TIMED_OUT to refuse it as hopeless at once. By default only what has expired is.
-  virtual base::Status admit(const Held& held, uint64_t now_ns);
-  virtual void enter(Held& held, uint64_t now_ns) = 0;
-  // Takes it out of the policy's order (it was dropped, cancelled or batched).
-  virtual void leave(Held& held) = 0;
-  virtual void batch_started(const Flight&, uint64_t /*now_ns*/) {}
-  virtual void batch_finished(const Flight&, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
-  virtual double price_per_ns() const { return 0; }
-
-  // ---- services
-  // ----------------------------------------------------------------------------------------------
-  Held* find(RequestId id);
-  void drop(RequestId id, DropReason reason);
-  // So many requests were decided, each with this chance to miss. Policies that know it call it before make_batch;
-  // for the others the base counts at the end of the batch.
-  void predict_misses(size_t requests, double chance);
-  // Takes the requests out and makes the batch.
-  Batch make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns);
-  uint32_t max_batch(uint32_t model) { return knowledge_.model(model).spec.batch_sizes.back(); }
-  // c0 + c1 k l with l the mean over the mix; what policies of a single number plan with.
-  double mean_duration_ns(uint32_t model, uint32_t k);
-
-  BatcherOptions options_;
-  Knowledge knowledge_;
-
- private:
-  // Checks the request's own fields: model, number of features, their values.
-  base::Status check_kind(const Request& request);
-  void count_decided(size_t requests, double misses);
-
-  std::string name_;
-  base::FlatHashMap<RequestId, Held> held_;
-  base::FlatHashMap<BatchId, Flight> flights_;
-  base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
-  std::vector<Drop> drops_;
-  double decided_ = 0, expected_misses_ = 0;  // see Signals
-  bool predicts_ = false;                     // the policy calls predict_misses
-  BatchId next_batch_ = 1;
-};
 
 // Requests of each model by a 64-bit key (deadline or arrival), ties by id.
 class KeyedOrder {
@@ -115,6 +35,131 @@ class KeyedOrder {
 
  private:
   std::vector<absl::btree_set<Key>> of_;
+};
+
+class BatcherBase : public Batcher {
+ public:
+  BatcherBase(std::string name, const BatcherOptions& options)
+      : options_(options), knowledge_(options), name_(std::move(name)) {}
+  std::string_view name() const override { return name_; }
+  base::Result<uint32_t> add_model(const ModelSpec& spec) override;
+  base::Status arrive(const Request& request, uint64_t now_ns) override;
+  bool cancel(RequestId id, uint64_t now_ns) override;
+  void started(BatchId id, uint64_t now_ns) override;
+  void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) override;
+  void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
+                    uint64_t now_ns) override;
+  void failed(BatchId id, uint64_t device_ns, uint64_t now_ns) override;
+  void rejected(BatchId id, uint64_t now_ns) override;
+  void observe(uint32_t model, uint32_t application, uint64_t execution_ns) override;
+  base::Status observe_request(const Request& request, uint64_t execution_ns) override;
+  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) override;
+  void observe_run(uint32_t model, std::span<const uint32_t> applications,
+                   std::span<const uint64_t> execution_ns, uint64_t device_ns) override;
+  base::Result<Profile> profile(uint32_t model, uint32_t application) override;
+  Decision next(uint64_t now_ns, uint32_t in_flight) final;
+  void take_drops(std::vector<Drop>& out) override;
+  size_t pending() const override { return held_.size(); }
+  Signals signals() const override;
+
+ protected:
+  struct Held {
+    Request request;
+    uint32_t application = 0;  // index within the model
+    uint64_t tag = 0;          // the policy's own (a queue handle)
+    bool ordered = false;      // the policy has it
+    // The number of the next batch when it arrived at an idle device, 0 at a busy one: while that number stays, the device
+    // has done nothing since.
+    BatchId idle_since = 0;
+  };
+  struct Flight {
+    uint32_t model = 0;
+    uint32_t size = 0;
+    uint64_t slo_ns = 0;  // shortest deadline - arrival of its requests
+    uint64_t expected_ns = 0;
+    std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
+    std::vector<Knowledge::Member> members;
+    bool probe = false;  // of an estimate that refuses requests
+    // The first batch of its model: it pays for what is done once (compilation, handles, page faults), and what it took
+    // says nothing of the batches to come.
+    bool cold = false;
+    double won = 0;  // cost of the requests that finished in time; 0 if the batch failed
+  };
+
+  // ---- a policy's part
+  // -------------------------------------------------------------------------------------
+  // The decision. Dropping ends when may_drop() says so; next() is called again then.
+  virtual Decision decide(uint64_t now_ns, uint32_t in_flight) = 0;
+  // Drops what has expired, at most as many as may_drop() allows, and returns the first deadline left (kNever: none).
+  virtual uint64_t expire(uint64_t now_ns) = 0;
+  virtual void model_added(uint32_t /*model*/) {}
+  // What the policy thinks that the request takes at the least, alone.
+  virtual double least_alone_ns(const Held& held);
+  // TIMED_OUT to refuse it as hopeless at once. By default only what has expired is.
+  virtual base::Status admit(const Held& held, uint64_t now_ns);
+  virtual void enter(Held& held, uint64_t now_ns) = 0;
+  // Takes it out of the policy's order (it was dropped, cancelled or batched).
+  virtual void leave(Held& held) = 0;
+  virtual void batch_started(const Flight&, uint64_t /*now_ns*/) {}
+  virtual void batch_finished(const Flight&, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
+  // The request was lost: refused at the door or dropped, for its deadline.
+  virtual void lost(const Held& /*held*/) {}
+  virtual double price_per_ns() const { return 0; }
+
+  // ---- services
+  // ----------------------------------------------------------------------------------------------
+  Held* find(RequestId id);
+  void drop(RequestId id, DropReason reason);
+  // Whether this call of next() may drop another request: an answer takes time, and whoever submits waits meanwhile.
+  bool may_drop() const { return drops_left_ > 0; }
+  size_t drops_left() const { return drops_left_; }
+  // So many requests were decided, each with this chance to miss. Policies that know it call it before make_batch;
+  // for the others the base counts at the end of the batch.
+  void predict_misses(size_t requests, double chance);
+  // expire() over an order by deadline.
+  uint64_t expire_from(const KeyedOrder& by_deadline, uint64_t now_ns);
+  // Takes the requests out and makes the batch.
+  Batch make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns);
+  uint32_t max_batch(uint32_t model) { return knowledge_.model(model).spec.batch_sizes.back(); }
+  // c0 + c1 k l with l the mean over the mix; what policies of a single number plan with.
+  double mean_duration_ns(uint32_t model, uint32_t k);
+
+  BatcherOptions options_;
+  Knowledge knowledge_;
+
+ private:
+  // Checks the request's own fields: model, number of features, their values.
+  base::Status check_kind(const Request& request);
+  void count_decided(size_t requests, double misses);
+  bool may_probe(const Held& held, uint64_t now_ns);
+  bool keep_as_probe(RequestId id, const Held& held);
+  void forget(RequestId id, DropReason reason);
+  Decision run_probe(Decision decision);
+  void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
+  void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
+
+  std::string name_;
+  base::FlatHashMap<RequestId, Held> held_;
+  base::FlatHashMap<BatchId, Flight> flights_;
+  base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
+  std::vector<Drop> drops_;
+  double decided_ = 0, expected_misses_ = 0;  // see Signals
+  bool predicts_ = false;                     // the policy calls predict_misses
+  BatchId next_batch_ = 1;
+
+  // Probes: a policy refuses and drops requests by estimates that only finished work can correct. So that a wrong estimate does
+  // not refuse for ever, a request that the estimate calls hopeless is run all the same from time to time, alone: when the
+  // device would otherwise do nothing, and rarely when it is busy. A probe that finishes in time shows that the estimate is
+  // wrong, and the next one may follow at once; one that does not makes the next ones rarer.
+  std::optional<RequestId> probe_;  // kept for that; the policy does not have it any more
+  uint64_t idle_probe_ns_ = 0;      // the next one of an idle device, and of a busy one
+  uint64_t busy_probe_ns_ = 0;
+  uint32_t confirmed_ = 0;  // probes in a row that were late
+  bool won_since_probe_ = false;
+  uint64_t tries_ = 0;        // probes so far
+  uint64_t deciding_ns_ = 0;  // of the call of next() under way
+  bool deciding_idle_ = false;
+  size_t drops_left_ = 0;
 };
 
 std::unique_ptr<Batcher> make_fifo(const BatcherOptions& options);

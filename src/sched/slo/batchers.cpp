@@ -53,8 +53,7 @@ base::Status check(const BatcherOptions& o) {
                                     {"clockwork_slack_ms", o.clockwork_slack_ms},
                                     {"nexus_overhead_ms", o.nexus_overhead_ms},
                                     {"max_defer_ms", o.max_defer_ms},
-                                    {"opportunity", o.opportunity},
-                                    {"hold", o.hold}})
+                                    {"opportunity", o.opportunity}})
     if (!(value >= 0) || value > 1e9) return wrong(name, value, "0 to 1e9");
   return base::ok_status();
 }

@@ -49,7 +49,7 @@ class Distribution {
   double quantile_ns(double q) const;
   // The distribution of offset + factor * duration; factor > 0.
   Distribution affine(double offset_ns, double factor) const;
-  // At most `bins` bins, of equal probability; the mean moves by less than half a bin.
+  // At most `bins` bins, with edges where quantiles would otherwise move the most in parts of themselves.
   Distribution coarsened(size_t bins) const;
 
  private:
@@ -65,7 +65,7 @@ class Distribution {
 Distribution mixture(std::span<const Distribution* const> parts, std::span<const double> weights);
 
 // max of one draw from `one` and `count` independent draws from `others` (F = F_one * F_others^count), in at
-// most `bins` bins of equal probability.
+// most `bins` bins, see coarsened.
 Distribution maximum(const Distribution& one, const Distribution& others, unsigned count, size_t bins);
 
 // E[max] of the same, without binning: the integral of 1 - F, by Gauss quadrature that is exact for a total

@@ -2,12 +2,14 @@
 //
 // A batch is worth the requests that it wins, and it costs the requests that the device could have won otherwise in
 // its time. The policy runs the batch with the greatest
-//     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
+//     sum over its requests of value * P(duration <= slack)  -  goodput * E[duration]
 // Goodput is the requests that the device has lately won per busy time (the rule of average reward in semi-Markov
 // decisions). Idle time does not count, because in a burst a batch takes the time of the other requests in the burst.
-// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first,
-// so its recent rate is more than the long ones could win, and at the full price they would starve. With one
-// application it is 1. The batches considered: for each length class of applications present, taken as the longest
+// The value of a request that cannot wait is the cost of missing it; that of one that can wait is the device time that
+// serving it now saves later, at the same price. So while all can be served the policy runs batches that waste no time
+// and keeps deadlines, and under overload it wins the most per time (see appraise). When no batch pays for its time,
+// the one that wins the most per time runs: an idle device wins nothing. The batches considered: for each length class of
+// applications present, taken as the longest
 // allowed, and each size k, the k earliest deadlines among requests of no longer classes that can bear a batch of that
 // length with a chance of
 // `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
@@ -15,7 +17,7 @@
 // very composition: the CDF of the maximum is the product of the members' CDFs.
 //
 // The cost of a decision is bounded: it weighs at most kCaps length classes, whatever the number of applications, and looks at
-// most at kLook waiting requests. The values that it needs of an application are computed at the first use after a change.
+// most at kLook waiting requests, or as many as the largest batch has. The values that it needs of an application are computed at the first use after a change.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
@@ -127,22 +129,17 @@ class Gpushare final : public BatcherBase {
  public:
   explicit Gpushare(const BatcherOptions& options) : BatcherBase("gpushare", options) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
-    if (in_flight > 0) return decision;
+    if (in_flight > 0 || !may_drop()) return decision;
     best_ = Choice();
     for (uint32_t model = 0; model < models_.size(); ++model) consider(model, now_ns);
     if (best_.ids.empty()) return decision;
-    if (best_.gain < options_.hold * goodput() * best_.mean_ns && best_.gain < 0.5 * best_.cost) {
-      // Likely to miss, and not worth its time if it did not: whoever comes next would find the device busy.
-      decision.wake_ns = base::add_saturated(now_ns, base::to_uint64(best_.mean_ns / 8 + 1));
-      return decision;
-    }
     if (const uint64_t until = deferred_until(now_ns); until > now_ns) {
       decision.wake_ns = until;
       return decision;
     }
-    predict_misses(best_.ids.size(), 1 - std::min(best_.gain / best_.cost, 1.0));
+    predict_misses(best_.ids.size(), 1 - std::min(best_.wins / best_.cost, 1.0));
     decision.batch = make_batch(best_.model, std::move(best_.ids), best_.mean_ns);
     return decision;
   }
@@ -157,12 +154,35 @@ class Gpushare final : public BatcherBase {
     for (uint32_t k : models_.back().sizes) {
       models_.back().feasible.push_back(std::pow(options_.feasible_quantile, 1.0 / k));
       models_.back().safe.push_back(std::pow(kSafeQuantile, 1.0 / k));
+      models_.back().middle.push_back(std::pow(0.5, 1.0 / k));
     }
   }
   void enter(Held& held, uint64_t /*now_ns*/) override {
     models_[held.request.model].order.insert(key(held));
   }
   void leave(Held& held) override { models_[held.request.model].order.erase(key(held)); }
+  // A request with later deadlines is not lost with its first.
+  uint64_t expire(uint64_t now_ns) override {
+    uint64_t first = kNever;
+    for (Model& model : models_) {
+      size_t stepped = 0;
+      for (auto at = model.order.begin(); at != model.order.end() && may_drop() && stepped < kLook;) {
+        if (at->deadline_ns > now_ns) {
+          first = std::min(first, at->deadline_ns);
+          break;
+        }
+        const Key each = *at;
+        if (each.stepped) {
+          ++stepped;
+          ++at;
+          continue;
+        }
+        drop(each.id, DropReason::kExpired);
+        at = model.order.lower_bound(each);
+      }
+    }
+    return first;
+  }
   // Refuses at the door what is almost sure to miss even if it ran at once and alone.
   base::Status admit(const Held& held, uint64_t now_ns) override {
     GPUSHARE_RETURN_IF_ERROR(BatcherBase::admit(held, now_ns));
@@ -181,34 +201,28 @@ class Gpushare final : public BatcherBase {
             static_cast<unsigned long long>(held.request.id), held.request.application, slack / 1e6,
             time.duration_ns(1, known.alone(held.application).min_ns()) / 1e6));
   }
-  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
-    double won = 0;
-    for (const auto& [deadline, cost] : flight.deadlines) won += now_ns <= deadline ? cost : 0;
+  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
     constexpr double kKeep = 1 - 1.0 / 64;  // about the last 64 batches
-    won_ = won_ * kKeep + won;
+    won_ = won_ * kKeep + flight.won;
     busy_ns_ = busy_ns_ * kKeep + static_cast<double>(device_ns);
   }
-  double price_per_ns() const override {
-    return (of_one_application() ? 1 : options_.opportunity) * goodput();
-  }
+  double price_per_ns() const override { return scarcity_ * options_.opportunity * goodput(); }
 
  private:
   // Recent gain of the device per nanosecond of work.
   double goodput() const { return busy_ns_ > 0 ? won_ / busy_ns_ : 0; }
 
-  // Whether nothing but their deadlines tells requests from each other.
-  bool of_one_application() const {
-    if (models_.size() != 1) return false;
-    const Knowledge::Model& known = knowledge_.model(0);
-    return known.applications.size() == 1 && known.by_features.empty();
-  }
-
+  static constexpr double kMargin = 1.2;  // a request cannot wait with less slack than this times its mean
   static constexpr double kSafeQuantile = 0.95;
   // Requests that a decision looks at. In a longer queue these are the kEarliest first deadlines and kSegments stretches
   // of kStretch at slacks in geometric progression: under overload the earliest deadlines can bear small batches only,
   // and a decision that saw no others would serve less the more it was allowed to hold.
   static constexpr size_t kEarliest = 128, kSegments = 24, kStretch = 16;
   static constexpr size_t kLook = kEarliest + kSegments * kStretch;
+  // Stretches are longer where the largest batch is, so that it can be filled.
+  static size_t stretch_for(size_t most) {
+    return std::max(kStretch, (most - std::min(most, kEarliest) + kSegments - 1) / kSegments);
+  }
   static constexpr size_t kCaps = 16;  // length classes weighed as the longest of a batch
 
   struct Key {
@@ -225,14 +239,16 @@ class Gpushare final : public BatcherBase {
   struct Quantiles {
     uint64_t revision = 0;
     std::vector<double> feasible_ns, safe_ns;  // by index into sizes
+    std::vector<double> share_ns;              // least time a request in batches of sizes up to this one
   };
   struct Model {
     uint64_t version = 0;
     absl::btree_set<Key> order;
     Grid grid;
     std::vector<uint32_t> sizes;
-    std::vector<double> feasible,
-        safe;  // by index into sizes: the quantile of one whose k-th power is asked for
+    double backlog_ns = 0;  // device time that the pending take, when last looked at
+    std::vector<double> feasible, safe,
+        middle;  // by index into sizes: the quantile of one whose k-th power is asked for
     std::vector<Quantiles> quantiles;  // by application
   };
   struct Pending {
@@ -243,6 +259,8 @@ class Gpushare final : public BatcherBase {
     uint32_t application;
     uint32_t length_class;
     bool stepped;
+    double share_ns = 0;          // device time that it takes as a member of a good batch
+    double value = 0;             // of serving it now, see appraise
     const double* row = nullptr;  // of the grid, at this version of it
     uint64_t grid = 0;
   };
@@ -255,8 +273,8 @@ class Gpushare final : public BatcherBase {
   };
   struct Choice {
     double worth = -INFINITY;
-    double gain = 0;
-    double cost = 0;  // of all its members: the gain if all finish in time
+    double wins = 0;  // cost of the members that are expected to finish in time
+    double cost = 0;  // of all its members
     uint32_t model = 0;
     std::vector<RequestId> ids;
     double mean_ns = 0;
@@ -296,9 +314,13 @@ class Gpushare final : public BatcherBase {
     const Distribution& alone = known.alone(application);
     of.feasible_ns.clear();
     of.safe_ns.clear();
+    of.share_ns.clear();
     for (size_t s = 0; s < model.sizes.size(); ++s) {
       of.feasible_ns.push_back(alone.quantile_ns(model.feasible[s]));
       of.safe_ns.push_back(alone.quantile_ns(model.safe[s]));
+      const double median_ns = alone.quantile_ns(model.middle[s]);
+      const double share = known.time.duration_ns(model.sizes[s], median_ns) / model.sizes[s];
+      of.share_ns.push_back(s == 0 ? share : std::min(share, of.share_ns.back()));
     }
     of.revision = revision;
     return of;
@@ -313,15 +335,18 @@ class Gpushare final : public BatcherBase {
     const auto slack_of = [now_ns](const Key& key) {
       return static_cast<double>(key.deadline_ns) - static_cast<double>(now_ns);
     };
-    const bool deep = model.order.size() > kLook;
+    const size_t longest = stretch_for(model.sizes.back()), look = kEarliest + kSegments * longest;
+    // Slacks that are much alike are no reason to pass any over.
+    const bool deep =
+        model.order.size() > look && slack_of(*model.order.rbegin()) > 1.05 * slack_of(*model.order.begin());
     double jump_ns = 0, ratio = 1;
     size_t stretch = 0;
-    for (auto at = model.order.begin(); at != model.order.end();) {
+    for (auto at = model.order.begin(); at != model.order.end() && hopeless_.size() < drops_left();) {
       if (deep && pending_.size() >= kEarliest) {
         if (jump_ns == 0) {
           jump_ns = std::max(slack_of(*at), 1.0);
           ratio = std::max(1.001, std::pow(slack_of(*model.order.rbegin()) / jump_ns, 1.0 / kSegments));
-        } else if (stretch >= kStretch) {
+        } else if (stretch >= longest) {
           stretch = 0;
           jump_ns *= ratio;
           if (jump_ns > slack_of(*at)) {
@@ -344,12 +369,13 @@ class Gpushare final : public BatcherBase {
         hopeless_.emplace_back(each.id, DropReason::kExpired);
         continue;
       }
-      if (pending_.size() == kLook) break;
+      if (pending_.size() == look) break;
       const float mean = known.brief(each.application).mean_ns;
       pending_.push_back({slack, each.cost, each.id, mean, each.application, length_class(bits(mean)),
-                          each.stepped, nullptr, 0});
+                          each.stepped, 0, 0, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
+    if (!may_drop()) pending_.clear();  // not all were looked at: next() is called again
   }
   // A request with later deadlines is lost when the last of them is.
   bool lost(const Key& each, const Knowledge::Model& known, double slack_ns) {
@@ -411,13 +437,53 @@ class Gpushare final : public BatcherBase {
     return static_cast<double>(least_ns);
   }
 
+  // What it is worth to serve each of the pending now rather than later. A request that cannot wait is worth its cost. One that
+  // can is worth the device time that it would take later, at the price of time: a batch gains nothing by requests that
+  // would be served anyway. Whether it can wait depends on the work that waits with it: the chance that it is lost later is
+  // taken to fall exponentially with its slack beyond what it needs itself, over the time of the whole backlog.
+  void appraise(uint32_t index, double price) {
+    Model& model = models_[index];
+    const Knowledge::Model& known = knowledge_.model(index);
+    backlog_ns_ -= model.backlog_ns;
+    model.backlog_ns = 0;
+    for (Pending& each : pending_) {
+      const Quantiles& of = quantiles(index, each.application);
+      size_t s = 0;  // the largest size that it bears
+      while (s + 1 < model.sizes.size() &&
+             known.time.duration_ns(model.sizes[s + 1], of.feasible_ns[s + 1]) <= each.slack_ns)
+        ++s;
+      each.share_ns = of.share_ns[s];
+      model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
+    }
+    model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
+    backlog_ns_ = std::max(0.0, backlog_ns_) + model.backlog_ns;
+    double urgent = 0;
+    for (Pending& each : pending_) {
+      const double needs = kMargin * known.time.duration_ns(1, static_cast<double>(each.mean_ns));
+      const double spare = each.slack_ns - needs;
+      const double urgency = spare > 0 ? std::exp(-spare / std::max(backlog_ns_, 1.0)) : 1;
+      each.value = urgency * each.cost + (1 - urgency) * std::min(price * each.share_ns, each.cost);
+      urgent += urgency;
+    }
+    constexpr double kKeep = 1 - 1.0 / 64;  // about the last 64 decisions
+    scarcity_ = scarcity_ * kKeep + urgent / static_cast<double>(pending_.size()) * (1 - kKeep);
+  }
+
+  // A batch that pays for its time is worth what is left. One that does not is worth less than nothing, and of such the best
+  // is the one that wins the most for its time: the largest remainder would be that of the least batch.
+  static double worth_of(double gain, double mean_ns, double price) {
+    const double left = gain - price * mean_ns;
+    return left >= 0 ? left : -price * mean_ns / std::max(gain, 1e-300);
+  }
+
   void consider(uint32_t index, uint64_t now_ns) {
     refresh(index);
     gather(index, now_ns);
     if (pending_.empty()) return;
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
-    const double price = price_per_ns(), cost = pending_.front().cost;
+    const double price = options_.opportunity * goodput(), cost = pending_.front().cost;
+    appraise(index, price);
     bool uniform = true, stepped = false;
     for (const Pending& each : pending_) {
       uniform = uniform && each.cost == cost;
@@ -437,7 +503,7 @@ class Gpushare final : public BatcherBase {
         const uint32_t k = model.sizes[s];
         if (k > allowed_.size()) continue;
         // Any batch that was not weighed under a shorter cap has a request whose mean is at least that.
-        if (plain_ && k * cost - price * known.time.duration_ns(k, least_ns) <= best_.worth) continue;
+        if (plain_ && worth_of(k * cost, known.time.duration_ns(k, least_ns), price) <= best_.worth) continue;
         if (asked == nullptr) asked = &quantiles(index, cap.application);
         size_t before = allowed_.size();
         for (size_t chance = 0; chance < 2; ++chance) {
@@ -491,7 +557,8 @@ class Gpushare final : public BatcherBase {
       most += cost;
     }
     // The longest of k lasts at least as long on average as the longest application alone.
-    if (most - price * time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest))) <= best_.worth)
+    if (worth_of(most, time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest))), price) <=
+        best_.worth)
       return;
     for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
       grid = model.grid.version();
@@ -504,19 +571,21 @@ class Gpushare final : public BatcherBase {
       }
     }
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
-    const double scale = 1 / std::max(time.c1() * k, 1e-12);
-    double gain = 0;
+    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
+    double gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
-      gain += each.cost * model.grid.at(row_, (each.slack_ns - time.c0_ns()) * scale);
+      const double chance = model.grid.at(row_, (each.slack_ns - fixed_ns) * scale);
+      gain += each.value * chance;
+      wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * model.grid.at(row_, (each.slack_ns + step.after_ns - time.c0_ns()) * scale);
+        gain += step.cost * model.grid.at(row_, (each.slack_ns + step.after_ns - fixed_ns) * scale);
     }
-    const double worth = gain - price * mean;
+    const double worth = worth_of(gain, mean, price);
     if (worth <= best_.worth) return;
     best_.worth = worth;
-    best_.gain = gain;
+    best_.wins = wins;
     best_.cost = cost;
     best_.model = index;
     best_.mean_ns = mean;
@@ -547,6 +616,8 @@ class Gpushare final : public BatcherBase {
 
   std::vector<Model> models_;
   double won_ = 0, busy_ns_ = 0;
+  double backlog_ns_ = 0;  // of all models
+  double scarcity_ = 0;    // how urgent the pending lately were on average, 0 to 1
   bool deferring_ = false;
   uint64_t defer_end_ns_ = 0;
   // Scratch of a decision.

@@ -111,6 +111,14 @@ void Histogram::reset() {
   ++version_;
 }
 
+void Histogram::keep_newest(size_t n) {
+  if (n >= held_) return;
+  drop_oldest(held_ - n);
+  since_look_ = 0;
+  ++version_;
+  ++drifts_;
+}
+
 // The newest samples against all before them: the greatest distance between the two CDFs, with the usual
 // bound.
 void Histogram::look_for_drift() {

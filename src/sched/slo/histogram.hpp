@@ -37,6 +37,8 @@ class Histogram {
   // Adds the other's durations, in its order, after these.
   void merge(const Histogram& other);
   void reset();
+  // Forgets all but the newest `n`; counts as a drift.
+  void keep_newest(size_t n);
 
   size_t count() const { return held_; }
   // Raised by every record, merge and reset.

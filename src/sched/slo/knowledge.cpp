@@ -13,7 +13,6 @@ namespace {
 // start is quick).
 constexpr uint64_t kRefreshEvery = 64;
 constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
-constexpr double kInferredSpread = 0.05;      // see BatchTimeModel::observe
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -126,7 +125,27 @@ void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t ex
   if (whole != member.application) record(of, whole, execution_ns);
 }
 
+// Durations that contradict all that is known of their application, four times in a row, show that what is known no longer
+// holds, or never did (a wrong profile told beforehand, a neighbour on the device that came or went): the past is
+// forgotten at once. The statistical test of the histogram needs dozens, and while a wrong estimate refuses requests, each
+// sample costs a request.
+void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
+  constexpr uint8_t kInARow = 4;
+  constexpr double kBelow = 0.7, kAbove = 1.5;
+  Application& application = of.applications[index];
+  if (application.own.empty()) return;
+  const auto took = static_cast<double>(execution_ns);
+  application.far_below =
+      took < kBelow * application.own.quantile_ns(kLeastQuantile) ? application.far_below + 1 : 0;
+  application.far_above = took > kAbove * application.own.max_ns() ? application.far_above + 1 : 0;
+  if (std::max(application.far_below, application.far_above) < kInARow) return;
+  application.histogram.keep_newest(kInARow - 1);
+  application.far_below = application.far_above = 0;
+  of.fresh_application = true;
+}
+
 void Knowledge::record(Model& of, uint32_t index, uint64_t execution_ns) {
+  contradict(of, index, execution_ns);
   Application& application = of.applications[index];
   application.histogram.record(execution_ns);
   if (application.histogram.count() <= 4) of.fresh_application = true;
@@ -163,11 +182,36 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
     infer_run(model, members, static_cast<double>(device_ns));
 }
 
+// Whether a batch whose duration was `ratio` times the expected one is to be left out: it stalled, or the process did. Four
+// in a row are no accident: then all times have changed by as much, and what is known follows.
+bool Knowledge::odd(Model& of, double ratio) {
+  constexpr double kFactor = 5;
+  constexpr uint8_t kInARow = 4;
+  if (of.pooled.count() < 2 * kInARow) return false;
+  const bool longer = ratio > kFactor, shorter = ratio < 1 / kFactor;
+  if (!longer && !shorter) {
+    of.odd_runs = 0;
+    return false;
+  }
+  if (of.odd_runs == 0 || (of.odd_ratio > 1) != longer) {
+    of.odd_runs = 0;
+    of.odd_ratio = 1;
+  }
+  of.odd_ratio *= std::pow(ratio, 1.0 / kInARow);
+  if (++of.odd_runs < kInARow) return true;
+  of.odd_runs = 0;
+  of.time.rescale(of.odd_ratio);
+  for (Application& each : of.applications) each.histogram.keep_newest(0);
+  of.pooled.keep_newest(0);
+  of.fresh_application = true;
+  return false;
+}
+
 void Knowledge::infer_run(uint32_t model, std::span<const Member> members, double device_ns) {
   refresh(model);
   Model& of = models_[model];
   const auto k = static_cast<uint32_t>(members.size());
-  const bool known = !of.mix_alone.empty();
+  bool known = !of.mix_alone.empty();
   // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
   // that larger batches gain nothing never tries one.
   if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
@@ -175,8 +219,13 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   drawn_from_.clear();
   for (const Member& each : members)
     drawn_from_.push_back(&of.alone(each.application));  // the mixture if it is new
-  if (known) of.time.observe(k, expected_longest_ns(drawn_from_), device_ns, kInferredSpread);
-  const double longest = (device_ns - of.time.c0_ns()) / (std::max(of.time.c1(), 1e-12) * k);
+  if (known) {
+    const double expected = expected_longest_ns(drawn_from_);
+    if (odd(of, device_ns / std::max(of.time.duration_ns(k, expected), 1.0))) return;
+    known = of.pooled.count() > 0;
+    if (known) of.time.observe(k, expected, device_ns, /*told=*/false);
+  }
+  const double longest = (device_ns - of.time.fixed_ns(k)) / std::max(of.time.per_longest(k), 1e-12);
   if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
   if (k == 1 || !known) {
     for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));

@@ -36,6 +36,9 @@ class Knowledge {
     uint64_t records = 0;  // since `own` was computed
     uint64_t drifts = 0;   // of the histogram when `own` was computed
     bool due = false;      // `own` is to be computed anew
+    // Durations in a row that lie far below, or far above, all that was known before them.
+    uint8_t far_below = 0, far_above = 0;
+    uint64_t tried = 0;  // number of the last probe of it, see BatcherBase
   };
   // The values that a decision needs for every request it looks at, kept together so that those of 10,000
   // applications fit a cache.
@@ -76,6 +79,10 @@ class Knowledge {
     uint64_t time_version = 0;
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
+    bool warm = false;  // a batch of it has finished
+    uint8_t odd_runs =
+        0;  // batches in a row that took many times what they should have, or a small part of it
+    double odd_ratio = 0;  // the product of their ratios
 
     const Distribution& alone(uint32_t application) const {
       return briefs[application].known() ? applications[application].own : mix_alone;
@@ -116,6 +123,8 @@ class Knowledge {
 
  private:
   void update_mixture(Model& of);
+  void contradict(Model& of, uint32_t index, uint64_t execution_ns);
+  bool odd(Model& of, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns);
   double unit_random();  // in (0, 1)

@@ -21,9 +21,9 @@ class Orloj final : public BatcherBase {
   Orloj(const BatcherOptions& options, bool own)
       : BatcherBase(own ? "orloj-own" : "orloj", options), own_(own) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
-    if (in_flight > 0) return decision;
+    if (in_flight > 0 || !may_drop()) return decision;
     Size* candidate = nullptr;
     uint32_t candidate_model = 0;
     for (uint32_t model = 0; model < models_.size(); ++model) {
@@ -75,6 +75,16 @@ class Orloj final : public BatcherBase {
       size.scores = make_score_queue();
       models_.back().sizes.push_back(std::move(size));
     }
+  }
+  uint64_t expire(uint64_t now_ns) override {
+    uint64_t first = kNever;
+    for (Model& model : models_)
+      for (Size& size : model.sizes) {
+        while (!size.by_deadline.empty() && size.by_deadline.begin()->first <= now_ns && may_drop())
+          drop(size.by_deadline.begin()->second, DropReason::kExpired);
+        if (!size.by_deadline.empty()) first = std::min(first, size.by_deadline.begin()->first);
+      }
+    return first;
   }
   void enter(Held& held, uint64_t /*now_ns*/) override {
     const Request& request = held.request;
@@ -158,11 +168,11 @@ class Orloj final : public BatcherBase {
     if (of.version == known.version) return of;
     of.version = known.version;
     const Distribution& alone = known.alone(application);
-    const double factor = known.time.c1() * size.requests;
+    const double fixed_ns = known.time.fixed_ns(size.requests);
+    const double factor = std::max(known.time.per_longest(size.requests), 1e-12);
     of.duration = maximum(alone, known.equal_alone, size.requests - 1, options_.bins);
-    if (!of.duration.empty()) of.duration = of.duration.affine(known.time.c0_ns(), factor);
-    of.mean_ns =
-        known.time.c0_ns() + factor * expected_maximum_ns(alone, known.equal_alone, size.requests - 1);
+    if (!of.duration.empty()) of.duration = of.duration.affine(fixed_ns, factor);
+    of.mean_ns = fixed_ns + factor * expected_maximum_ns(alone, known.equal_alone, size.requests - 1);
     return of;
   }
   ScoreQueue::ClassId cost_class(uint32_t index, uint32_t application, const std::vector<CostStep>& steps) {
@@ -188,12 +198,13 @@ class Orloj final : public BatcherBase {
     if (model.version == known.version) return;
     model.version = known.version;
     for (Size& size : model.sizes) {
-      const double factor = known.time.c1() * size.requests;
+      const double fixed_ns = known.time.fixed_ns(size.requests);
+      const double factor = std::max(known.time.per_longest(size.requests), 1e-12);
       const Distribution most =
           maximum(known.equal_alone, known.equal_alone, size.requests - 1, options_.bins);
-      size.duration = most.empty() ? most : most.affine(known.time.c0_ns(), factor);
-      size.mean_ns = known.time.c0_ns() +
-                     factor * expected_maximum_ns(known.equal_alone, known.equal_alone, size.requests - 1);
+      size.duration = most.empty() ? most : most.affine(fixed_ns, factor);
+      size.mean_ns =
+          fixed_ns + factor * expected_maximum_ns(known.equal_alone, known.equal_alone, size.requests - 1);
       size.estimate_ns = options_.estimate_quantile > 0
                              ? size.duration.quantile_ns(options_.estimate_quantile)
                              : size.mean_ns;
@@ -209,7 +220,7 @@ class Orloj final : public BatcherBase {
   void drop_late(uint32_t index, uint64_t now_ns) {
     Model& model = models_[index];
     for (Size& size : model.sizes)
-      while (!size.by_deadline.empty()) {
+      while (!size.by_deadline.empty() && may_drop()) {
         const auto [deadline, id] = *size.by_deadline.begin();
         if (static_cast<double>(now_ns) + size.estimate_ns <= static_cast<double>(deadline)) break;
         Places& places = places_[id];

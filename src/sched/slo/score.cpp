@@ -42,24 +42,7 @@ ScoreCurve::ScoreCurve(const Distribution& batch, double mean_ns, double delay_r
         piece.asymptote *= steps[0].cost;
       }
   } else {
-    std::vector<double> starts;
-    for (const CostStep& step : steps)
-      for (const Piece& piece : single.pieces_) starts.push_back(piece.start_ns - step.after_ns);
-    std::sort(starts.begin(), starts.end());
-    starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
-    for (double start : starts) {
-      Piece sum{start, 0, 0};
-      for (const CostStep& step : steps) {
-        // start + after_ns is a start of `single` itself or lies inside a piece; rounding may put it just
-        // before, which moves the edge by one part in 2^52.
-        const size_t in = single.piece_at(std::nextafter(start + step.after_ns, kInfinity));
-        if (in == SIZE_MAX) continue;
-        const Piece& piece = single.pieces_[in];
-        sum.value += step.cost * single.value_in(piece, std::max(start + step.after_ns, piece.start_ns));
-        sum.asymptote += step.cost * piece.asymptote;
-      }
-      pieces_.push_back(sum);
-    }
+    sum_steps(single, steps);
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const bool rising = pieces_[i].asymptote > pieces_[i].value;
@@ -68,6 +51,39 @@ ScoreCurve::ScoreCurve(const Distribution& batch, double mean_ns, double delay_r
       runs_.back().end_ns = end;
     else
       runs_.push_back({pieces_[i].start_ns, end, rising, i});
+  }
+}
+
+// The sum of one curve for each step, moved by what the step comes after. The pieces of all of them are gone through in order of
+// their starts, and each step knows which of its pieces it is in: to look the piece up by the slack would be
+// decided by rounding where a piece begins, and a bin of a nanosecond may rise a thousand times as steeply as the next.
+void ScoreCurve::sum_steps(const ScoreCurve& single, std::span<const CostStep> steps) {
+  struct Start {
+    double at_ns;
+    uint32_t step, piece;
+  };
+  std::vector<Start> starts;
+  for (uint32_t step = 0; step < steps.size(); ++step)
+    for (uint32_t piece = 0; piece < single.pieces_.size(); ++piece)
+      starts.push_back({single.pieces_[piece].start_ns - steps[step].after_ns, step, piece});
+  std::stable_sort(starts.begin(), starts.end(),
+                   [](const Start& a, const Start& b) { return a.at_ns < b.at_ns; });
+  std::vector<uint32_t> in(steps.size(), UINT32_MAX);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    in[starts[i].step] = starts[i].piece;
+    if (i + 1 < starts.size() && starts[i + 1].at_ns == starts[i].at_ns) continue;
+    Piece sum{starts[i].at_ns, 0, 0};
+    for (size_t step = 0; step < steps.size(); ++step) {
+      if (in[step] == UINT32_MAX) continue;
+      const Piece& piece = single.pieces_[in[step]];
+      // Rounding may put the place before the piece's start, or after its end.
+      double end = kInfinity;
+      if (in[step] + size_t{1} < single.pieces_.size()) end = single.pieces_[in[step] + 1].start_ns;
+      const double place = std::clamp(sum.start_ns + steps[step].after_ns, piece.start_ns, end);
+      sum.value += steps[step].cost * single.value_in(piece, place);
+      sum.asymptote += steps[step].cost * piece.asymptote;
+    }
+    pieces_.push_back(sum);
   }
 }
 

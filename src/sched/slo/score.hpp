@@ -61,6 +61,7 @@ class ScoreCurve {
   bool empty() const { return pieces_.empty(); }
 
  private:
+  void sum_steps(const ScoreCurve& single, std::span<const CostStep> steps);
   double value_in(const Piece& piece, double slack_ns) const;
   double delay_rate_ = 0;
   std::vector<Piece> pieces_;

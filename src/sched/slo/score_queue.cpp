@@ -216,12 +216,29 @@ class PointScores final : public ScoreQueue {
   base::Status accept(const ScoreCurve& curve) {
     if (curve.empty()) return base::ok_status();
     if (delay_rate_ == 0) delay_rate_ = curve.delay_rate();
-    if (curve.delay_rate() == delay_rate_) return base::ok_status();
+    if (curve.delay_rate() == delay_rate_) return accept_scale(curve);
     return base::Status(
         GPUSHARE_UNSUPPORTED,
         base::format(
             "a point back end has one delay rate, %g/ns; the new curve has %g/ns: use the slack index",
             delay_rate_, curve.delay_rate()));
+  }
+  // Points are compared by sums of their coordinates: beside a score a million million times as great, another is lost in the
+  // rounding.
+  base::Status accept_scale(const ScoreCurve& curve) {
+    constexpr double kMostApart = 1e6;
+    double peak = 0;
+    for (const ScoreCurve::Piece& piece : curve.pieces()) peak = std::max(peak, piece.value);
+    const double least = std::min(least_peak_, peak), most = std::max(most_peak_, peak);
+    if (most > kMostApart * least)
+      return base::Status(
+          GPUSHARE_UNSUPPORTED,
+          base::format("a point back end compares scores up to %g times apart; with the new curve "
+                       "they reach from %g to %g: use the slack index",
+                       kMostApart, least, most));
+    least_peak_ = least;
+    most_peak_ = most;
+    return base::ok_status();
   }
   void replace(Handle handle, uint64_t now_ns) {
     points_->erase(items_[handle].point);
@@ -250,6 +267,7 @@ class PointScores final : public ScoreQueue {
   std::vector<Handle> free_;
   std::priority_queue<Milestone, std::vector<Milestone>, std::greater<>> milestones_;
   double delay_rate_ = 0;
+  double least_peak_ = std::numeric_limits<double>::infinity(), most_peak_ = 0;  // of the curves so far
   uint64_t base_ns_ = 0;
   uint64_t last_ns_ = 0;
   size_t size_ = 0;

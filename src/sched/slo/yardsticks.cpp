@@ -19,9 +19,9 @@ class Clairvoyant final : public BatcherBase {
   Clairvoyant(const BatcherOptions& options, bool edf)
       : BatcherBase(edf ? "clairvoyant-edf" : "clairvoyant", options), edf_(edf) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
-    if (in_flight > 0) return decision;
+    if (in_flight > 0 || !may_drop()) return decision;
     std::vector<RequestId> best_ids;
     double best_worth = -INFINITY, best_takes = 0;
     uint32_t best_model = 0;
@@ -84,17 +84,16 @@ class Clairvoyant final : public BatcherBase {
 
  protected:
   void model_added(uint32_t /*model*/) override { order_.resize(order_.models() + 1); }
+  uint64_t expire(uint64_t now_ns) override { return expire_from(order_, now_ns); }
   void enter(Held& held, uint64_t /*now_ns*/) override {
     order_.add(held.request.model, held.request.deadline_ns, held.request.id);
   }
   void leave(Held& held) override {
     order_.remove(held.request.model, held.request.deadline_ns, held.request.id);
   }
-  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
-    double won = 0;
-    for (const auto& [deadline, cost] : flight.deadlines) won += now_ns <= deadline ? cost : 0;
+  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
     constexpr double kKeep = 1 - 1.0 / 64;
-    won_ = won_ * kKeep + won;
+    won_ = won_ * kKeep + flight.won;
     spent_ns_ = spent_ns_ * kKeep + static_cast<double>(device_ns);
     if (spent_ns_ > 0) goodput_per_ns_ = won_ / spent_ns_;
   }
@@ -133,9 +132,9 @@ class Greedy final : public BatcherBase {
  public:
   explicit Greedy(const BatcherOptions& options) : BatcherBase("greedy", options) {}
 
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+  Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
-    if (in_flight > 0) return decision;
+    if (in_flight > 0 || !may_drop()) return decision;
     double best_rate = 0, best_takes = 0;
     uint32_t best_model = 0;
     std::vector<RequestId> best_ids, ids;
@@ -168,6 +167,7 @@ class Greedy final : public BatcherBase {
 
  protected:
   void model_added(uint32_t /*model*/) override { order_.resize(order_.models() + 1); }
+  uint64_t expire(uint64_t now_ns) override { return expire_from(order_, now_ns); }
   void enter(Held& held, uint64_t /*now_ns*/) override {
     order_.add(held.request.model, held.request.deadline_ns, held.request.id);
   }

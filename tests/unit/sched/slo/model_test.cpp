@@ -207,6 +207,43 @@ TEST_CASE("the batch-time model finds c0 and c1") {
   CHECK(single.c1() == before);
 }
 
+TEST_CASE("stalled batches do not move the batch-time model, and sizes off its line have a factor") {
+  Random random(gpushare::test::seed());
+  INFO("seed " << gpushare::test::seed());
+  std::normal_distribution<double> noise(0, 0.1);
+  BatchTimeModel model(1e6, 1);
+  for (int i = 0; i < 600; ++i) {
+    const unsigned k = static_cast<unsigned>(uniform(random, 1, 16));
+    const double longest = static_cast<double>(uniform(random, 10'000'000, 90'000'000));
+    const double stall = uniform(random, 0, 9) == 0 ? 5e9 : 0;
+    model.observe(k, longest, (30e6 + 0.2 * k * longest) * std::exp(noise(random)) + stall);
+  }
+  CHECK(model.c0_ns() == Approx(30e6).epsilon(0.25));
+  CHECK(model.c1() == Approx(0.2).epsilon(0.15));
+  // Steps of four, a power of the size, a sum: of constant requests, every size is right.
+  const auto shapes = {+[](unsigned k) { return 5e6 + 1e6 * ((k + 3) / 4 * 4); },
+                       +[](unsigned k) { return 5e6 + 4e6 * std::sqrt(k); },
+                       +[](unsigned k) { return 5e6 + 1e6 * k; },
+                       +[](unsigned k) { return k == 8 ? 40e6 : 10e6; }};
+  for (const auto shape : shapes) {
+    BatchTimeModel bent(5e6, 0.1);
+    for (int i = 0; i < 2000; ++i) {
+      const unsigned k = static_cast<unsigned>(uniform(random, 1, 16));
+      bent.observe(k, 10e6, shape(k));
+    }
+    for (unsigned k = 1; k <= 16; ++k) {
+      INFO("size " << k << " takes " << shape(k));
+      CHECK(bent.duration_ns(k, 10e6) == Approx(shape(k)).epsilon(0.3));
+    }
+  }
+  // c1 keeps its range while times are inferred.
+  BatchTimeModel inferred(5e6, 1);
+  for (int i = 0; i < 2000; ++i)
+    inferred.observe(1 + static_cast<unsigned>(i) % 16, 5e6, 20e6 * std::exp(noise(random)), /*told=*/false);
+  CHECK(inferred.c1() >= 0.25);
+  CHECK(inferred.c1() <= 4);
+}
+
 TEST_CASE("the score equals its definition, whatever b") {
   Random random(gpushare::test::seed());
   std::uniform_real_distribution<double> unit(0, 1);
@@ -248,6 +285,74 @@ TEST_CASE("the score equals its definition, whatever b") {
   }
   CHECK(ScoreCurve().at(1e9) == 0);
   CHECK(ScoreCurve(Distribution(), 1, 1).empty());
+}
+
+TEST_CASE(
+    "the score of several cost steps is the sum of theirs, with bins of a nanosecond beside wide ones") {
+  Random random(gpushare::test::seed());
+  INFO("seed " << gpushare::test::seed());
+  std::uniform_real_distribution<double> unit(0, 1);
+  size_t wrong = 0;
+  for (int round = 0; round < 300; ++round) {
+    Histogram histogram;
+    for (int i = 0; i < 6; ++i) histogram.record(uniform(random, 1000, 300'000));
+    const Distribution batch = histogram.distribution(10);
+    const double mean = batch.mean_ns(), b = 5e-4 * (0.1 + unit(random)) / 1e6;
+    const std::vector<CostStep> steps{{0, unit(random) + 0.1},
+                                      {static_cast<double>(uniform(random, 0, 400'000)), 2},
+                                      {unit(random) * 1e6, 3}};
+    const ScoreCurve single(batch, mean, b), sum(batch, mean, b, steps);
+    for (int i = 0; i < 100; ++i) {
+      const double slack = unit(random) * 1.5e6 - 1e6;
+      double expected = 0;
+      for (const CostStep& step : steps) expected += step.cost * single.at(slack + step.after_ns);
+      const double at = sum.at(slack);
+      wrong += std::abs(at - expected) > 1e-6 * (expected + 1e-9 / mean) ? 1 : 0;
+      wrong += at > 6.2 / mean ? 1 : 0;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("32 bins keep the means of what was recorded within 2%, the quantiles within 2.5%") {
+  Random random(gpushare::test::seed());
+  INFO("seed " << gpushare::test::seed());
+  std::uniform_real_distribution<double> unit(0, 1);
+  std::normal_distribution<double> normal(0, 1);
+  for (int kind = 0; kind < 5; ++kind) {
+    Histogram histogram({.drift_samples = 0});
+    std::vector<double> durations;
+    for (int i = 0; i < 1500; ++i) {
+      const double u = unit(random),
+                   draws[] = {1, 0.5 + u, u < 0.5 ? 0.2 : 1.8, 0.3 * std::pow(std::max(u, 1e-4), -1 / 1.3),
+                              std::exp(normal(random))};
+      durations.push_back(std::floor(1e7 * draws[kind]));
+      histogram.record(static_cast<uint64_t>(durations.back()));
+    }
+    std::sort(durations.begin(), durations.end());
+    const Distribution coarse = histogram.distribution(32);
+    CHECK(coarse.bins() <= 32);
+    for (const unsigned k : {1u, 5u}) {
+      double mean = 0, before = 0;
+      for (size_t i = 0; i < durations.size(); ++i) {
+        const double below = std::pow(static_cast<double>(i + 1) / 1500, k);
+        mean += durations[i] * (below - before);
+        before = below;
+      }
+      INFO("kind " << kind << ", longest of " << k);
+      CHECK(expected_maximum_ns(coarse, coarse, k - 1) == Approx(mean).epsilon(0.02));
+      const Distribution longest = maximum(coarse, coarse, k - 1, 32);
+      CHECK(longest.mean_ns() == Approx(mean).epsilon(0.02));
+      for (const double q : {0.1, 0.25, 0.45, 0.55, 0.75, 0.9, 0.99}) {
+        const auto rank = static_cast<size_t>(std::pow(q, 1.0 / k) * 1500);  // neighbours lie apart in a tail
+        const double low = durations[rank - 2], high = durations[std::min<size_t>(rank + 2, 1499)];
+        if (kind == 2 && std::abs(std::pow(q, 1.0 / k) - 0.5) < 0.05) continue;  // between the two
+        INFO("quantile " << q);
+        CHECK(longest.quantile_ns(q) >= 0.975 * low);
+        CHECK(longest.quantile_ns(q) <= 1.025 * high);
+      }
+    }
+  }
 }
 
 TEST_CASE("score queues equal brute force over seven days, with time standing still and going back") {
@@ -321,6 +426,33 @@ TEST_CASE("score queues equal brute force over seven days, with time standing st
     CHECK(queue->set_curve(99, curves[0]).code() == GPUSHARE_INVALID_ARGUMENT);
     const ScoreCurve other_rate(Distribution::point(1e6), 1e6, 2e-10);
     CHECK(queue->add_class(other_rate).ok() == (backend == ScoreBackend::kSlackIndex));
+  }
+}
+
+TEST_CASE("scores too far apart are right in the slack index and refused by the point back ends") {
+  const Distribution batch = Distribution::point(1e6);
+  const auto curve = [&](double cost) {
+    return ScoreCurve(batch, 1e6, 1e-9, std::vector<CostStep>{{0, cost}});
+  };
+  for (ScoreBackend backend : {ScoreBackend::kSlackIndex, ScoreBackend::kAutomaticPoints, ScoreBackend::kScan,
+                               ScoreBackend::kKinetic, ScoreBackend::kHull}) {
+    INFO("back end " << static_cast<int>(backend));
+    const auto queue = make_score_queue(backend);
+    REQUIRE(queue->add_class(curve(1)).ok());
+    REQUIRE(queue->add_class(curve(1000)).ok());
+    const auto far = queue->add_class(curve(1e12));
+    if (backend != ScoreBackend::kSlackIndex) {
+      CHECK(far.status().code() == GPUSHARE_UNSUPPORTED);
+      CHECK(far.status().message().find("slack index") != std::string::npos);
+      CHECK(queue->set_curve(0, curve(1e-12)).code() == GPUSHARE_UNSUPPORTED);
+      continue;
+    }
+    REQUIRE(far.ok());
+    queue->insert(0, 5'000'000, 1);
+    queue->insert(*far, 500'000, 2);  // lost already
+    CHECK(queue->best(0)->id == 1);
+    queue->insert(*far, 50'000'000, 3);
+    CHECK(queue->best(0)->id == 3);
   }
 }
 
