@@ -89,7 +89,9 @@ void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
   }
   bool came_back = false;
   for (const LaneId id : closing) came_back = drain(id, now_ns) || came_back;
-  if (came_back) freed(now_ns);
+  // Sessions that found no place on the device stay blocked: these lanes give back promises. A session that was tried again
+  // for them would fail, lanes would merge for the next one, and so on without end.
+  if (came_back) admit_waiting(now_ns);
 }
 
 bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {

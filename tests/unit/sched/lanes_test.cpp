@@ -1,13 +1,74 @@
 // Lanes of a device: how they shrink, merge and close for who waits.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "support/random.hpp"
 #include "unit/sched/scheduler_fixture.hpp"
 
 using namespace gpushare;
 using namespace gpushare::sched;
 using namespace gpushare::test::scheduling;
+
+namespace {
+
+// Carries out all actions as a device does on which no session finds a place any more though the books have room, as when
+// the free memory is in pieces. Returns how often each session was tried.
+std::map<SessionId, int> tries_without_place(Scheduler& scheduler, const std::vector<SessionId>& placed) {
+  std::map<SessionId, int> tries;
+  std::deque<Action> queue;
+  const auto collect = [&] {
+    for (const Action& action : scheduler.take_actions()) queue.push_back(action);
+  };
+  for (collect(); !queue.empty() && tries.size() < 100; collect()) {
+    const Action action = queue.front();
+    queue.pop_front();
+    if (action.kind == ActionKind::kOpenLane || action.kind == ActionKind::kResizeLane ||
+        action.kind == ActionKind::kCloseLane)
+      scheduler.lane_applied(action.lane, action.bytes, 1);
+    if (action.kind != ActionKind::kAdmit || std::count(placed.begin(), placed.end(), action.session) > 0)
+      continue;
+    if (++tries[action.session] > 50) return tries;
+    scheduler.unplaced(action.session, 1);
+  }
+  return tries;
+}
+
+}  // namespace
+
+TEST_CASE("a session that finds no place on the device is tried once however lanes merge for it") {
+  test::Random random(test::seed());
+  for (int round = 0; round < 400; ++round) {
+    INFO("seed " << test::seed() << " round " << round);
+    SchedulerOptions options = capacity(64);
+    options.paging = false;
+    options.confirms_lanes = true;
+    const char* const policies[] = {"fair", "priority", "pack"};
+    Scheduler scheduler = make(policies[round % 3], options);
+    std::vector<SessionId> placed;
+    SessionId id = 0;
+    for (uint64_t sessions = test::uniform(random, 1, 4); id < sessions;) {
+      ++id;
+      REQUIRE(scheduler.arrive(spec(id, test::uniform(random, 0, 8), test::uniform(random, 1, 16)), id).ok());
+      placed.push_back(id);
+    }
+    (void)tries_without_place(scheduler, placed);
+    const SessionId first = id + 1;
+    for (uint64_t more = id + test::uniform(random, 2, 5); id < more;) {
+      ++id;
+      REQUIRE(
+          scheduler.arrive(spec(id, test::uniform(random, 0, 20), test::uniform(random, 1, 16)), id).ok());
+    }
+    for (const auto& [session, tried] : tries_without_place(scheduler, placed)) {
+      INFO("session " << session << ", the first that waits is " << first);
+      CHECK(tried == 1);
+    }
+    CHECK(scheduler.check() == "");
+  }
+}
 
 TEST_CASE("a lane shrinks for others only when what was dispatched before has finished") {
   SchedulerOptions options = capacity(100);
