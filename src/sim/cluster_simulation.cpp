@@ -109,8 +109,8 @@ class Cluster {
       const double soonest_s = soonest_tick_s();
       if (!(tick_at_ > soonest_s)) tick_at_ = soonest_s;  // also if it is no number
       // A scheduler that asks to be asked again for ever and lets nothing run.
-      const bool idle = actions_.empty() && on_.empty() && next_arrival == jobs_.size() &&
-                        next_change_ == changes_.size();
+      const bool idle =
+          actions_.empty() && on_.empty() && next_arrival == jobs_.size() && next_change_ == changes_.size();
       idle_ticks_ = idle ? idle_ticks_ + 1 : 0;
       if (idle_ticks_ > kMostIdleTicks) break;
       for (const bool pauses : {true, false})
