@@ -54,6 +54,7 @@ TEST_CASE("the environment limits the sessions of a shared runtime") {
   REQUIRE_OK(runtime->close());
 
   for (const auto& [name, value] : {std::pair("GPUSHARE_MEMORY", "much"), std::pair("GPUSHARE_MEMORY", "0"),
+                                    std::pair("GPUSHARE_MEMORY", "16777216"),  // without a unit
                                     std::pair("GPUSHARE_WEIGHT", "0"), std::pair("GPUSHARE_WEIGHT", "x")}) {
     setenv("GPUSHARE_MEMORY", "16MiB", 1);
     setenv("GPUSHARE_WEIGHT", "0.5", 1);
