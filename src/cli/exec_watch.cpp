@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/exec_watch.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <csignal>
@@ -8,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <sstream>
 
@@ -28,9 +30,17 @@ int deadline_ms() {
 }
 constexpr int kFirstPauseMs = 5, kLongestPauseMs = 2000;
 
-std::string text_of(pid_t process, const char* file) {
-  std::ifstream in("/proc/" + std::to_string(process) + '/' + file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+// By hand: a stream throws where a process ends while its file is read.
+std::string text_of(pid_t process, const char* name) {
+  const std::string path = "/proc/" + std::to_string(process) + '/' + name;
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  std::string text;
+  char part[16384];
+  for (ssize_t got = 0; (got = ::read(file, part, sizeof part)) > 0;)
+    text.append(part, static_cast<size_t>(got));
+  ::close(file);
+  return text;
 }
 
 // Tells the programs apart that a process runs one after another: the vector has random addresses. 0: it cannot be read.
