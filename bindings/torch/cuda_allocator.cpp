@@ -46,8 +46,8 @@ class C10OutOfMemory {
   C10OutOfMemory() {
     void* const c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
     if (c10 == nullptr) return;
-    construct_ = reinterpret_cast<Construct>(
-        dlsym(c10, "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
+    construct_ = reinterpret_cast<Construct>(dlsym(
+        c10, "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
     table_ = static_cast<void**>(dlsym(c10, "_ZTVN3c1016OutOfMemoryErrorE"));
     type_ = static_cast<std::type_info*>(dlsym(c10, "_ZTIN3c1016OutOfMemoryErrorE"));
   }
@@ -65,7 +65,8 @@ class C10OutOfMemory {
     *static_cast<void***>(object) = table_ + 2;  // behind the offset to the top and the type
     abi::__cxa_throw(object, type_, [](void* thrown) {
       using Destructor = void (*)(void*);
-      (*static_cast<Destructor**>(thrown))[0](thrown);  // the first virtual function of std::exception's heirs
+      (*static_cast<Destructor**>(thrown))[0](
+          thrown);  // the first virtual function of std::exception's heirs
     });
   }
 
@@ -86,7 +87,8 @@ class C10OutOfMemory {
 std::string mebibytes(size_t bytes) {
   std::array<char, 32> text{};
   const double mib = static_cast<double>(bytes) / (1 << 20);
-  (void)std::snprintf(text.data(), text.size(), "%.2f %s", mib < 1024 ? mib : mib / 1024, mib < 1024 ? "MiB" : "GiB");
+  (void)std::snprintf(text.data(), text.size(), "%.2f %s", mib < 1024 ? mib : mib / 1024,
+                      mib < 1024 ? "MiB" : "GiB");
   return text.data();
 }
 
@@ -107,10 +109,12 @@ std::string mebibytes(size_t bytes) {
     case GPUSHARE_HOST_OUT_OF_MEMORY:
       fail_for_memory(bytes, device, why);
     case GPUSHARE_NOT_FOUND:
-      throw std::runtime_error(
-          "gpushare: no session: a tensor of " + mebibytes(bytes) + " on device " + std::to_string(device) +
-          " belongs to nobody. Make it inside `with gt.session(...)` or after `gt.session(...).open()` on this thread, "
-          "or on a stream of a session (" + why + ")");
+      throw std::runtime_error("gpushare: no session: a tensor of " + mebibytes(bytes) + " on device " +
+                               std::to_string(device) +
+                               " belongs to nobody. Make it inside `with gt.session(...)` or after "
+                               "`gt.session(...).open()` on this thread, "
+                               "or on a stream of a session (" +
+                               why + ")");
     default:
       throw std::runtime_error("gpushare: no memory for a tensor of " + mebibytes(bytes) + " on device " +
                                std::to_string(device) + ": " + why);
@@ -196,7 +200,8 @@ void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream strea
     if (allocator == nullptr) {
       gpushare_error_info info = GPUSHARE_ERROR_INFO_INIT;
       (void)gpushare_last_error(&info);
-      fail(bytes, device, info.status == GPUSHARE_NOT_FOUND ? GPUSHARE_UNAVAILABLE : info.status, info.message);
+      fail(bytes, device, info.status == GPUSHARE_NOT_FOUND ? GPUSHARE_UNAVAILABLE : info.status,
+           info.message);
     }
   }
   gpushare_device_address address = 0;
