@@ -193,8 +193,9 @@ def _close_all() -> None:
         devices = list(_devices.values())
         _devices.clear()
     for session in list(_sessions):
-        if session._late is not None:
-            session._late.stop()
+        late = session._late
+        if late is not None:
+            late.stop()
         with contextlib.suppress(Error):
             session._shut()
     for device in devices:
@@ -286,7 +287,8 @@ class Session(Closable):
         while self._detach:
             self._detach.pop()()
         self._end(error)
-        if self._late is not None and self._late.then(self._give_back_handle):
+        late = self._late
+        if late is not None and late.then(self._give_back_handle):
             return  # when its tensors let the iteration end
         self._give_back_handle()
 
@@ -349,7 +351,8 @@ class _Step:
         if session._open is not None:
             raise InvalidState(f"session '{session.name}' has an iteration open already", lib.GPUSHARE_INVALID_STATE)
         session._raise()
-        if session._late is not None and not session._late.try_now():
+        late = session._late
+        if late is not None and not late.try_now():
             raise DeviceOutOfMemory(f"session '{session.name}': tensors of its last iteration are alive, and the device has no room to keep them beside "
                                     "another iteration: delete them, or the exception that holds them", lib.GPUSHARE_DEVICE_OUT_OF_MEMORY)
         out = ffi.new("gpushare_iteration*")

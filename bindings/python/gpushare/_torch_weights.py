@@ -126,8 +126,9 @@ def _slots(model: Any, path: pathlib.Path, strict: bool, cast: bool) -> tuple[di
         raise InvalidArgument(f"{path} and the model do not match: missing in the file {missing[:5]}, not in the model {unexpected[:5]} "
                               f"({len(missing)} and {len(unexpected)} in all); strict=False loads what both have", lib.GPUSHARE_INVALID_ARGUMENT)
     slots = {name: _Slot(tensor) for name, tensor in wanted.items() if name in declared}
-    for name, slot in slots.items():
-        _fit(slot, name, declared[name], path, cast)
+    for name, entry in declared.items():
+        if name in slots:
+            _fit(slots[name], name, entry, path, cast)
     of_tensor = {id(wanted[name]): slot for name, slot in slots.items()}
     for name, owner in owners.items():
         if id(wanted[name]) in of_tensor:
