@@ -81,7 +81,8 @@ inline constexpr uint64_t kNoLimitFrom = uint64_t{1} << 60;
 inline void apply_group(const char* root, const char* folder, const Version& version, HostMemory& memory) {
   char text[kText];
   uint64_t limit = 0, used = 0;
-  if (!read_text(root, folder, version.limit, text) || !number_at(text, &limit) || limit >= kNoLimitFrom) return;
+  if (!read_text(root, folder, version.limit, text) || !number_at(text, &limit) || limit >= kNoLimitFrom)
+    return;
   if (limit < memory.total_bytes) memory.total_bytes = limit;
   if (read_text(root, folder, version.usage, text)) (void)number_at(text, &used);
   uint64_t cache = read_text(root, folder, "memory.stat", text) ? number_of(text, version.cache) : 0;

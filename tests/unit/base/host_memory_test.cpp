@@ -37,7 +37,8 @@ struct Root {
     const std::string folder = "sys/fs/cgroup/memory" + path + "/";
     write(folder + "memory.limit_in_bytes", std::to_string(limit_bytes) + "\n");
     write(folder + "memory.usage_in_bytes", std::to_string(used * kMiB) + "\n");
-    write(folder + "memory.stat", "inactive_file 7\ntotal_inactive_file " + std::to_string(cache * kMiB) + "\n");
+    write(folder + "memory.stat",
+          "inactive_file 7\ntotal_inactive_file " + std::to_string(cache * kMiB) + "\n");
   }
   void check(uint64_t total, uint64_t available) const {
     const base::HostMemory memory = base::host_memory(root.c_str());
@@ -95,7 +96,8 @@ TEST_CASE("a container that sees its control group as the root has that group's 
 TEST_CASE("the first version of control groups, alone and beside the second") {
   Root at;
   constexpr uint64_t kNone = 9223372036854771712u;
-  at.write("proc/self/cgroup", "12:cpu,cpuacct:/x\n4:blkio,memory:/docker/1\n1:name=systemd:/docker/1\n0::/docker/1\n");
+  at.write("proc/self/cgroup",
+           "12:cpu,cpuacct:/x\n4:blkio,memory:/docker/1\n1:name=systemd:/docker/1\n0::/docker/1\n");
   at.old_group("", kNone, 900, 0);
   at.old_group("/docker/1", 250 * kMiB, 100, 50);
   at.check(250, 200);
