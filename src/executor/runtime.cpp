@@ -12,6 +12,7 @@
 
 #include "base/cancel.hpp"
 #include "base/fork.hpp"
+#include "base/host_memory.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "executor/interference_file.hpp"
@@ -22,9 +23,8 @@ namespace gpushare::executor {
 namespace {
 
 uint64_t quarter_of_host_memory() {
-  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) / 4
-                                     : UINT64_MAX;
+  const uint64_t bytes = base::host_memory().total_bytes;
+  return bytes == UINT64_MAX ? bytes : bytes / 4;
 }
 
 }  // namespace

@@ -9,13 +9,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/host_memory.hpp"
 #include "base/no_memory.hpp"
 #include "base/no_signals.hpp"
 #include "base/round_up.hpp"
@@ -334,16 +334,9 @@ constexpr uint64_t kLeastWaitNs = 1'000'000;
 }  // namespace
 
 double system_memory_available() {
-  FILE* const file = std::fopen("/proc/meminfo", "re");
-  if (file == nullptr) return 1;
-  unsigned long long total = 0, available = 0, value = 0;
-  char line[128];
-  while ((total == 0 || available == 0) && std::fgets(line, sizeof line, file) != nullptr) {
-    if (std::sscanf(line, "MemTotal: %llu kB", &value) == 1) total = value;
-    if (std::sscanf(line, "MemAvailable: %llu kB", &value) == 1) available = value;
-  }
-  std::fclose(file);
-  return total == 0 || available == 0 ? 1 : static_cast<double>(available) / static_cast<double>(total);
+  const base::HostMemory host = base::host_memory();
+  if (host.total_bytes == UINT64_MAX || host.total_bytes == 0 || host.available_bytes == UINT64_MAX) return 1;
+  return static_cast<double>(host.available_bytes) / static_cast<double>(host.total_bytes);
 }
 
 ChunkPool::~ChunkPool() {

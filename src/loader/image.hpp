@@ -31,7 +31,8 @@ struct Layer {
   uint64_t bytes = 0;
 };
 
-// MemAvailable over MemTotal of /proc/meminfo; 1 where the system does not tell.
+// The part of the host memory for this process that is available (base/host_memory.hpp: of the machine, or of the container); 1 where the system
+// does not tell.
 double system_memory_available();
 
 // How many chunks of released images a pool keeps for the next image, and for how long. Fresh memory costs a page fault for

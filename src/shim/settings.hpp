@@ -16,10 +16,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/sysinfo.h>
-
 #include <cstdint>
 
+#include "base/host_memory.hpp"
 #include "shim/books.hpp"
 
 namespace gpushare::shim {
@@ -54,10 +53,10 @@ void read_options();
 // Copies changes by `gpushare exec --change` into the options. Returns the bits of Share that have changed.
 uint32_t take_share(Options* options);
 
-// A quarter of the host's memory.
+// A quarter of the host memory that this process may use.
 inline uint64_t default_pinned_bytes() {
-  struct sysinfo host {};
-  return sysinfo(&host) == 0 ? uint64_t{host.totalram} * host.mem_unit / 4 : kNoLimit;
+  const uint64_t bytes = base::host_memory().total_bytes;
+  return bytes == UINT64_MAX ? kNoLimit : bytes / 4;
 }
 // "512", "64K", "1.5GiB", "16G" (binary), "16GB" (decimal). False: none of these.
 bool parse_bytes(const char* text, uint64_t* out_bytes);
