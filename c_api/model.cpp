@@ -129,15 +129,14 @@ int32_t gpushare_model_get_layer(gpushare_model model, uint32_t layer, gpushare_
 
 int32_t gpushare_model_release(gpushare_model model) {
   return capi::guard([&]() -> base::Status {
-    std::shared_ptr<capi::ModelObject> object;
-    {
-      const auto pin = capi::find(model);
-      if (!pin) return capi::stale(model);
-      if (pin->borrowed)
-        return {GPUSHARE_INVALID_ARGUMENT, "the model belongs to its switcher; it is not released"};
-    }
-    if (!capi::table_of<gpushare_model>().remove(model, &object)) return capi::stale(model);
-    return object->model->unload();
+    const auto pin = capi::find(model);
+    if (!pin) return capi::stale(model);
+    if (pin->borrowed)
+      return {GPUSHARE_INVALID_ARGUMENT, "the model belongs to its switcher; it is not released"};
+    base::Status unloaded = pin->model->unload();
+    if (unloaded.code() == GPUSHARE_INVALID_STATE)
+      return unloaded;  // inside a callback: the handle stays good
+    return capi::table_of<gpushare_model>().remove(model) ? unloaded : capi::stale(model);
   });
 }
 

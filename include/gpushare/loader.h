@@ -263,7 +263,8 @@ GPUSHARE_API int32_t gpushare_model_get_layer(gpushare_model model, uint32_t lay
                                               gpushare_layer_info* out_info);
 /* Unloads the model: frees its block in stream order, after copies under way, and gives the handle back.
  * Does not wait for the device. Waits for calls of other threads on this model. Errors: INVALID_ARGUMENT
- * (the model belongs to a switcher). */
+ * (the model belongs to a switcher), INVALID_STATE (another thread waits for the model, and this is a callback that
+ * its copies may wait for: the handle stays good). */
 GPUSHARE_API int32_t gpushare_model_release(gpushare_model model);
 
 /* ---- switching ---- */

@@ -83,7 +83,8 @@ typedef struct gpushare_range_info {
 GPUSHARE_API int32_t gpushare_range_open(gpushare_session session, const gpushare_range_params* params,
                                          gpushare_range* out_range);
 /* Decommits everything and gives the addresses back. Waits for calls on the range by other threads, and for its
- * give_back. Errors: INVALID_STATE (from its give_back: the handle stays good). */
+ * give_back. Errors: INVALID_STATE (from its give_back, or from a host function or progress function: the handle stays
+ * good). */
 GPUSHARE_API int32_t gpushare_range_close(gpushare_range range);
 /* Puts memory behind the granules of [offset_bytes, offset_bytes + bytes) that have none, all or none of them. Their content is
  * undefined. `timeout_ns` limits the wait for room and for the session to be admitted or paged in; 0 does not wait. A
@@ -97,7 +98,8 @@ GPUSHARE_API int32_t gpushare_range_commit(gpushare_range range, uint64_t offset
 /* Gives the memory behind [offset_bytes, offset_bytes + bytes) back, as far as there is any. Stream-ordered: somebody
  * else gets it after the work that the session's stream has now, and after uses on other streams recorded for addresses
  * in the range (gpushare_memory_record_use). Does not wait for the device. Work enqueued later must not use the bytes.
- * Thread-safe. Errors: INVALID_ARGUMENT, INVALID_STATE (the session has ended; its stream captures a graph). */
+ * Thread-safe. Errors: INVALID_ARGUMENT, INVALID_STATE (the session has ended; its stream captures a graph; this is a host
+ * function or progress function, and the session's memory grows, shrinks or moves on another thread). */
 GPUSHARE_API int32_t gpushare_range_decommit(gpushare_range range, uint64_t offset_bytes, uint64_t bytes);
 /* Tells where the range lies, and its counts. Once its session has ended, only the counts are left. Thread-safe. */
 GPUSHARE_API int32_t gpushare_range_get_info(gpushare_range range, gpushare_range_info* out_info);
