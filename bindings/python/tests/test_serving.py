@@ -169,3 +169,61 @@ def test_histograms_and_the_score_queue():
             assert queue.pop(0, 5) == [2]
             with pytest.raises(gpushare.NotReady):
                 queue.best(0)
+
+
+def test_cancel_is_true_only_for_a_request_that_does_not_run(runtime, session):
+    begun, go_on, ran = threading.Event(), threading.Event(), []
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+        ran.extend(batch.payloads)
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        first = queue.submit(1, deadline=60)
+        assert begun.wait(60)
+        second, third = queue.submit(2, deadline=60), queue.submit(3, deadline=60)
+        assert not first.cancel()  # it runs
+        assert second.cancel()
+        assert second.cancel() and second.cancelled()
+        go_on.set()
+        assert first.result(60).in_time and third.result(60).in_time
+        assert not first.cancel() and not third.cancel()  # answered
+        queue.drain(timeout=60)
+        assert ran == [1, 3]
+        assert queue.info()["cancelled"] == 1
+    assert not third.cancel()  # the queue is closed
+
+
+def test_no_deadline_is_none_or_infinity(runtime, session):
+    for policy in ("gpushare", "edf", "nexus", "nexus-earliest", "clockwork", "orloj", "clipper", "greedy"):
+        with gpushare.RequestQueue(runtime, policy) as queue:
+            queue.add_model(session, lambda iteration, batch: batch.payloads)
+            for deadline in (None, float("inf"), 60):
+                assert queue.submit(deadline, deadline=deadline).result(60).in_time
+
+
+def test_each_request_of_a_batch_can_have_its_own_outcome(runtime, session):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+        return [ValueError("odd") if payload % 2 else payload for payload in batch.payloads]
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run)
+        futures = [queue.submit(0, deadline=60)]
+        assert begun.wait(60)
+        futures += [queue.submit(number, deadline=60) for number in range(1, 8)]
+        go_on.set()
+        for number, future in enumerate(futures):
+            if number % 2:
+                with pytest.raises(gpushare.CallbackFailed, match="odd"):
+                    future.result(60)
+            else:
+                assert future.result(60).result == number
+        queue.drain(timeout=60)
+        info = queue.info()
+        assert (info["failed"], info["in_time"], info["batches"]) == (4, 4, 2)
