@@ -40,6 +40,7 @@ base::Status run_batch(const ModelFunction& function, const sched::slo::Batch& b
   seen.user_data = report.tags.data();
   seen.expected_ns = batch.expected_ns;
   seen.execution_ns = report.execution_ns.data();
+  seen.statuses = report.statuses.data();
   return function.run(iteration, "batch", &seen);
 }
 

@@ -48,7 +48,7 @@ const std::vector<Family>& families() {
   static const std::vector<Family> all{
       {"Clipper",
        {{"clipper", "clipper"}, {"clipper-mean", "clipper-mean"}, {"clipper-aimd", "clipper-aimd"}}},
-      {"Nexus", {{"nexus", "nexus"}, {"nexus-cycle", "nexus-cycle"}}},
+      {"Nexus", {{"nexus", "nexus"}, {"nexus-earliest", "nexus-earliest"}, {"nexus-cycle", "nexus-cycle"}}},
       {"Clockwork",
        {{"clockwork", "clockwork"},
         {"clockwork-single", "clockwork-single"},
@@ -107,8 +107,8 @@ double Row::best(std::string* who) const {
 double Row::unlabelled_best() const {
   double most = std::max(rate("orloj, no labels").mean, rate("greedy, no labels").mean);
   // These do not look at labels.
-  for (const char* each :
-       {"clipper", "clipper-mean", "clipper-aimd", "nexus", "nexus-cycle", "clockwork", "clockwork-single"})
+  for (const char* each : {"clipper", "clipper-mean", "clipper-aimd", "nexus", "nexus-earliest",
+                           "nexus-cycle", "clockwork", "clockwork-single"})
     most = std::max(most, rate(each).mean);
   return most;
 }

@@ -34,7 +34,7 @@ typedef struct gpushare_batcher_params {
   uint32_t reserved;
   const char*
       policy; /* null = "gpushare"; or a baseline: fifo, edf, maxdelay, greedy, clipper, clipper-mean, clipper-aimd,
-               * nexus, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own */
+               * nexus, nexus-earliest, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own */
   uint64_t max_pending;  /* upper limit of requests held; 0 = 100,000 */
   uint64_t max_defer_ns; /* gpushare: how long a batch that is not full may wait for further requests; 0 =
                             not at all */
@@ -96,7 +96,7 @@ typedef struct gpushare_request {
   uint32_t application; /* requests of one application share a distribution of execution times; any number */
   uint32_t feature_count; /* up to 8; the same for all requests of an application that have any */
   uint64_t arrival_ns;
-  uint64_t deadline_ns;
+  uint64_t deadline_ns;                  /* UINT64_MAX: none */
   double cost;                           /* cost of missing the deadline, > 0 */
   const gpushare_cost_step* later_steps; /* usually none; read during the call only */
   uint64_t later_step_count;             /* up to 64 */
@@ -246,6 +246,9 @@ typedef struct gpushare_queued_batch {
   uint64_t* execution_ns; /* `count` zeros. Where the function knows it, it writes the time that each request
                              took, or would take, alone; the others are inferred from the duration of the
                              batch. */
+  int32_t*
+      statuses; /* `count` zeros, that is OK. The function writes how each request ended, where one fails and
+                             others do not; the status is that of the request's outcome. */
 } gpushare_queued_batch;
 /* Runs a batch by enqueuing its work on the iteration's stream. It is called on the lane's thread in the
  * session's turn, like gpushare_iteration_fn. The batch ends when the device has finished the enqueued work.
@@ -268,8 +271,8 @@ GPUSHARE_API int32_t gpushare_request_queue_add_model(gpushare_request_queue que
 typedef struct gpushare_request_outcome {
   uint32_t struct_size;
   /* OK: its batch ran, in time or late. TIMED_OUT: it was dropped because it could not be served in time.
-   * CANCELLED: it was cancelled. Any other status says why its batch failed: the status that the function
-   * returned, CALLBACK_FAILED, DEVICE_LOST, INVALID_STATE (the session was closed), ... */
+   * CANCELLED: it was cancelled. Any other status says why it or its batch failed: the status that the function
+   * returned, or wrote for it, CALLBACK_FAILED, DEVICE_LOST, INVALID_STATE (the session was closed), ... */
   int32_t status;
   uint64_t id;
   uint32_t drop;        /* GPUSHARE_DROP_*; GPUSHARE_DROP_NONE if it was in a batch */
@@ -294,7 +297,7 @@ GPUSHARE_API int32_t gpushare_request_queue_submit(gpushare_request_queue queue,
                                                    const gpushare_request* request, gpushare_answer_fn answer,
                                                    void* user_data);
 
-/* Cancels a request: if it still waits, it is answered CANCELLED. Errors: NOT_FOUND (not held, or in a batch
+/* Cancels a request: if it still waits, it will not run and is answered CANCELLED. Errors: NOT_FOUND (not held, or in a batch
  * already). */
 GPUSHARE_API int32_t gpushare_request_queue_cancel(gpushare_request_queue queue, uint64_t id);
 

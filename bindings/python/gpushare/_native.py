@@ -212,7 +212,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def nanoseconds(timeout: Optional[float]) -> int:
     """A timeout in seconds as the library wants it; None waits for ever."""
-    if timeout is None:
+    if timeout is None or timeout == float("inf"):
         return NO_TIMEOUT
     if not timeout >= 0:
         raise InvalidArgument(f"a timeout is a number of seconds from 0, or None: {timeout!r}", lib.GPUSHARE_INVALID_ARGUMENT)

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, TypedDict
 
 from ._cffi import ffi
-from ._native import CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
+from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
 from ._runtime import Runtime
 from ._session import Iteration, Session
 from ._values import calls, on_release, one_of
@@ -90,6 +90,27 @@ class Outcome:
         self.result = result
 
 
+class RequestFuture(concurrent.futures.Future):
+    """A future of an Outcome. cancel() takes the request out of the queue, and is True only if it will not run."""
+
+    request_id: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: Optional["RequestQueue"] = None
+
+    def cancel(self) -> bool:
+        if self.cancelled():
+            return True
+        if self._queue is None:
+            return False
+        try:
+            self._queue.cancel(self.request_id)
+        except Error:  # its batch runs, or it was answered at this moment, or the queue is closed
+            return False
+        return super().cancel()
+
+
 class _Request:
     """A submitted request until it is answered."""
 
@@ -97,7 +118,7 @@ class _Request:
         self.payload = payload
         self.result: Any = None
         self.error: Optional[BaseException] = None
-        self.future: concurrent.futures.Future = concurrent.futures.Future()
+        self.future = RequestFuture()
 
 
 class Batch:
@@ -134,8 +155,12 @@ class _QueueModel:
                 results = list(results)
                 if len(results) != len(requests):
                     raise ValueError(f"the batch function returned {len(results)} results for {len(requests)} requests")
-                for request, result in zip(requests, results):
-                    request.result = result
+                for index, (request, result) in enumerate(zip(requests, results)):
+                    if isinstance(result, BaseException):
+                        request.error = result
+                        batch.statuses[index] = status_of(result)
+                    else:
+                        request.result = result
             return 0
         except BaseException as error:
             for request in requests:
@@ -161,7 +186,7 @@ def _on_answer(data: Any, outcome: Any) -> None:
     try:
         if not request.future.set_running_or_notify_cancel():
             return
-        if outcome.status == 0:
+        if outcome.status == 0 and request.error is None:
             request.future.set_result(Outcome(outcome, request.result))
         elif request.error is not None:
             failed = CallbackFailed(f"the batch function raised {request.error!r}", lib.GPUSHARE_CALLBACK_FAILED)
@@ -177,8 +202,9 @@ def _on_answer(data: Any, outcome: Any) -> None:
 class RequestQueue(Closable):
     """Requests with deadlines in front of a runtime; batches run as iterations of the sessions of their models.
 
-    `policy`: 'gpushare' (the default), 'fifo', 'edf', 'clipper', 'nexus', 'clockwork', 'maxdelay', 'orloj'. Settings are the
-    fields of gpushare_batcher_params, such as max_pending.
+    `policy`: 'gpushare' (the default), 'fifo', 'edf', 'maxdelay', 'greedy', 'clipper', 'clipper-mean', 'clipper-aimd', 'nexus',
+    'nexus-earliest', 'nexus-cycle', 'clockwork', 'clockwork-single', 'orloj', 'orloj-own'. Settings are the fields of
+    gpushare_batcher_params, such as max_pending.
     """
 
     def __init__(self, runtime: Runtime, policy: Optional[str] = None, **settings: Unpack[BatcherOptions]) -> None:
@@ -207,28 +233,31 @@ class RequestQueue(Closable):
         self._sessions.append(session)
         return out[0]
 
-    def submit(self, payload: Any = None, *, deadline: float, model: int = 0, application: int = 0, cost: float = 1.0,
+    def submit(self, payload: Any = None, *, deadline: Optional[float], model: int = 0, application: int = 0, cost: float = 1.0,
                later_steps: Sequence[tuple[int, float]] = (), request_id: Optional[int] = None,
-               features: Sequence[float] = ()) -> concurrent.futures.Future:
-        """Hands a request in, to be served within `deadline` seconds from now, and returns a future of its Outcome.
+               features: Sequence[float] = ()) -> RequestFuture:
+        """Hands a request in, to be served within `deadline` seconds from now (None or infinity: without a deadline), and
+        returns a future of its Outcome.
 
         `features` are numbers that its execution time depends on and that are known now: tokens of the prompt, steps, pixels.
         As many and in the same order for all requests of an application.
 
-        The future raises TimedOut for a request that was dropped, Cancelled, or CallbackFailed when its batch failed. Raises
+        The future raises TimedOut for a request that was dropped, Cancelled, or CallbackFailed when its batch failed, or when
+        the batch function returned an exception as its result. Its cancel() is True only if the request will not run. Raises
         QueueFull, or TimedOut at once if the request cannot finish in time. `asyncio.wrap_future` makes it awaitable.
         """
         number = next(self._ids) if request_id is None else request_id
-        request, keep = _request(model, number, application, 0, now_ns() + nanoseconds(deadline), cost, later_steps,
-                                 features)
+        request, keep = _request(model, number, application, 0, min(now_ns() + nanoseconds(deadline), NO_TIMEOUT), cost,
+                                 later_steps, features)
         held = _Request(payload)
+        held.future.request_id = number
         handle = calls.hold(held)
         status = lib.gpushare_request_queue_submit(self.handle, request, _on_answer, handle)
         if status != 0:
             calls.drop(handle)
         check(status)
         del keep
-        held.future.request_id = number  # type: ignore[attr-defined]
+        held.future._queue = self
         return held.future
 
     async def ask(self, payload: Any = None, **request: Any) -> Any:
@@ -238,7 +267,7 @@ class RequestQueue(Closable):
             return (await asyncio.wrap_future(future)).result
         except asyncio.CancelledError:
             with contextlib.suppress(Error):  # its batch runs, or it was answered at this moment
-                self.cancel(future.request_id)  # type: ignore[attr-defined]
+                self.cancel(future.request_id)
             raise
 
     def cancel(self, request_id: int) -> None:

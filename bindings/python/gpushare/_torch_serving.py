@@ -63,7 +63,7 @@ class Server:
         self.queue.observe(0, 0, seconds)
         return seconds
 
-    def submit(self, payload: Any, *, deadline: float, **request: Any) -> Any:
+    def submit(self, payload: Any, *, deadline: Optional[float], **request: Any) -> Any:
         """Hands a request in, to be answered within `deadline` seconds: a future of its Outcome; see RequestQueue.submit."""
         return self.queue.submit(payload, deadline=deadline, **request)
 

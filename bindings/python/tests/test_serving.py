@@ -82,11 +82,14 @@ def test_results_must_match_the_batch(runtime, session):
 
 
 def test_refusals(runtime, session):
+    go_on = threading.Event()
     with gpushare.RequestQueue(runtime) as queue:
-        queue.add_model(session, lambda iteration, batch: None)
-        queue.observe(0, 7, 10.0)
-        with pytest.raises(gpushare.TimedOut):
-            queue.submit(0, deadline=0.001, application=7)
+        queue.add_model(session, lambda iteration, batch: go_on.wait(60) and None)
+        queue.observe(0, 7, 1000.0)
+        with pytest.raises(gpushare.TimedOut):  # one runs to see whether the estimate holds, one waits for that
+            for _ in range(3):
+                queue.submit(0, deadline=30, application=7)
+        go_on.set()
         with pytest.raises(gpushare.InvalidArgument):
             queue.submit(0, deadline=1, model=3)
         with pytest.raises(gpushare.InvalidArgument):
@@ -132,8 +135,12 @@ def test_features_tell_the_short_from_the_long():
             tokens = 1 + number * 37 % 100
             batcher.observe(0, 0, tokens * 1_000_000, features=[tokens])
         assert batcher.next(0)[0] is None
+        batcher.arrive(1, now_ns=0, deadline_ns=30_000_000, features=[100])  # runs to see whether it is hopeless
         with pytest.raises(gpushare.TimedOut):
-            batcher.arrive(1, now_ns=0, deadline_ns=30_000_000, features=[100])
+            batcher.arrive(4, now_ns=0, deadline_ns=30_000_000, features=[100])
+        probe, _ = batcher.next(0)
+        assert probe is not None and probe["ids"] == [1]
+        batcher.finished(probe["id"], 1, 0)
         batcher.arrive(2, now_ns=0, deadline_ns=30_000_000, features=[10])
         with pytest.raises(gpushare.InvalidArgument, match="application 0 of model 0 has 1"):
             batcher.arrive(3, now_ns=0, deadline_ns=30_000_000, features=[10, 10])
@@ -169,3 +176,61 @@ def test_histograms_and_the_score_queue():
             assert queue.pop(0, 5) == [2]
             with pytest.raises(gpushare.NotReady):
                 queue.best(0)
+
+
+def test_cancel_is_true_only_for_a_request_that_does_not_run(runtime, session):
+    begun, go_on, ran = threading.Event(), threading.Event(), []
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+        ran.extend(batch.payloads)
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        first = queue.submit(1, deadline=60)
+        assert begun.wait(60)
+        second, third = queue.submit(2, deadline=60), queue.submit(3, deadline=60)
+        assert not first.cancel()  # it runs
+        assert second.cancel()
+        assert second.cancel() and second.cancelled()
+        go_on.set()
+        assert first.result(60).in_time and third.result(60).in_time
+        assert not first.cancel() and not third.cancel()  # answered
+        queue.drain(timeout=60)
+        assert ran == [1, 3]
+        assert queue.info()["cancelled"] == 1
+    assert not third.cancel()  # the queue is closed
+
+
+def test_no_deadline_is_none_or_infinity(runtime, session):
+    for policy in ("gpushare", "edf", "nexus", "nexus-earliest", "clockwork", "orloj", "clipper", "greedy"):
+        with gpushare.RequestQueue(runtime, policy) as queue:
+            queue.add_model(session, lambda iteration, batch: batch.payloads)
+            for deadline in (None, float("inf"), 60):
+                assert queue.submit(deadline, deadline=deadline).result(60).in_time
+
+
+def test_each_request_of_a_batch_can_have_its_own_outcome(runtime, session):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+        return [ValueError("odd") if payload % 2 else payload for payload in batch.payloads]
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run)
+        futures = [queue.submit(0, deadline=60)]
+        assert begun.wait(60)
+        futures += [queue.submit(number, deadline=60) for number in range(1, 8)]
+        go_on.set()
+        for number, future in enumerate(futures):
+            if number % 2:
+                with pytest.raises(gpushare.CallbackFailed, match="odd"):
+                    future.result(60)
+            else:
+                assert future.result(60).result == number
+        queue.drain(timeout=60)
+        info = queue.info()
+        assert (info["failed"], info["in_time"], info["batches"]) == (4, 4, 2)

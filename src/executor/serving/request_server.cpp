@@ -525,6 +525,7 @@ class RequestServer::Impl {
           told.tags.push_back(entries_.find(id)->second.tag);
         }
         told.execution_ns.assign(batch.requests.size(), 0);
+        told.statuses.assign(batch.requests.size(), GPUSHARE_OK);
       } catch (...) {
         status = no_memory_;
       }
@@ -544,15 +545,16 @@ class RequestServer::Impl {
       ++stats_.batches;
       stats_.batched_requests += batch.requests.size();
       stats_.busy_ns += took;
-      for (RequestId id : batch.requests) {
+      for (size_t i = 0; i < batch.requests.size(); ++i) {
+        const RequestId id = batch.requests[i];
         Entry& entry = entries_.find(id)->second;
         RequestOutcome outcome;
         outcome.id = id;
-        outcome.status = status.code();
+        outcome.status = status.ok() ? told.statuses[i] : status.code();
         outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
         outcome.finished_ns = end;
         make_due(outcome, entry);
-        if (!status.ok())
+        if (outcome.status != GPUSHARE_OK)
           ++stats_.failed;
         else
           ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
@@ -569,7 +571,8 @@ class RequestServer::Impl {
   // Tells the batcher how the batch ended.
   void learn(const Batch& batch, BatchReport& told, const base::Status& status, uint64_t took, uint64_t end)
       GPUSHARE_REQUIRES(mutex_) {
-    if (!status.ok()) {
+    const auto fails = [](int32_t each) { return each != GPUSHARE_OK; };
+    if (!status.ok() || std::all_of(told.statuses.begin(), told.statuses.end(), fails)) {
       batcher_->failed(batch.id, took, end);
     } else if (pulse_.missed(end)) {
       batcher_->finished(batch.id, took, end);  // the time that the process stood still is not the batch's

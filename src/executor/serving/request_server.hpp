@@ -40,6 +40,8 @@ struct BatchReport {
   uint64_t started_ns = 0;  // base::host_now_ns when its work began; 0: when the function was called
   // By member: the time that it took or would take alone; 0: unknown. All zeros at first.
   std::vector<uint64_t> execution_ns;
+  // By member: OK, or how it failed in a batch that did not. All OK at first.
+  std::vector<int32_t> statuses;
   bool model_ended = false;      // this model can run nothing any more: further requests are refused
   std::vector<void*> tags;       // of the members, as given to submit; not to be changed
   const void* server = nullptr;  // whose batch it is, for InsideServer

@@ -312,6 +312,25 @@ class Nexus final : public Ordered {
   std::vector<Plan> plans_;
 };
 
+// Nexus's other batch policy (model_exec.cpp, earliest): what could not finish alone is dropped from the front, and the size is the
+// largest whose latency the first request bears.
+class NexusEarliest final : public Ordered {
+ public:
+  explicit NexusEarliest(const BatcherOptions& options) : Ordered("nexus-earliest", options, true) {}
+
+ protected:
+  uint32_t size_limit(uint32_t model, uint64_t now_ns) override {
+    const auto& queue = order_.of(model);
+    const auto left = [&] { return static_cast<double>(queue.begin()->first) - static_cast<double>(now_ns); };
+    while (!queue.empty() && may_drop() && left() < mean_duration_ns(model, 1))
+      drop(queue.begin()->second, DropReason::kHopeless);
+    uint32_t size = 1;
+    const size_t most = std::min<size_t>(max_batch(model), queue.size());
+    while (size < most && mean_duration_ns(model, size + 1) < left()) ++size;
+    return size;
+  }
+};
+
 // Clockwork (controller/infer5): plans on a single number, the 0.99 percentile of the last ten durations of each batch
 // size; sends the next action ahead of the expected end of the one that runs, with a latest start; an action that comes
 // later is rejected and its requests fail. Each batch size has a queue of its own, from which requests fall that could
@@ -503,6 +522,9 @@ std::unique_ptr<Batcher> make_clipper_aimd(const BatcherOptions& options) {
 }
 std::unique_ptr<Batcher> make_nexus(const BatcherOptions& options) {
   return std::make_unique<Nexus>(options, false);
+}
+std::unique_ptr<Batcher> make_nexus_earliest(const BatcherOptions& options) {
+  return std::make_unique<NexusEarliest>(options);
 }
 std::unique_ptr<Batcher> make_nexus_cycle(const BatcherOptions& options) {
   return std::make_unique<Nexus>(options, true);

@@ -3,7 +3,7 @@
 // simulator drive the very same object.
 //
 // Policies (make_batcher): gpushare (the default, ours), fifo, edf, maxdelay, greedy (application means alone), clipper,
-// clipper-mean, clipper-aimd, nexus, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and
+// clipper-mean, clipper-aimd, nexus, nexus-earliest, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and
 // clairvoyant-edf, which are told each request's execution time and are yardsticks, not choices.
 //
 // Threads: the driver serialises calls. No call blocks or reads a clock. Every request that arrived is

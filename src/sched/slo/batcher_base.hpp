@@ -169,6 +169,7 @@ std::unique_ptr<Batcher> make_clipper(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clipper_mean(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clipper_aimd(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_nexus(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_nexus_earliest(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_nexus_cycle(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clockwork_single(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_orloj_own(const BatcherOptions& options);

@@ -237,7 +237,8 @@ class Gpushare final : public BatcherBase {
   };
   // Quantiles of an application by which a batch size asks slack of its members.
   struct Quantiles {
-    uint64_t revision = 0;
+    uint64_t revision = 0, time_version = 0;
+    std::vector<double> bears_ns;              // durations of batches with feasible_ns
     std::vector<double> feasible_ns, safe_ns;  // by index into sizes
     std::vector<double> share_ns;              // least time a request in batches of sizes up to this one
   };
@@ -310,19 +311,22 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Model& known = knowledge_.model(index);
     Quantiles& of = model.quantiles[application];
     const uint64_t revision = known.brief(application).revision;
-    if (of.revision == revision && !of.safe_ns.empty()) return of;
+    if (of.revision == revision && of.time_version == known.time.version() && !of.safe_ns.empty()) return of;
     const Distribution& alone = known.alone(application);
     of.feasible_ns.clear();
     of.safe_ns.clear();
     of.share_ns.clear();
+    of.bears_ns.clear();
     for (size_t s = 0; s < model.sizes.size(); ++s) {
       of.feasible_ns.push_back(alone.quantile_ns(model.feasible[s]));
       of.safe_ns.push_back(alone.quantile_ns(model.safe[s]));
+      of.bears_ns.push_back(known.time.duration_ns(model.sizes[s], of.feasible_ns.back()));
       const double median_ns = alone.quantile_ns(model.middle[s]);
       const double share = known.time.duration_ns(model.sizes[s], median_ns) / model.sizes[s];
       of.share_ns.push_back(s == 0 ? share : std::min(share, of.share_ns.back()));
     }
     of.revision = revision;
+    of.time_version = known.time.version();
     return of;
   }
 
@@ -448,22 +452,22 @@ class Gpushare final : public BatcherBase {
     model.backlog_ns = 0;
     for (Pending& each : pending_) {
       const Quantiles& of = quantiles(index, each.application);
-      size_t s = 0;  // the largest size that it bears
-      while (s + 1 < model.sizes.size() &&
-             known.time.duration_ns(model.sizes[s + 1], of.feasible_ns[s + 1]) <= each.slack_ns)
-        ++s;
+      size_t s = model.sizes.size() - 1;  // the largest size that it bears
+      while (s > 0 && of.bears_ns[s] > each.slack_ns) --s;
       each.share_ns = of.share_ns[s];
       model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
     }
     model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
     backlog_ns_ = std::max(0.0, backlog_ns_) + model.backlog_ns;
     double urgent = 0;
+    most_value_ = 0;
     for (Pending& each : pending_) {
       const double needs = kMargin * known.time.duration_ns(1, static_cast<double>(each.mean_ns));
       const double spare = each.slack_ns - needs;
       const double urgency = spare > 0 ? std::exp(-spare / std::max(backlog_ns_, 1.0)) : 1;
       each.value = urgency * each.cost + (1 - urgency) * std::min(price * each.share_ns, each.cost);
       urgent += urgency;
+      most_value_ = std::max(most_value_, each.value);
     }
     constexpr double kKeep = 1 - 1.0 / 64;  // about the last 64 decisions
     scarcity_ = scarcity_ * kKeep + urgent / static_cast<double>(pending_.size()) * (1 - kKeep);
@@ -503,7 +507,8 @@ class Gpushare final : public BatcherBase {
         const uint32_t k = model.sizes[s];
         if (k > allowed_.size()) continue;
         // Any batch that was not weighed under a shorter cap has a request whose mean is at least that.
-        if (plain_ && worth_of(k * cost, known.time.duration_ns(k, least_ns), price) <= best_.worth) continue;
+        if (plain_ && worth_of(k * most_value_, known.time.duration_ns(k, least_ns), price) <= best_.worth)
+          continue;
         if (asked == nullptr) asked = &quantiles(index, cap.application);
         size_t before = allowed_.size();
         for (size_t chance = 0; chance < 2; ++chance) {
@@ -547,16 +552,12 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double cost = k * pending_[members[0]].cost, most = cost;
-    if (!plain_) {
-      most = cost = 0;
-      for (uint32_t i : members) {
-        cost += pending_[i].cost;
-        if (pending_[i].stepped) most = INFINITY;  // what its later deadlines may add is not bounded here
-      }
-      most += cost;
+    double cost = 0, most = 0;
+    for (uint32_t i : members) {
+      cost += pending_[i].cost;
+      most +=
+          pending_[i].stepped ? INFINITY : pending_[i].value;  // what later deadlines may add is not bounded
     }
-    // The longest of k lasts at least as long on average as the longest application alone.
     if (worth_of(most, time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest))), price) <=
         best_.worth)
       return;
@@ -627,7 +628,8 @@ class Gpushare final : public BatcherBase {
   static constexpr size_t kClassSlots = 4096;  // more than the classes of durations up to 18 minutes
   std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
   std::vector<LengthClass> classes_;
-  bool plain_ = false;  // all pending cost the same and have one deadline
+  double most_value_ = 0;  // of the pending
+  bool plain_ = false;     // all pending cost the same and have one deadline
   std::vector<uint32_t> allowed_, costly_;
   // The allowed ones' values lie side by side: most of a decision is looking through them.
   std::vector<double> slacks_;

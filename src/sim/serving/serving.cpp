@@ -5,6 +5,7 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <random>
 
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
@@ -89,18 +90,25 @@ class Run {
       const size_t take = std::min(options_.warm_samples, members.size());
       for (size_t i = 0; i < take; ++i) {
         const size_t which = members[i * members.size() / take];
-        GPUSHARE_RETURN_IF_ERROR(batcher_.observe_request(request_of(which), requests_[which].execution_ns));
+        const double told = static_cast<double>(requests_[which].execution_ns) * options_.profile_scale;
+        GPUSHARE_RETURN_IF_ERROR(batcher_.observe_request(request_of(which), base::to_uint64(told)));
       }
     }
     return {};
   }
   uint32_t application_of(size_t i) const { return options_.labels ? requests_[i].application : 0; }
   uint32_t model_of(uint32_t application) const { return options_.model_per_application ? application : 0; }
-  uint64_t duration_ns(const Batch& batch, uint64_t* longest) const {
+  uint64_t duration_ns(const Batch& batch, uint64_t* longest) {
     *longest = 0;
     for (uint64_t id : batch.requests) *longest = std::max(*longest, requests_[id].execution_ns);
-    return base::to_uint64(options_.c0_ns + options_.c1 * static_cast<double>(batch.requests.size()) *
-                                                static_cast<double>(*longest));
+    double took = options_.c0_ns +
+                  options_.c1 * static_cast<double>(batch.requests.size()) * static_cast<double>(*longest);
+    if (options_.noise > 0)
+      took *= std::exp(options_.noise * std::normal_distribution<double>()(noise_) -
+                       options_.noise * options_.noise / 2);
+    if (options_.stall_share > 0 && std::uniform_real_distribution<double>()(noise_) < options_.stall_share)
+      took += options_.stall_ns;
+    return std::max<uint64_t>(base::to_uint64(took), options_.noise > 0 ? 1 : 0);
   }
   uint64_t deadline_ns(size_t i) const {
     const TimedRequest& request = requests_[i];
@@ -218,6 +226,7 @@ class Run {
   const std::vector<TimedRequest>& requests_;
   const ServingOptions& options_;
   Batcher& batcher_;
+  std::mt19937_64 noise_{options_.noise_seed};
   std::vector<uint32_t> answered_;
   std::vector<uint64_t> latencies_;
   std::vector<Drop> drops_;

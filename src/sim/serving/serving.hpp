@@ -29,6 +29,12 @@ struct ServingOptions {
   bool labels = true;           // tell the batcher each request's application; otherwise all are of one
   bool features = false;        // tell the batcher each request's features
   bool model_per_application = false;  // each application is a model of its own on the device
+  // Batches deviate from c0 + c1 k max l: a lognormal factor of this deviation, and so many of them stall for so long.
+  double noise = 0;
+  double stall_share = 0;
+  double stall_ns = 0;
+  double profile_scale = 1;  // execution times told beforehand are this many times the true ones
+  uint64_t noise_seed = 1;
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
   sched::slo::BatcherOptions batcher;
