@@ -97,6 +97,7 @@ GPUSHARE_API int32_t gpushare_allocator_end_iteration(gpushare_allocator allocat
 GPUSHARE_API int32_t gpushare_allocator_keep_blocks(gpushare_allocator allocator,
                                                     gpushare_iteration iteration);
 /* Gives the session's handle back and closes the session when its last block has been freed, at once if it has none.
+ * Until then the session is promised the memory in which its blocks lie, and no more: others get the rest at once.
  * Blocks then as gpushare_session_close, and so may the free of that block. Work of the session must have an end: an
  * open iteration is ended first. Errors: INVALID_ARGUMENT (a session of another runtime; the handle stays good). */
 GPUSHARE_API int32_t gpushare_allocator_close_session(gpushare_allocator allocator, gpushare_session session);

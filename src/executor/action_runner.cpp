@@ -230,6 +230,7 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
     case Action::Kind::kLimit: {
       const Unlocked unlocked(runtime_.mutex_);
       action.session->give_back_above_quota(false);
+      if (action.session->retired_) action.session->give_back_unused();
       break;
     }
     case Action::Kind::kSendOut:
@@ -324,7 +325,10 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   if (heap == nullptr) {
     // Ranked out again before there was anything to move; what comes in is then new.
     if (!out) admit(session, *lane, session.persistent_promise_, outbox);
-    if (out || session.placed_) runtime_.authority_->page_done(session.id_, runtime_.now());
+    if (out)
+      page_out_done(session);
+    else if (session.placed_)
+      runtime_.authority_->page_done(session.id_, runtime_.now());
     runtime_.sessions_.refresh_ready(session);
     session.state_changed_.notify_all();
     return;
@@ -397,6 +401,7 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   if (out) {
     runtime_.record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_,
                      session.moving_since_ns_});
+    page_out_done(session);
   } else {
     session.residence_gate_.open();
     retry_ns_ = 0;
@@ -404,11 +409,21 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
     session.resident_since_ns_ = time;
     session.stream_lane_.store(lane);
     session.lane_ = lane;
+    runtime_.authority_->page_done(session.id_, time);
+    // Blocks of it were freed meanwhile, or it was retired.
+    if (session.retired_)
+      actions_.push_back({Action::Kind::kLimit, UINT32_MAX, 0, session.shared_from_this()});
   }
-  runtime_.authority_->page_done(session.id_, time);
   runtime_.sessions_.refresh_ready(session);
   outbox.memory_changed = true;
   session.state_changed_.notify_all();
+}
+
+// A session that threads wait for joins the line again before anybody else gets the room.
+void ActionRunner::page_out_done(const SessionImpl& session) {
+  const uint64_t time = runtime_.now();
+  if (session.waits_in_ > 0) runtime_.authority_->wake(session.id_, time);
+  runtime_.authority_->page_done(session.id_, time);
 }
 
 // Nothing is copied: host memory still has the bytes that have come in. If only kept blocks are missing, it has the others

@@ -116,6 +116,7 @@ class ActionRunner {
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void page(const Action& action, LaneSlot* lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void page_out_done(const SessionImpl& session) GPUSHARE_REQUIRES(books);
   void turn_back(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void send_out(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);

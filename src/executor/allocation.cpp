@@ -323,11 +323,12 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
   return status;
 }
 
-void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
-  if (const base::WorkLock growing(grow_mutex_); growing) shrink_persistent_alone(persistent_bytes);
+void SessionImpl::shrink_persistent(uint64_t persistent_bytes, uint64_t least_ephemeral) {
+  if (const base::WorkLock growing(grow_mutex_); growing)
+    shrink_persistent_alone(persistent_bytes, least_ephemeral);
 }
 
-void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
+void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes, uint64_t least_ephemeral) {
   {
     const GatePass pass(heap_gate_);
     if (!pass) return;
@@ -341,8 +342,11 @@ void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
   persistent_bytes += range_promise_;
-  if (runtime_->authority_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
+  const uint64_t ephemeral_bytes = std::max(ephemeral_promise_, least_ephemeral);
+  if (runtime_->authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime_->now()).ok()) {
     persistent_promise_ = persistent_bytes;
+    ephemeral_promise_ = ephemeral_bytes;
+  }
   runtime_->carry_out(nullptr, outbox);
 }
 
@@ -405,21 +409,84 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
     status = promise(0, 0, size, apply);
-    if (status.code() == GPUSHARE_QUOTA_EXCEEDED || status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
-      // Free bytes of P are in the way of the quota, or what the device lacks.
-      uint64_t live_bytes = 0;
-      {
-        const GatePass pass(heap_gate_);
-        if (!pass) return status;
-        live_bytes = heap_.load()->stats().live_bytes;
-      }
-      shrink_persistent_alone(round_up(live_bytes, granularity));
-      status = promise(0, 0, size, apply);
-    }
+    if (status.code() == GPUSHARE_QUOTA_EXCEEDED) status = trade_for_quota(size, apply, std::move(status));
     *seen_bytes = stats.size_bytes;
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }
-  return status;
+  return borrow_free(wanted, stats, std::move(status));
+}
+
+// On the contiguous layout, where nothing can be borrowed, free bytes of P that are in the way of the quota become E.
+base::Status SessionImpl::trade_for_quota(uint64_t ephemeral_bytes,
+                                          const std::function<base::Status()>& apply, base::Status why) {
+  if (runtime_->memory_->layout() == memory::Layout::kVirtual) return why;
+  const uint64_t granule = runtime_->granularity_bytes_;
+  const uint64_t quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
+  memory::HeapStats stats;
+  {
+    const GatePass pass(heap_gate_);
+    if (!pass) return why;
+    stats = heap_.load()->stats();
+  }
+  const uint64_t others = ephemeral_bytes + range_promise_;
+  const uint64_t leaves = (quota - std::min(quota, others)) / granule * granule;
+  if (leaves < stats.live_bytes || leaves >= stats.promised_bytes) return why;
+  uint64_t before = 0;
+  {
+    BooksLock lock(runtime_->mutex_);
+    before = persistent_promise_ - range_promise_;
+    // If the lane cannot grow, its bytes stay promised to it until the iteration ends, and P must fit beside them.
+    const uint64_t lane_bytes = runtime_->authority_->lane_bytes(lane_->id);
+    if (runtime_->free_bytes() < ephemeral_bytes - std::min(ephemeral_bytes, lane_bytes)) return why;
+  }
+  shrink_persistent_alone(leaves);
+  const base::Status traded = promise(0, 0, ephemeral_bytes, apply);
+  if (traded.ok()) return traded;
+  (void)promise(before, 0, 0, [&]() -> base::Status {
+    const GatePass pass(heap_gate_);
+    if (!pass) return why;
+    return runtime_->ladder_.place([&] { return heap_.load()->resize(stats.promised_bytes); });
+  });
+  return traded;
+}
+
+// P stays promised, and is the session's again at the iteration's end. It would be lost for good if it were given up for a
+// larger E.
+base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneStats& stats,
+                                      base::Status why) {
+  if ((why.code() != GPUSHARE_QUOTA_EXCEEDED && why.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) ||
+      runtime_->memory_->layout() != memory::Layout::kVirtual)
+    return why;
+  const uint64_t granule = runtime_->granularity_bytes_;
+  const uint64_t needed = footprint(wanted.bytes, wanted.alignment);
+  const uint64_t missing = round_up(needed - std::min(needed, stats.tail_bytes), granule);
+  uint64_t promised = 0;  // what the device can promise beside the free bytes of P
+  if (why.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+    BooksLock lock(runtime_->mutex_);
+    promised = std::min(missing, runtime_->free_bytes() / granule * granule);
+  }
+  {
+    const GatePass pass(iteration_.gate_), heap(heap_gate_);
+    if (!pass || !heap || iteration_.serial_.load() != wanted.serial) return iteration_ended();
+    if (wanted.lane->memory.load()->borrow_free(*heap_.load(), missing - promised) < missing - promised)
+      return why;
+  }
+  if (promised == 0) return {};
+  const uint64_t size = stats.size_bytes + promised;
+  return promise(0, 0, size, [&] { return runtime_->lanes_.ensure_size(*wanted.lane, size); });
+}
+
+void SessionImpl::shrink_ephemeral(uint64_t ephemeral_bytes) {
+  base::MutexLock growing(grow_mutex_);
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (!runtime.check_live(*this).ok() || ephemeral_promise_ <= ephemeral_bytes ||
+      runtime.sessions_.profiled() == this)
+    return;
+  if (runtime.authority_->set_need(id_, persistent_promise_, ephemeral_bytes, runtime.now()).ok())
+    ephemeral_promise_ = ephemeral_bytes;
+  runtime.carry_out(nullptr, outbox);
 }
 
 base::Result<memory::Address> RuntimeImpl::alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,

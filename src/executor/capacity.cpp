@@ -154,4 +154,57 @@ void SessionImpl::give_back_above_quota(bool begins) {
   runtime.carry_out(nullptr, outbox);
 }
 
+void SessionImpl::retire() {
+  retired_.store(true);
+  give_back_unused();
+}
+
+void SessionImpl::give_back_unused() {
+  RuntimeImpl& runtime = *runtime_;
+  const Stay stay(runtime);
+  if (!stay) return;
+  const std::unique_lock growing(grow_mutex_, std::try_to_lock);
+  if (!growing.owns_lock()) return;  // who has it comes here afterwards
+  const uint64_t granule = runtime.granularity_bytes_;
+  LaneSlot* lane = nullptr;
+  {
+    BooksLock lock(runtime.mutex_);
+    if (!runtime.check_live(*this).ok() || !placed_ || open_ || granted_ != nullptr || pull_waits_ ||
+        !pushes_.empty() || runtime.authority_->state(id_) != sched::SessionState::kResident)
+      return;
+    lane = runtime.lanes_.find(runtime.authority_->lane_of(id_));
+  }
+  uint64_t persistent = 0, ephemeral = 0;
+  if (const GatePass pass(heap_gate_); pass) {
+    memory::PersistentHeap& heap = *heap_.load();
+    if (!heap.give_back_free().ok()) return;  // at the end of its page-in
+    const memory::HeapStats stats = heap.stats();
+    persistent = stats.promised_bytes;
+    // Blocks that it kept pin the lane up to the last of them, less what the session lends for them.
+    memory::Lane* const lane_memory = lane != nullptr ? lane->memory.load() : nullptr;
+    if (stats.promoted_bytes > 0 && lane_memory != nullptr) {
+      const memory::LaneStats pinned = lane_memory->stats();
+      ephemeral = base::round_up(pinned.size_bytes - std::min(pinned.size_bytes, pinned.tail_bytes), granule);
+    }
+  } else {
+    return;
+  }
+  runtime.ladder_.give_back();
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (!runtime.check_live(*this).ok() || open_) return;
+  persistent += range_promise_;
+  ephemeral = std::min(ephemeral, ephemeral_promise_);
+  if (persistent > persistent_promise_ ||
+      (persistent == persistent_promise_ && ephemeral == ephemeral_promise_))
+    return;
+  // A need that does not grow is never refused.
+  if (runtime.authority_->set_need(id_, persistent, ephemeral, runtime.now()).ok()) {
+    persistent_promise_ = persistent;
+    ephemeral_promise_ = ephemeral;
+  }
+  outbox.memory_changed = true;
+  runtime.carry_out(nullptr, outbox);
+}
+
 }  // namespace gpushare::executor

@@ -154,6 +154,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status allow_paging() override;
   base::Status set_spare(std::optional<double> worth_ns) override;
   bool dropped() const override { return dropped_.load(std::memory_order_acquire); }
+  void retire() override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
   base::Result<HeldStream> hold(uint64_t timeout_ns) override;
@@ -192,11 +193,18 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // OK at once if there is more already than *seen_bytes, what there was when the caller last tried: another
   // thread has grown it.
   base::Status grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes);
-  void shrink_persistent(uint64_t persistent_bytes);
-  void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
+  // `least_ephemeral`: E rises to it in the same step, where a growth of P had lowered it.
+  void shrink_persistent(uint64_t persistent_bytes, uint64_t least_ephemeral);
+  void shrink_persistent_alone(uint64_t persistent_bytes,
+                               uint64_t least_ephemeral = 0);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
   // While one lives no other thread asks for a larger need of the session: the answer may be waited for without the lock.
   class NeedTurn;
+  // When that finds nothing more to promise, which is `why`: free bytes of the heap serve the iteration until its end.
+  base::Status borrow_free(const Attempt& wanted, const memory::LaneStats& stats, base::Status why);
+  base::Status trade_for_quota(uint64_t ephemeral_bytes, const std::function<base::Status()>& apply,
+                               base::Status why);
+  void shrink_ephemeral(uint64_t ephemeral_bytes);
   // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range,
   // and calls `apply`; takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
@@ -234,6 +242,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);
+  // Once retired, and with no iteration open or to come: all of its promise but what lives goes back.
+  void give_back_unused();
 
   // owner.cpp. The stream of the open iteration's lane, else as hold().
   base::Result<HeldStream> hold_home();
@@ -262,6 +272,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // what holds of the two below; 0 = none
   std::atomic<sched::SessionClass> class_{options_.cls};     // as it counts: a coordinator may change it
   std::atomic<bool> dropped_{false};
+  std::atomic<bool> retired_{false};
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
 
@@ -286,6 +297,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::ConditionVariable need_asked_;
   bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
   uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
+  uint32_t waits_in_ GPUSHARE_GUARDED_BY(books) = 0;    // threads that wait until it is on the device
   bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
   bool open_ GPUSHARE_GUARDED_BY(books) = false;        // an iteration is between grant and end
   bool pull_waits_ GPUSHARE_GUARDED_BY(books) = false;

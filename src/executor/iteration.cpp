@@ -140,6 +140,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   }
   if (!collapsed_) {
     if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(false);
+    if (session.retired_.load(std::memory_order_relaxed)) session.give_back_unused();
     return status;
   }
   session.iteration_.gate_.close();

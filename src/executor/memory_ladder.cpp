@@ -54,16 +54,19 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
   const Stay stay(runtime_);
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   bool made_room = false;
-  uint64_t promised_bytes = 0, began_ns = 0;
+  uint64_t promised_bytes = 0, ephemeral_bytes = 0, began_ns = 0;
   {
     BooksLock lock(runtime_.mutex_);
     began_ns = runtime_.now();
     promised_bytes = session.persistent_promise_ - session.range_promise_;
+    ephemeral_bytes = session.ephemeral_promise_;
   }
   Room room;
   auto result = climb_steps(session, wanted, std::move(why), &made_room, &room);
   // A growth that did not help is given back.
-  if (!result.ok() && wanted.lane == nullptr) session.shrink_persistent(promised_bytes);
+  if (!result.ok() && wanted.lane == nullptr) session.shrink_persistent(promised_bytes, ephemeral_bytes);
+  if (!result.ok() && wanted.lane != nullptr) session.shrink_ephemeral(ephemeral_bytes);
+  if (session.retired_) session.give_back_unused();
   Outbox outbox(runtime_);
   Section lock(runtime_);
   const uint64_t time = runtime_.now();

@@ -345,6 +345,10 @@ class Session {
   virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
   // Whether the session was spare and has been dropped, so that its bytes are others' now. Takes no lock.
   virtual bool dropped() const = 0;
+  // The session is over but for blocks that somebody still has. From now on it is promised the granules in which its blocks
+  // lie, and no more: at once, after its open and queued iterations, and with each further call, for blocks freed since. It can
+  // still allocate, which grows its promise again.
+  virtual void retire() = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
   virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;

@@ -100,12 +100,18 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
+  struct Waiting {
+    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --waits; }
+    uint32_t& waits;
+  };
+  ++waits_in_;
+  const Waiting waiting{waits_in_};
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
     const sched::SessionState state = runtime.authority_->state(id_);
     if (placed_ && state == sched::SessionState::kResident) return {};
     if (state == sched::SessionState::kPagedOut) {
-      // Each time: it may have come back and gone again before this thread saw it.
+      // Later page-outs keep it in line (ActionRunner::page_out_done): it may come back and go again before this thread runs.
       runtime.authority_->wake(id_, runtime.now());
       runtime.carry_out(nullptr, outbox);
     }

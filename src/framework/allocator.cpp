@@ -453,7 +453,10 @@ void Allocator::close_drained(uint64_t session_id) {
   const auto member = members_.find(session_id);
   if (member == nullptr || !member->closing.load()) return;
   const executor::SessionInfo info = member->session->info();
-  if (info.persistent_bytes + info.ephemeral_bytes > 0) return;
+  if (info.persistent_bytes + info.ephemeral_bytes + info.spilled_bytes > 0) {
+    member->session->retire();
+    return;
+  }
   if (!member->session->close().ok() && !member->session->closed())
     return;  // inside one of its iterations: with the next block
   if (member->closing.exchange(false)) --closing_;

@@ -114,6 +114,11 @@ class PersistentHeap {
   // out); INVALID_STATE (shrinking below the live bytes, the end of the last live block, or what lanes still hold of loans: the
   // message says which). Nothing has changed then.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
+  // For a session that will hardly place blocks again: every granule in which no block lies goes back, also from between
+  // blocks, and the promise falls to the granules that are left. New blocks get another extent once the promise has
+  // grown. After it gave back granules from between blocks, the heap cannot be paged out (UNSUPPORTED). Waits as resize()
+  // does. Errors: INVALID_STATE (paged out, closed).
+  virtual base::Status give_back_free() = 0;
   // Frees of blocks are ordered on `stream` (the lane's) from now on. The caller has ordered the old stream
   // before the new one. Set it before every iteration, and to null before the stream is destroyed, when no work
   // uses the blocks any more.
@@ -207,6 +212,11 @@ class Lane {
   // and waits on the host for the device if necessary. A boundary never waits, so it may have to leave this for
   // later.
   virtual base::Status set_size(uint64_t bytes) = 0;
+  // For the iteration under way, which is `owner`'s: granules that are free in the owner's heap are lent to the lane, at its
+  // end. They go back at the next boundary, or when the heap needs them and no block lies there (PersistentHeap::resize). The
+  // promises stay as they are. Returns how many bytes were added, up to `bytes` in whole granules; 0 on the contiguous
+  // layout and in a shared lane. May wait on the host for the device.
+  virtual uint64_t borrow_free(PersistentHeap& owner, uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
   virtual LaneImpl& impl() = 0;  // for this folder
 };

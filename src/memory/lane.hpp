@@ -98,6 +98,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   bool is_shared() const override { return shared_memory_.load(std::memory_order_relaxed); }
   base::Status end_iteration(bool* out_planned, uint64_t* out_peak_bytes) override;
   base::Status set_size(uint64_t bytes) override;
+  uint64_t borrow_free(PersistentHeap& owner, uint64_t bytes) override;
   LaneStats stats() const override;
   LaneImpl& impl() override { return *this; }
 
@@ -234,6 +235,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   struct Loan {
     uint64_t promoted_bytes = 0;
     uint64_t lent_bytes = 0;
+    uint64_t borrowed_bytes = 0;  // of these, beyond what the promoted blocks need, until the iteration's end
   };
   Range range_ GPUSHARE_GUARDED_BY(door_.lock_);              // changed under control_ as well
   uint64_t lent_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // of all loans; changed under control_ as well

@@ -258,6 +258,8 @@ void LaneImpl::boundary() {
     uses_.take_ordered(*stream_,
                        [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
     is_pinned = !promoted_.empty();
+    if (loans_changed_)
+      for (auto& [heap, loan] : loans_) loan.borrowed_bytes = 0;
   }
   balance_loans(Balance::kAll);
   if (ahead_.bytes > 0) adopt_ahead();

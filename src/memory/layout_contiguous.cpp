@@ -107,6 +107,11 @@ class ContiguousLayout final : public RangeLayout {
   base::Status unback(Range&, uint64_t, uint64_t) override { return cannot_page(); }
   base::Status back(Range&, uint64_t*) override { return cannot_page(); }
 
+  void hollow(const Range& range, const std::vector<size_t>& granules, const FenceList& fences) override {
+    base::MutexLock lock(mutex_);
+    for (const size_t granule : granules) vacate(range.base - base_ + granule * kGranule, kGranule, fences);
+  }
+
   uint64_t trim() override { return 0; }
   uint64_t free_bytes() const override {
     base::MutexLock lock(mutex_);

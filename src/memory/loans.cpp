@@ -31,7 +31,8 @@ void LaneImpl::balance_loans(Balance how) {
       returnable = range_.bytes - std::min(range_.bytes, round_up(heap_->floor_bytes(), granularity));
     for (auto it = loans_.begin(); it != loans_.end();) {
       Loan& loan = it->second;
-      const uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;
+      uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;
+      if (how == Balance::kAllAndWait && owner_ != nullptr) wanted += loan.borrowed_bytes;
       if (wanted > loan.lent_bytes) more.emplace_back(it->first, wanted - loan.lent_bytes);
       if (wanted < loan.lent_bytes) {
         const uint64_t bytes = std::min(returnable, loan.lent_bytes - wanted);
@@ -83,6 +84,22 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
   loans_[heap].lent_bytes += now;
   lent_bytes_ += now;
   if (now < bytes) loans_changed_ = true;
+}
+
+uint64_t LaneImpl::borrow_free(PersistentHeap& owner, uint64_t bytes) {
+  base::MutexLock control(control_);
+  PersistentHeapImpl* const heap = &owner.impl();
+  {
+    ShortLockGuard lock(door_.lock_);
+    if (owner_ != heap) return 0;
+  }
+  if (shared_.layout->kind() != Layout::kVirtual || is_shared() || range().bytes == 0) return 0;
+  const uint64_t before = lent();
+  borrow(heap, round_up(bytes, shared_.layout->granularity_bytes()), true);
+  ShortLockGuard lock(door_.lock_);
+  loans_changed_ = true;  // to be balanced at the boundary
+  loans_[heap].borrowed_bytes += lent_bytes_ - before;
+  return lent_bytes_ - before;
 }
 
 void LaneImpl::return_surplus() {
@@ -168,7 +185,8 @@ void PersistentHeapImpl::restore(bool may_wait) {
   }
   if (owed == 0) return;
   base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
-  for (size_t i = extents().size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
+  for (size_t i = extents().size(); i-- > 0 && !status.ok();)
+    if (extents()[i].hollow.empty()) status = extend(i, owed, may_wait);
   if (!status.ok() && may_wait) status = add_extent(owed);
   if (!status.ok()) return;
   ShortLockGuard lock(lock_);

@@ -125,6 +125,10 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream, uint64_t
   if (!begins && was != Residency::kPaging)
     return {GPUSHARE_INVALID_STATE,
             is_open() ? "the session is paged out already" : "the persistent heap is closed"};
+  if (begins && any_hollow())
+    return {
+        GPUSHARE_UNSUPPORTED,
+        "session '" + name() + "' has ended but for blocks between granules that it gave back: these stay"};
   if (begins) {
     FenceList fences = begin_page_out();
     // The promise is not held while it is out, nor what was lent of it: lanes have promoted blocks within their

@@ -54,7 +54,8 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
     away_live_bytes_.store(0);
   }
   const uint64_t bytes = round_up(promised_bytes, shared_.layout->granularity_bytes());
-  GPUSHARE_RETURN_IF_ERROR(grow(bytes));
+  before_shrink_ = 0;
+  GPUSHARE_RETURN_IF_ERROR(grow(bytes, false));
   {
     ShortLockGuard lock(lock_);
     promised_ = bytes;
@@ -89,8 +90,11 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
                                   extent.range.base + block.offset_bytes, BlockTag::bytes(block.tag),
                                   spill_owner_.stream.load(), session());
       });
-    shared_.index.clear(extent.range.base, extent.range.bytes);
-    shared_.layout->give(extent.range, fences);
+    for_each_stretch(extent, [this](const Range& part) { shared_.index.clear(part.base, part.bytes); });
+    if (extent.hollow.empty() || shared_.layout->kind() == Layout::kVirtual)
+      shared_.layout->give(extent.range, fences);
+    else
+      for_each_stretch(extent, [&](Range part) { shared_.layout->give(part, fences); });
     if (spare_heaps_.empty()) {
       extent.heap->reset();
       extent.heap->resize(0);
@@ -125,7 +129,7 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
   }
   await_fences(fences);
   ShortLockGuard lock(lock_);
-  extents_.push_back(Extent{range, std::move(heap), {}, 0});
+  extents_.push_back(Extent{range, std::move(heap), {}, 0, {}});
   size_granules(extents_.back());
   return {};
 }
@@ -150,11 +154,22 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_w
   return {};
 }
 
-base::Status PersistentHeapImpl::grow(uint64_t bytes) {
+base::Status PersistentHeapImpl::grow(uint64_t bytes, bool in_pieces) {
   if (bytes == 0) return {};
   for (size_t i = extents().size(); i-- > 0;)
-    if (extend(i, bytes, true).ok()) return {};
-  return add_extent(bytes).with_context("session '" + name() + "'");
+    if (extents()[i].hollow.empty() && extend(i, bytes, true).ok()) return {};
+  const base::Status whole = add_extent(bytes);
+  if (whole.ok() || !in_pieces) return whole.with_context("session '" + name() + "'");
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  uint64_t added = 0;
+  while (added < bytes) {
+    const uint64_t hole = shared_.layout->largest_hole_bytes() / granularity * granularity;
+    if (hole == 0 || !add_extent(std::min(hole, bytes - added)).ok()) break;
+    added += std::min(hole, bytes - added);
+  }
+  if (added == bytes) return {};
+  (void)cut(added, false);
+  return whole.with_context("session '" + name() + "'");
 }
 
 // Takes `bytes` off the ends of the extents, or, unless `all`, as much of it as blocks let go. Returns how
@@ -185,6 +200,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
       uses_.take_passed(give_back);
     for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
       const Extent& extent = extents_[i];
+      if (!extent.hollow.empty()) continue;
       const uint64_t floor = round_up(extent.heap->floor_bytes(), granularity);
       uint64_t end = extent.range.bytes;
       // Granules that are away go as well and are nothing of what is asked for.
@@ -256,16 +272,80 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
     ShortLockGuard lock(lock_);
     promised = promised_;
   }
-  if (wanted < promised) return shrink(wanted);
-  GPUSHARE_RETURN_IF_ERROR(grow(wanted - promised));
+  if (wanted < promised) {
+    const base::Status shrunk = shrink(wanted);
+    if (shrunk.ok()) before_shrink_ = promised;
+    return shrunk;
+  }
+  GPUSHARE_RETURN_IF_ERROR(grow(wanted - promised, wanted == before_shrink_));
   ShortLockGuard lock(lock_);
   promised_ = wanted;
   return {};
 }
 
+base::Status PersistentHeapImpl::give_back_free() {
+  base::MutexLock control(control_);
+  if (residency_.load() != Residency::kResident)
+    return {GPUSHARE_INVALID_STATE, "the session is paged out, or closed"};
+  for (LaneImpl* lane : borrowers()) lane->return_surplus();
+  uint64_t surplus = 0;
+  {
+    ShortLockGuard lock(lock_);
+    const uint64_t least = round_up(device_live() + promoted_, shared_.layout->granularity_bytes());
+    if (promised_ <= least) return {};
+    surplus = promised_ - least;
+    promised_ = least;  // no block is placed beyond it from here on
+    const uint64_t forgone = std::min(surplus, owed_);
+    owed_ -= forgone;
+    lent_ -= forgone;
+    surplus -= forgone;
+  }
+  if (surplus > 0) surplus -= cut(surplus, false);
+  if (surplus > 0) surplus -= hollow_out(surplus);
+  ShortLockGuard lock(lock_);
+  promised_ += surplus;  // the free bytes of granules in which blocks lie
+  return {};
+}
+
+uint64_t PersistentHeapImpl::hollow_out(uint64_t bytes) {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  uint64_t left = bytes;
+  std::vector<std::pair<Range, std::vector<size_t>>> taken;
+  {
+    ShortLockGuard lock(lock_);
+    for (Extent& extent : extents_) {
+      std::vector<bool> used(extent.range.bytes / granularity);
+      extent.heap->for_each_block([&](const HeapBlock& block) {
+        if (block.live)
+          for_each_granule(block.offset_bytes, block.size_bytes, [&](size_t i, uint64_t) { used[i] = true; });
+      });
+      std::vector<size_t> granules;
+      for (size_t i = 0; i < used.size() && left >= granularity; ++i) {
+        if (used[i] || extent.is_hollow(i) || (extent.away > 0 && extent.granules[i].away)) continue;
+        granules.push_back(i);
+        left -= granularity;
+      }
+      if (granules.empty()) continue;
+      extent.hollow.resize(used.size());
+      for (const size_t i : granules) extent.hollow[i] = true;
+      taken.emplace_back(extent.range, std::move(granules));
+    }
+  }
+  const FenceList fences = own_fences();
+  for (const auto& [range, granules] : taken) {
+    for (const size_t i : granules) shared_.index.clear(range.base + i * granularity, granularity);
+    shared_.layout->hollow(range, granules, fences);
+  }
+  return bytes - left;
+}
+
 PersistentHeapImpl::Extent* PersistentHeapImpl::extent_of(Address address) {
-  for (Extent& extent : extents_)
-    if (address - extent.range.base < extent.range.bytes) return &extent;
+  for (Extent& extent : extents_) {
+    const uint64_t offset = address - extent.range.base;
+    // Another extent may lie in hollow granules of this one.
+    if (offset < extent.range.bytes && !extent.is_hollow(offset / shared_.layout->granularity_bytes()))
+      return &extent;
+  }
   return nullptr;
 }
 
@@ -276,6 +356,7 @@ BlockHandle PersistentHeapImpl::allocate(uint64_t bytes, uint64_t alignment, uin
   const uint64_t size = round_up(bytes, kBlockGranuleBytes);
   if (device_live() + promoted_ + size > promised_) return handle;
   for (Extent& extent : extents_) {
+    if (!extent.hollow.empty()) continue;
     handle = extent.heap->allocate(bytes, alignment, tag);
     if (handle) {
       *out_address = extent.range.base + handle.offset_bytes;
@@ -335,7 +416,8 @@ base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status
     return {GPUSHARE_HOST_OUT_OF_MEMORY,
             "session '" + name_ + "': no host memory for the metadata of another block"};
   uint64_t hole = 0;
-  for (Extent& extent : extents_) hole = std::max(hole, extent.heap->largest_hole_bytes());
+  for (Extent& extent : extents_)
+    if (extent.hollow.empty()) hole = std::max(hole, extent.heap->largest_hole_bytes());
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           "session '" + name_ + "': no room for a persistent block of " + base::format_bytes(bytes) + ": " +
               base::format_bytes(device_live() + promoted_) + " of the promised " +
@@ -467,7 +549,7 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
     });
     for (size_t i = 0; i < extent.granules.size(); ++i) {
       const Granule& granule = extent.granules[i];
-      if (granule.away == home && (granule.live_bytes > 0 || !home))
+      if (!extent.is_hollow(i) && granule.away == home && (granule.live_bytes > 0 || !home))
         // One without live blocks goes out before all others: nothing is copied.
         out_granules->push_back(
             {extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0, granule.live_bytes, nullptr});
@@ -562,7 +644,8 @@ HeapStats PersistentHeapImpl::stats() const {
                         away_live_bytes_.load(std::memory_order_relaxed);
   stats.home_bytes = spill_owner_.home_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
-    stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
+    if (extent.hollow.empty())
+      stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
   return stats;
 }
 
@@ -593,7 +676,8 @@ std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
     if (auto status = extent.heap->check(); !status.ok()) return "session " + name_ + ": " + status.message();
     if (extent.heap->capacity_bytes() != extent.range.bytes)
       return "session " + name_ + ": heap and range differ in size";
-    bytes += extent.range.bytes - extent.away * shared_.layout->granularity_bytes();
+    for_each_stretch(extent, [&](const Range& part) { bytes += part.bytes; });
+    bytes -= extent.away * shared_.layout->granularity_bytes();
     extent.heap->for_each_block([&](const HeapBlock& block) {
       if (!block.live || (block.tag & BlockTag::kFreed)) return;
       live += block.size_bytes;
@@ -602,10 +686,13 @@ std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
     if (static_cast<size_t>(std::count_if(extent.granules.begin(), extent.granules.end(),
                                           [](const Granule& each) { return each.away; })) != extent.away)
       return "session " + name_ + ": granules that are away do not add up";
-    for (uint64_t at = 0; at < extent.range.bytes; at += AddressIndex::kGranuleBytes)
-      if (shared_.index.find(extent.range.base + at) != this)
-        return "session " + name_ + ": not in the address index";
-    out_ranges->push_back(extent.range);
+    bool indexed = true;
+    for_each_stretch(extent, [&](const Range& part) {
+      for (uint64_t at = 0; at < part.bytes; at += AddressIndex::kGranuleBytes)
+        indexed = indexed && shared_.index.find(part.base + at) == this;
+      out_ranges->push_back(part);
+    });
+    if (!indexed) return "session " + name_ + ": not in the address index";
   }
   if (bytes + lent_ != promised_) return "session " + name_ + ": extents and promise differ";
   if (owed_ > lent_) return "session " + name_ + ": more owed than lent";

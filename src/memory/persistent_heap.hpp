@@ -62,6 +62,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   }
   base::Status await_moves() override;
   base::Status resize(uint64_t promised_bytes) override;
+  base::Status give_back_free() override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
   base::Status page_out(const device::Stream& stream, uint64_t most_bytes,
                         uint64_t* out_given_bytes) override;
@@ -126,6 +127,10 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     std::unique_ptr<Heap> heap;     // tens of KiB: never moved
     std::vector<Granule> granules;  // with a host tier: as many as the range has
     size_t away = 0;                // of these
+    // Granules that give_back_free() took from between blocks; empty where there are none. The extent keeps its size and gets
+    // no new block.
+    std::vector<bool> hollow;
+    bool is_hollow(size_t granule) const { return !hollow.empty() && hollow[granule]; }
   };
   struct Run {  // live bytes of an extent, for copying
     size_t extent;
@@ -137,9 +142,27 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Status add_extent(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   base::Status extend(size_t extent, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   uint64_t cut(uint64_t bytes, bool all) GPUSHARE_REQUIRES(control_);
+  // Takes up to `bytes` from granules without blocks, wherever they lie; returns how much.
+  uint64_t hollow_out(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  bool any_hollow() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    return std::any_of(extents_.begin(), extents_.end(),
+                       [](const Extent& each) { return !each.hollow.empty(); });
+  }
+  // Calls fn(range) for each stretch of the extent that has memory.
+  template <class Fn>
+  void for_each_stretch(const Extent& extent, Fn&& fn) const {
+    if (extent.hollow.empty()) return fn(extent.range);
+    const uint64_t granularity = shared_.layout->granularity_bytes();
+    for (size_t first = 0, end = 0; first < extent.hollow.size(); first = end) {
+      for (end = first + 1; end < extent.hollow.size() && extent.hollow[end] == extent.hollow[first];) ++end;
+      if (!extent.hollow[first])
+        fn(Range{extent.range.base + first * granularity, (end - first) * granularity, extent.range.slot});
+    }
+  }
   void restore(bool may_wait) GPUSHARE_REQUIRES(control_);
   std::vector<LaneImpl*> borrowers() const;
-  base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  // in_pieces: several extents will do where no hole is large enough.
+  base::Status grow(uint64_t bytes, bool in_pieces) GPUSHARE_REQUIRES(control_);
   base::Status shrink(uint64_t promised_bytes) GPUSHARE_REQUIRES(control_);
   void await_fences(const FenceList& fences);
   FenceList own_fences() const;
@@ -211,6 +234,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   uint64_t in_until_ GPUSHARE_GUARDED_BY(control_) = 0;
   std::vector<uint64_t> valid_ GPUSHARE_GUARDED_BY(control_);
   bool coming_in_ GPUSHARE_GUARDED_BY(control_) = false;
+  // The promise before it shrank last. A caller that takes the shrinking back must get it, be it in pieces.
+  uint64_t before_shrink_ GPUSHARE_GUARDED_BY(control_) = 0;
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);

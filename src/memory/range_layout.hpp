@@ -79,8 +79,9 @@ class RangeLayout {
   virtual base::Status unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) = 0;
   virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
 
-  // For the range of a closed lane: takes the memory from granules that hold nothing, until the next back(); after `fences` the
-  // device is done with them.
+  // Takes the memory from granules that hold nothing, until the next back() or for good; after `fences` the device is done with
+  // them. Virtual: for a lane that is closed, or a heap, and give() takes the whole range all the same. Contiguous: for a heap,
+  // whose other granules are then given one stretch at a time.
   virtual void hollow(const Range&, const std::vector<size_t>& /*granules*/, const FenceList&) {}
 
   // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED

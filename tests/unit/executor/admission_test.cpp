@@ -1,6 +1,9 @@
 // Sessions that wait for admission: what they submit meanwhile, and being let in.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <atomic>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +24,15 @@ std::shared_ptr<executor::Session> open_ranked(executor::Runtime& runtime, int32
                                                executor::SessionOptions options) {
   options.priority = priority;
   return open_session(runtime, options);
+}
+
+// A thread of this process waits for something.
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t name_ends = text.rfind(')');
+  return name_ends != std::string::npos && text.compare(name_ends, 3, ") S") == 0;
 }
 
 TEST_CASE("iterations pushed before the session is admitted run after it is, in order") {
@@ -278,11 +290,14 @@ TEST_CASE(
   CHECK(a->info().state == executor::SessionState::kPagedOut);
   std::atomic<bool> done{false};
   std::atomic<int32_t> code{-1};
+  std::atomic<pid_t> thread_id{0};
   std::thread user([&] {
+    thread_id = gettid();
     code = a->alloc(memory::Kind::kModel, kMiB, 0).status().code();
     done = true;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it waits by now, most likely
+  while (thread_id == 0 || !sleeps(thread_id))
+    std::this_thread::yield();  // it waits: nobody has a lock that it takes
   // While a comes in (16 MiB at 0.2 GB/s) somebody comes who has it out again at once.
   REQUIRE(high->close().ok());
   const auto again = open_ranked(*runtime, 9, need("again", 116 * kMiB, 8 * kMiB));
