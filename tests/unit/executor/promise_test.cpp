@@ -35,7 +35,8 @@ void close_sound(executor::Runtime& runtime) {
   CHECK_OK(runtime.close());
 }
 
-TEST_CASE("an iteration that asks for more than E leaves a guaranteed session its P, whether it gets that or not") {
+TEST_CASE(
+    "an iteration that asks for more than E leaves a guaranteed session its P, whether it gets that or not") {
   for (const Setup& setup : kSetups)
     for (const uint64_t asked : {7, 9, 10, 12, 20, 24})
       for (const uint64_t live : {0, 3})
@@ -235,7 +236,8 @@ TEST_CASE("a session that is over but for a block is promised the granules of th
   }
 }
 
-TEST_CASE("a session that is over while its iteration is open gives its promise back at the iteration's end") {
+TEST_CASE(
+    "a session that is over while its iteration is open gives its promise back at the iteration's end") {
   for (const Setup& setup : kSetups) {
     CAPTURE(setup.device, static_cast<int>(setup.layout));
     const auto runtime = open_of(setup, 64 * kMiB);
