@@ -477,7 +477,8 @@ base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneS
 }
 
 void SessionImpl::shrink_ephemeral(uint64_t ephemeral_bytes) {
-  base::MutexLock growing(grow_mutex_);
+  const base::WorkLock growing(grow_mutex_);
+  if (!growing) return;
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);

@@ -87,7 +87,8 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
 }
 
 uint64_t LaneImpl::borrow_free(PersistentHeap& owner, uint64_t bytes) {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return 0;
   PersistentHeapImpl* const heap = &owner.impl();
   {
     ShortLockGuard lock(door_.lock_);

@@ -284,7 +284,8 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
 }
 
 base::Status PersistentHeapImpl::give_back_free() {
-  base::MutexLock control(control_);
+  const base::WorkLock control(control_);
+  if (!control) return base::WorkLock::refused();
   if (residency_.load() != Residency::kResident)
     return {GPUSHARE_INVALID_STATE, "the session is paged out, or closed"};
   for (LaneImpl* lane : borrowers()) lane->return_surplus();
