@@ -39,10 +39,7 @@ class RangeImpl final : public Range {
   base::Status open();
 
   base::Status close() override;
-  bool closed() const override {
-    base::MutexLock closing(close_mutex_);
-    return given_back_;
-  }
+  bool closed() const override { return given_back_.load(); }
   base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) override;
   base::Status decommit(uint64_t offset_bytes, uint64_t bytes) override;
   RangeInfo info() const override;
@@ -80,8 +77,8 @@ class RangeImpl final : public Range {
   bool closed_ GPUSHARE_GUARDED_BY(books) = true;
   RangeInfo info_ GPUSHARE_GUARDED_BY(books);
 
-  base::WorkMutex close_mutex_;  // one close at a time: it waits for the range's function
-  bool given_back_ GPUSHARE_GUARDED_BY(close_mutex_) = false;  // what it had
+  base::WorkMutex close_mutex_;          // one close at a time: it waits for the range's function
+  std::atomic<bool> given_back_{false};  // what it had; written under close_mutex_
   base::ServiceThread thread_;
   base::Mutex thread_mutex_;
   base::ConditionVariable asked_;
