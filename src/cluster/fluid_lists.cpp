@@ -10,7 +10,7 @@
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kSlack = 1e-9;
+constexpr double kTimeSlack = 1e-9;  // of a duration or an area: a smaller difference is rounding
 
 // A device in parts of equal size, each free from a time on.
 struct Parts {
@@ -44,7 +44,7 @@ class PlacesPolicy final : public TrialPolicy {
       if (state.width == 0) continue;
       const auto at = places_.find(trial);
       if (at == places_.end()) continue;  // goes on
-      if (at->second.start_s <= kSlack && at->second.width == state.width &&
+      if (at->second.start_s <= kTimeSlack && at->second.width == state.width &&
           at->second.devices == state.devices)
         taken(at);
       else
@@ -134,18 +134,19 @@ class Builder {
       double speed = kNever;
       for (const int device : devices) speed = std::min(speed, run_.devices()[size_t(device)].speed);
       const double work = run_.remaining(trial) * duration(state.trial, width);
-      const bool stays = state.width == width && start <= kSlack && state.devices == devices;
+      const bool stays = state.width == width && start <= kTimeSlack && state.devices == devices;
       const double cost = state.started && !stays ? run_.limits().change_cost_s : 0;
       // Areas of devices of different speeds are compared by the work that fits into them.
       double area = 0;
       for (const int device : devices)
         area += (cost + work / speed) * std::min(1.0, size_of(width)) * run_.devices()[size_t(device)].speed;
       const double end = start + cost + work / speed;
-      const bool in_time = end <= T * (1 + kSlack), best_in_time = best.end_s <= T * (1 + kSlack);
-      const bool better = in_time != best_in_time ? in_time
-                          : in_time               ? area < best.area * (1 - kSlack) ||
-                                          (area < best.area * (1 + kSlack) && end < best.end_s * (1 - kSlack))
-                                    : end < best.end_s * (1 - kSlack);
+      const bool in_time = end <= T * (1 + kTimeSlack), best_in_time = best.end_s <= T * (1 + kTimeSlack);
+      const bool better =
+          in_time != best_in_time ? in_time
+          : in_time               ? area < best.area * (1 - kTimeSlack) ||
+                          (area < best.area * (1 + kTimeSlack) && end < best.end_s * (1 - kTimeSlack))
+                    : end < best.end_s * (1 - kTimeSlack);
       if (better) best = {width, std::move(devices), start, end, area};
     };
     if (state.width != 0) {  // where it is, if nobody has taken that
@@ -156,7 +157,7 @@ class Builder {
         start = std::max(start,
                          same ? *std::min_element(parts.free_s.begin(), parts.free_s.end()) : parts.all_s());
       }
-      if (start <= kSlack) offer(state.width, state.devices, start);
+      if (start <= kTimeSlack) offer(state.width, state.devices, start);
     }
     for (size_t d = 0; d < parts_.size(); ++d) {
       const uint64_t memory = run_.devices()[d].memory_bytes;
