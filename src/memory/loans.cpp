@@ -95,6 +95,7 @@ uint64_t LaneImpl::borrow_free(PersistentHeap& owner, uint64_t bytes) {
     if (owner_ != heap) return 0;
   }
   if (shared_.layout->kind() != Layout::kVirtual || is_shared() || range().bytes == 0) return 0;
+  heap->lends_to(this);
   const uint64_t before = lent();
   borrow(heap, round_up(bytes, shared_.layout->granularity_bytes()), true);
   ShortLockGuard lock(door_.lock_);

@@ -599,6 +599,15 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   return true;
 }
 
+void PersistentHeapImpl::lends_to(LaneImpl* lane) {
+  ShortLockGuard lock(lock_);
+  add_borrower(lane);
+}
+
+void PersistentHeapImpl::add_borrower(LaneImpl* lane) {
+  if (std::find(borrowers_.begin(), borrowers_.end(), lane) == borrowers_.end()) borrowers_.push_back(lane);
+}
+
 base::Status PersistentHeapImpl::add_promoted(uint64_t bytes, LaneImpl* in) {
   ShortLockGuard lock(lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
@@ -607,7 +616,7 @@ base::Status PersistentHeapImpl::add_promoted(uint64_t bytes, LaneImpl* in) {
                                                base::format_bytes(bytes) + ": " +
                                                base::format_bytes(device_live() + promoted_) +
                                                " of the promised " + base::format_bytes(promised_) + " live"};
-  if (std::find(borrowers_.begin(), borrowers_.end(), in) == borrowers_.end()) borrowers_.push_back(in);
+  add_borrower(in);
   promoted_ += bytes;
   peak_ = std::max(peak_, device_live() + promoted_);
   shared_.persistent_bytes.fetch_add(bytes, std::memory_order_relaxed);

@@ -91,6 +91,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.
   base::Status add_promoted(uint64_t bytes, LaneImpl* in);
+  // The lane is about to borrow without a promoted block: it is to return the loan when the heap closes or goes out.
+  void lends_to(LaneImpl* lane);
   void remove_promoted(uint64_t bytes);
   // The device has neither memory of a granule with kept blocks any more: no page-in succeeds.
   void lose_kept() { kept_lost_.store(true); }
@@ -247,6 +249,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // no block is placed: await_moves()
   uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  void add_borrower(LaneImpl* lane) GPUSHARE_REQUIRES(lock_);
   std::vector<LaneImpl*> borrowers_
       GPUSHARE_GUARDED_BY(lock_);                 // with blocks that it kept since it was opened
   uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;  // without promoted, with what is away

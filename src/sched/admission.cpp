@@ -187,6 +187,7 @@ void Scheduler::Impl::tell_admitted(const SessionRecord& session, uint64_t now_n
 void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   LaneRecord& lane = lanes[id];
   lane.members.push_back(&session);
+  make_places(lane);
   session.lane = id;
   session.wake = session.turned_back = false;
   persistent_bytes += session.persistent_bytes;
@@ -224,6 +225,7 @@ bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   std::erase(lane.members, &session);
   session.lane = to;
   lanes[to].members.push_back(&session);
+  make_places(lanes[to]);
   if (traits.protects) start_with_others(session);  // the virtual times of another lane say nothing here
   set_ready_slot(session, session.ready);
   actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});

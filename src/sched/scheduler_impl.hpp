@@ -245,6 +245,7 @@ struct Scheduler::Impl {
   void set_ready_slot(SessionRecord& session, bool present);
   void pause(SessionRecord& session, uint64_t now_ns);  // it has nothing to run from now on
   void stop_expecting(SessionRecord& session);
+  void make_places(LaneRecord& lane);  // for one more member
   // The session's thread is about to begin its next iteration: the session keeps its rank, its weight and its lag, and a
   // lane whose turn would be the session's is left idle until then.
   static bool expected(const SessionRecord& session, uint64_t now_ns) {

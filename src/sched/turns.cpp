@@ -231,6 +231,14 @@ void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   session.soon_until_ns = base::add_saturated(now_ns, soon_ns);
 }
 
+// An iteration's end, which may pick the next one, needs no memory.
+void Scheduler::Impl::make_places(LaneRecord& lane) {
+  for (auto* list : {&lane.flying, &lane.paused})
+    if (list->capacity() < lane.members.size()) list->reserve(lane.members.capacity());
+  const size_t most = 2 * residents + 2;  // those ready, and those expected
+  if (movable.capacity() < most) movable.reserve(2 * most);
+}
+
 void Scheduler::Impl::stop_expecting(SessionRecord& session) {
   session.expected_until_ns = 0;
   if (std::exchange(session.soon_until_ns, 0) != 0) std::erase(lanes[session.lane].paused, &session);

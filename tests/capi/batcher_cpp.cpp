@@ -15,7 +15,11 @@ int main() {
   for (request.id = 1; request.id <= 6; ++request.id) CHECK(batcher.arrive(request, 0));
   request.id = 99;
   request.deadline_ns = 1 * kMs;
-  CHECK(!batcher.arrive(request, 0));  // 15 ms at the least
+  CHECK(batcher.arrive(request,
+                       0));  // 15 ms at the least: one such request runs, to see whether it is hopeless
+  request.id = 98;
+  CHECK(!batcher.arrive(request, 0));
+  CHECK(batcher.cancel(99, 0));
   CHECK(batcher.cancel(6, 0));
   CHECK(!batcher.cancel(6, 0));
   CHECK(batcher.pending() == 5);
@@ -29,7 +33,8 @@ int main() {
     batcher.finished(batch->info.id, 30 * kMs, 30 * kMs);
   }
   const auto drops = batcher.take_drops();
-  CHECK(drops.size() == 1 && drops[0].id == 6 && drops[0].reason == GPUSHARE_DROP_CANCELLED);
+  CHECK(drops.size() == 2 && drops[0].id == 99 && drops[1].id == 6 &&
+        drops[1].reason == GPUSHARE_DROP_CANCELLED);
   try {
     gpushare::Batcher none("nope");
     CHECK(false);

@@ -109,7 +109,7 @@ class PlanModel(ToolTest):
     def test_order_and_checksums(self):
         self.safetensors("one.safetensors", [("x", 9), ("y", 2000)])
         order = self.file("order.txt", "# execution order\ny\n\nx\n")
-        plan = self.plan("--order", order, "--checksums", "sums", "--group-cap", "1", model="one.safetensors")
+        plan = self.plan("--order", order, "--checksums", "sums", "--group-cap", "1B", model="one.safetensors")
         self.assertEqual([g["bytes"] for g in plan["groups"]], [2000, 9])
         sums = (self.folder / "sums").read_text().splitlines()
         self.assertEqual([line.split()[1] for line in sums], ["x", "y"])
@@ -124,7 +124,7 @@ class PlanModel(ToolTest):
 
     def test_order_by_names(self):
         self.safetensors("m.safetensors", [("h.0.w", 10), ("h.10.w", 30), ("h.2.w", 20), ("lm_head.w", 40), ("wte.w", 50)])
-        cap = ("--group-cap", "1")
+        cap = ("--group-cap", "1B")
         sizes = [[g["bytes"] for g in self.plan(*cap, *order, model="m.safetensors")["groups"]]
                  for order in ((), ("--order-by", "bytes"), ("--order-by", "names"))]
         self.assertEqual(sizes, [[10, 30, 20, 40, 50], [10, 30, 20, 40, 50], [50, 10, 20, 30, 40]])

@@ -50,7 +50,7 @@ void World::resize_session() {
   if (wanted > session->promised && wanted - session->promised > room()) return;
   const auto status = session->heap->resize(bytes);
   if (session->out) {
-    REQUIRE(status.code() == GPUSHARE_INVALID_STATE);
+    REQUIRE(status.code() == base::kAway);
   } else if (status.ok()) {
     session->promised = wanted;
   } else if (wanted > session->promised) {
@@ -72,7 +72,7 @@ void World::alloc_persistent() {
   const auto before = session->heap->stats();
   auto address = session->heap->alloc(chance(2) ? Kind::kModel : Kind::kFramework, bytes, align);
   if (session->out) {
-    REQUIRE(address.status().code() == GPUSHARE_INVALID_STATE);
+    REQUIRE(address.status().code() == base::kAway);
     return;
   }
   if (!address.ok()) {

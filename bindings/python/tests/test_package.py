@@ -145,7 +145,7 @@ def test_without_its_libraries_the_tool_says_so(package):
     (package / "gpushare/lib/libgpushare_preload.so").unlink()
     done = run(package, "exec", "--fail-closed", "--memory", "1GiB", "--", "true")
     assert done.returncode == 3
-    assert "libgpushare_preload.so is not beside the tool" in done.stderr
+    assert "libgpushare_preload.so is missing" in done.stderr
 
 
 def test_a_build_names_the_packages_that_are_missing(tmp_path):
