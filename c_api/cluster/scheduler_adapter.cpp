@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/cluster/scheduler_adapter.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "c_api/cluster/guard.hpp"
@@ -10,11 +11,15 @@ using namespace gpushare::capi_cluster;
 using cluster::Action;
 
 struct gpushare_cluster_actions {
-  std::vector<Action>* list;
+  std::vector<Action>* list = nullptr;  // null outside of ticks
+  size_t most_devices = 0;              // of a job: the widest gang
 };
 
 namespace gpushare::capi_cluster {
 namespace {
+
+// One for each thread, so that a scheduler which keeps the pointer beyond its tick is told so.
+thread_local gpushare_cluster_actions t_actions;
 
 class Adapter final : public cluster::Scheduler {
  public:
@@ -30,6 +35,7 @@ class Adapter final : public cluster::Scheduler {
         sizeof(out),    info.gang,           info.name.c_str(),   info.config.c_str(),
         info.arrival_s, info.work_s,         info.memory_bytes,   info.guaranteed ? 1 : 0,
         info.priority,  info.demands.data(), info.demands.size(), info.weight};
+    widest_ = std::max<size_t>(widest_, info.gang);
     ops_.arrived(ops_.context, job, &out, now_s);
   }
   void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown,
@@ -38,13 +44,19 @@ class Adapter final : public cluster::Scheduler {
   }
   void finished(cluster::JobId job, double now_s) override { ops_.finished(ops_.context, job, now_s); }
   double tick(double now_s, std::vector<Action>& actions) override {
-    gpushare_cluster_actions out{&actions};
-    const double next = ops_.tick(ops_.context, now_s, &out);
+    // A tick may run another simulation on this thread.
+    struct Restore {
+      ~Restore() { t_actions = before; }
+      const gpushare_cluster_actions before = t_actions;
+    } restore;
+    t_actions = {&actions, widest_};
+    const double next = ops_.tick(ops_.context, now_s, &t_actions);
     return next >= 0 ? next : cluster::kNever;  // also for what is no number
   }
 
  private:
   const gpushare_cluster_scheduler_ops ops_;
+  size_t widest_ = 0;
 };
 
 }  // namespace
@@ -83,9 +95,17 @@ std::unique_ptr<cluster::Scheduler> adapt_scheduler(const gpushare_cluster_sched
 
 namespace {
 
-int32_t append(gpushare_cluster_actions* actions, Action action) {
+// `fill` makes the action complete, or says why there is none.
+template <class Fill>
+int32_t append(gpushare_cluster_actions* actions, Action::Kind kind, uint32_t job, Fill fill) {
   return guard([&]() -> base::Status {
     if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
+    if (actions->list == nullptr)
+      return {GPUSHARE_INVALID_ARGUMENT, "actions are valid during their tick only"};
+    Action action;
+    action.kind = kind;
+    action.job = job;
+    GPUSHARE_RETURN_IF_ERROR(fill(action));
     actions->list->push_back(std::move(action));
     return {};
   });
@@ -98,30 +118,34 @@ extern "C" {
 int32_t gpushare_cluster_actions_place(gpushare_cluster_actions* actions, uint32_t job,
                                        const uint32_t* devices, uint32_t device_count,
                                        int32_t opportunistic) {
-  return guard([&]() -> base::Status {
-    if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
+  return append(actions, Action::Kind::kPlace, job, [&](Action& action) -> base::Status {
     if (devices == nullptr && device_count > 0) return {GPUSHARE_INVALID_ARGUMENT, "devices is null"};
-    actions->list->push_back({Action::Kind::kPlace, job,
-                              std::vector<uint32_t>(devices, devices + device_count), opportunistic != 0,
-                              ""});
+    if (device_count > actions->most_devices)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("device_count %u is not allowed: the widest job has %zu", device_count,
+                           actions->most_devices)};
+    action.devices.assign(devices, devices + device_count);
+    action.opportunistic = opportunistic != 0;
     return {};
   });
 }
 
 int32_t gpushare_cluster_actions_pause(gpushare_cluster_actions* actions, uint32_t job) {
-  return append(actions, {Action::Kind::kPause, job, {}, false, ""});
+  return append(actions, Action::Kind::kPause, job, [](Action&) { return base::Status(); });
 }
 
 int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job,
                                         int32_t opportunistic) {
-  return append(actions, {Action::Kind::kResize, job, {}, opportunistic != 0, ""});
+  return append(actions, Action::Kind::kResize, job, [&](Action& action) {
+    action.opportunistic = opportunistic != 0;
+    return base::Status();
+  });
 }
 
 int32_t gpushare_cluster_actions_reject(gpushare_cluster_actions* actions, uint32_t job, const char* reason) {
-  return guard([&]() -> base::Status {
-    if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
-    actions->list->push_back({Action::Kind::kReject, job, {}, false, reason == nullptr ? "" : reason});
-    return {};
+  return append(actions, Action::Kind::kReject, job, [&](Action& action) {
+    if (reason != nullptr) action.reason = reason;
+    return base::Status();
   });
 }
 

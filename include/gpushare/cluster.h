@@ -74,7 +74,8 @@ typedef struct gpushare_cluster_job_info {
 } gpushare_cluster_job_info;
 
 /* The decisions of a tick. Valid only during that tick. Pauses are carried out first, then the other actions in the
- * order of the calls. The functions return INVALID_ARGUMENT for null pointers, else OK. */
+ * order of the calls. The functions return INVALID_ARGUMENT for null pointers, outside of the tick (on the thread that runs
+ * it), and for more devices than the widest job has, else OK. */
 typedef struct gpushare_cluster_actions gpushare_cluster_actions;
 /* Starts a job, or goes on with it after a pause, on as many distinct devices as its gang. `opportunistic`: it gets
  * what guaranteed jobs leave there, and they do not feel it. */

@@ -6,6 +6,7 @@
 #include "gpushare/cluster.h"
 
 static int failures;
+static gpushare_cluster_actions* late; /* kept beyond its tick */
 #define CHECK(condition)                                                  \
   do {                                                                    \
     if (!(condition)) {                                                   \
@@ -95,6 +96,8 @@ static double tick(void* context, double now_s, gpushare_cluster_actions* action
     CHECK(gpushare_cluster_actions_reject(actions, 2, "too wide") == GPUSHARE_OK);
     CHECK(gpushare_cluster_actions_place(NULL, 0, devices, 1, 0) == GPUSHARE_INVALID_ARGUMENT);
     CHECK(gpushare_cluster_actions_place(actions, 0, NULL, 1, 0) == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(gpushare_cluster_actions_place(actions, 0, devices, UINT32_MAX, 0) == GPUSHARE_INVALID_ARGUMENT);
+    late = actions;
     CHECK(gpushare_cluster_actions_pause(NULL, 0) == GPUSHARE_INVALID_ARGUMENT);
     CHECK(gpushare_cluster_actions_resize(NULL, 0, 0) == GPUSHARE_INVALID_ARGUMENT);
     CHECK(gpushare_cluster_actions_reject(NULL, 0, "") == GPUSHARE_INVALID_ARGUMENT);
@@ -227,5 +230,6 @@ int main(void) {
   gpushare_cluster_text_free(out);
   CHECK(gpushare_cluster_run(NULL, 0, NULL, NULL, &out) == GPUSHARE_INVALID_ARGUMENT);
   CHECK(gpushare_cluster_run(kDocument, size, NULL, NULL, NULL) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(late != NULL && gpushare_cluster_actions_pause(late, 0) == GPUSHARE_INVALID_ARGUMENT);
   return failures == 0 ? 0 : 1;
 }
