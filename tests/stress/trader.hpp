@@ -4,12 +4,13 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/mutex.hpp"
 #include "executor/range.hpp"
 #include "executor/runtime.hpp"
 #include "support/random.hpp"
@@ -49,8 +50,8 @@ class Trader {
     Random random(seed_ + thread);
     while (left > 0 && failures == 0) {
       Slot& slot = slots_[uniform(random, 0, slots_.size() - 1)];
-      base::MutexLock lock(slot.mutex);
-      while (slot.taking) slot.taken.wait(slot.mutex);
+      std::unique_lock lock(slot.mutex);
+      while (slot.taking) slot.taken.wait(lock);
       if (slot.stamp != 0) {
         check(slot);
         if (uniform(random, 0, 3) == 0) drop(slot);
@@ -71,7 +72,7 @@ class Trader {
   base::Status hoard(size_t slots) {
     for (size_t i = 0; i < slots; ++i) {
       GPUSHARE_RETURN_IF_ERROR(take(slots_[i], i + 1));
-      base::MutexLock lock(slots_[i].mutex);
+      std::unique_lock lock(slots_[i].mutex);
       slots_[i].stamp = i + 1;
     }
     return {};
@@ -83,8 +84,8 @@ class Trader {
 
  private:
   struct Slot {
-    base::Mutex mutex;
-    base::ConditionVariable taken;
+    std::mutex mutex;  // not the library's, which nobody holds where the device is waited for
+    std::condition_variable taken;
     bool taking = false;  // a thread commits it, without the lock
     uint64_t stamp = 0;   // 0: not committed
   };
@@ -111,7 +112,7 @@ class Trader {
     uint64_t given = 0;
     for (Slot& slot : slots_) {
       if (given >= bytes) break;
-      base::MutexLock lock(slot.mutex);
+      std::unique_lock lock(slot.mutex);
       if (slot.taking || slot.stamp == 0) continue;
       check(slot);
       drop(slot);
