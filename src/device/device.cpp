@@ -163,11 +163,13 @@ base::Result<std::unique_ptr<Device>> Device::open(const std::string& text) {
     return base::Status(GPUSHARE_NOT_FOUND,
                         "there is no backend '" + spec.backend + "'; registered are " + known + ", and auto");
   }
-  gpushare_backend_device* handle = nullptr;
-  const int32_t code = ops->device_open(spec.index, spec.options.c_str(), &handle);
-  std::unique_ptr<Device> device(new Device(ops, handle, spec.device));
+  // What needs host memory comes first: the backend's device has an owner at once.
+  std::unique_ptr<Device> device(new Device(ops, nullptr, spec.device));
   device->index_ = spec.index;
   device->options_ = spec.options;
+  gpushare_backend_device* handle = nullptr;
+  const int32_t code = ops->device_open(spec.index, spec.options.c_str(), &handle);
+  device->device_ = handle;
   GPUSHARE_RETURN_IF_ERROR(device->status(code, "device_open"));
   GPUSHARE_ASSIGN_OR_RETURN(device->info_, device->refresh_info());
   return device;
