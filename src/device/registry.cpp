@@ -157,18 +157,19 @@ base::Status add(Registry& registry, const gpushare_backend_ops* ops) {
 Registry& registry() {
   // Never destroyed: devices may close while static destructors run.
   static Registry* instance = [] {
-    auto* fresh = new Registry;
+    auto owned = std::make_unique<Registry>();
+    for (const BackendGetter built_in : kBuiltIns) {
+      // A built-in table that breaks the rules is a bug; the registry's unit test looks for each of them by
+      // name.
+      (void)add(*owned, built_in());
+    }
+    Registry* const fresh = owned.release();
     static constinit base::ForkHook hook;
     hook = {[](void* self) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Registry*>(self)->mutex.lock(); },
             [](void* self, bool)
                 GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Registry*>(self)->mutex.unlock(); },
             fresh};
     (void)base::add_fork_hook(hook);  // without memory for it a child may find the lock held
-    for (const BackendGetter built_in : kBuiltIns) {
-      // A built-in table that breaks the rules is a bug; the registry's unit test looks for each of them by
-      // name.
-      (void)add(*fresh, built_in());
-    }
     return fresh;
   }();
   return *instance;

@@ -57,7 +57,7 @@ uint64_t Device::now_ns() const {
 base::Result<Stream*> Device::create_stream(int32_t /*priority: threads have none that we may raise*/) {
   auto stream = std::make_shared<Stream>(*this, lost_);
   base::MutexLock lock(mutex_);
-  return keep(streams_, std::move(stream));
+  return keep_stream(std::move(stream));
 }
 
 base::Status Device::destroy_stream(Stream* stream) {

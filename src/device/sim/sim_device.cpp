@@ -88,7 +88,7 @@ base::Result<Stream*> Device::create_stream(int32_t priority) {
   }
   base::RoleLock lock(mutex_, has_device);
   make_room(streams_.size() + 1);
-  return keep(streams_, std::make_shared<Stream>(*this, next_stream_id_++, priority));
+  return keep_stream(std::make_shared<Stream>(*this, next_stream_id_++, priority));
 }
 
 base::Status Device::destroy_stream(Stream* stream) {

@@ -122,8 +122,13 @@ class SoftwareDevice {
     objects[raw] = std::move(object);
     return raw;
   }
-  std::vector<std::shared_ptr<Stream>> all_streams() const GPUSHARE_REQUIRES(mutex_) {
-    std::vector<std::shared_ptr<Stream>> streams;
+  base::Result<Stream*> keep_stream(std::shared_ptr<Stream> stream) GPUSHARE_REQUIRES(mutex_) {
+    room_.reserve(streams_.size() + 1);
+    return keep(streams_, std::move(stream));
+  }
+  // For the device's end, which needs no memory: keep_stream() has made the room.
+  std::vector<std::shared_ptr<Stream>> all_streams() GPUSHARE_REQUIRES(mutex_) {
+    std::vector<std::shared_ptr<Stream>> streams = std::move(room_);
     for (const auto& [raw, stream] : streams_) streams.push_back(stream);
     return streams;
   }
@@ -134,6 +139,7 @@ class SoftwareDevice {
   std::atomic<bool> lost_{false};
   mutable base::Mutex mutex_;
   base::FlatHashMap<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Stream>> room_ GPUSHARE_GUARDED_BY(mutex_);  // empty, for all_streams()
   base::FlatHashMap<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
