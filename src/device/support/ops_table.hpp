@@ -159,9 +159,8 @@ class OpsTable {
     ops.device_close = [](gpushare_backend_device* device) {
       return on_any(device, "device_close", [](Device& d) -> base::Status {
         GPUSHARE_RETURN_IF_ERROR(d.finish());
-        base::Status left = d.leaks();
-        delete &d;
-        return left;
+        const std::unique_ptr<Device> owned(&d);  // also if the report finds no memory
+        return d.leaks();
       });
     };
     ops.device_info = [](gpushare_backend_device* device, gpushare_backend_device_info* out_info) {
