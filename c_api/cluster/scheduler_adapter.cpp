@@ -18,7 +18,7 @@ struct gpushare_cluster_actions {
 namespace gpushare::capi_cluster {
 namespace {
 
-// One for each thread, so that a scheduler which keeps the pointer beyond its tick is told so.
+// Each thread has one object. It outlives the tick, so that a scheduler which keeps the pointer gets an error.
 thread_local gpushare_cluster_actions t_actions;
 
 class Adapter final : public cluster::Scheduler {

@@ -1,4 +1,4 @@
-"""What numbers of the C ABI stand for, as enumerations. Those of names are strings, too: `info["state"] == "resident"`."""
+"""Enumerations for the numbers of the C ABI. Enumerations whose values have names are strings, too: `info["state"] == "resident"`."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 

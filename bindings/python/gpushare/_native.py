@@ -246,7 +246,7 @@ def wait(call: Callable[[int], int], timeout: Optional[float], stop: Optional[Ca
 
 
 class Exports:
-    """Arrays over device memory that other libraries may still use: as many as are alive. What takes their memory away waits for them."""
+    """Counts the living arrays over device memory that other libraries may still use. A call that takes their memory away waits for them."""
 
     def __init__(self) -> None:
         self._arrays: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -331,7 +331,7 @@ def test_arrays_keep_their_bytes_however_their_memory_ends(how, persistent):
                 array[:] = 9
     read = {name: np.asarray(list(view) if name == "iterator" else view) for name, view in kept[0].items()}
     assert all((values == 7).all() for values in read.values()) and (kept[1] == 7).all()
-    # What is written to a kept array reaches nobody.
+    # A write to a kept array reaches nobody.
     theirs = None if runtime.closed else runtime.open_session("theirs", persistent_bytes="1M", ephemeral_bytes="1M").array((4096,))
     if theirs is not None:
         theirs[:] = 5
