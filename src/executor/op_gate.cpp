@@ -178,15 +178,15 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
       }
     }
     held_up_.store(true, std::memory_order_relaxed);
+    if (timeout_ns > 0 && NoWaitScope::active())
+      return {GPUSHARE_INVALID_STATE,
+              "a gate cannot be waited for inside a function that the device or the runtime waits for"};
     if (timeout_ns == 0 || deadline.passed())
       return {GPUSHARE_TIMED_OUT, base::format("session '%s' may use %.1f%% of the device's time and have "
                                                "%.3f ms of work on it now, beside guaranteed "
                                                "sessions: ask again, or wait longer",
                                                name_.c_str(), 100 * allowed.share,
                                                static_cast<double>(allowed.in_flight_ns) * 1e-6)};
-    if (NoWaitScope::active())
-      return {GPUSHARE_INVALID_STATE,
-              "a gate cannot be waited for inside a function that the device or the runtime waits for"};
     if (waiting_since_ns == 0) {
       waiting_since_ns = now_ns;
       ++waiting_;

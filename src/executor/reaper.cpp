@@ -200,10 +200,10 @@ base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only)
   for (const auto& [lane, target] : targets) {
     while (lane->head < target && lane->in_flight > 0) {
       if (runtime_.collapsed_) return runtime_.lost_;
+      if (!poll_only && NoWaitScope::active())  // also where the time is over already
+        return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
       if (poll_only || deadline.passed())
         return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
-      if (NoWaitScope::active())
-        return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
       if (!lane->reaping && (deadline.never() || runtime_.virtual_time_)) {
         reap(*lane, outbox);
       } else {

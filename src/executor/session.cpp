@@ -115,8 +115,8 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
       runtime.authority_->wake(id_, runtime.now());
       runtime.carry_out(nullptr, outbox);
     }
+    if (timeout_ns > 0 && NoWaitScope::active()) return would_wait();
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, runtime.explain_wait(*this)};
-    if (NoWaitScope::active()) return would_wait();
     GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*this));
     runtime.reaper_.wait(state_changed_, deadline, outbox);
   }
@@ -425,8 +425,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
       reaper_.poll(outbox);
       continue;
     }
+    if (timeout_ns > 0 && NoWaitScope::active()) return would_wait();
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
-    if (NoWaitScope::active()) return would_wait();
     GPUSHARE_RETURN_IF_ERROR(check_wait(session));
     // This thread waits anyway, so it waits for the device itself.
     if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
@@ -485,12 +485,12 @@ base::Status TicketImpl::wait_until(const base::Deadline& deadline, bool poll) {
   Section lock(runtime);
   while (!done_.load(std::memory_order_relaxed)) {
     LaneSlot* lane = lane_;
+    if (!poll && NoWaitScope::active()) return would_wait();
     if (poll || deadline.passed())
       return {GPUSHARE_TIMED_OUT,
               lane != nullptr ? base::format("the iteration of session '%s' has not finished in lane %u",
                                              session_->name().c_str(), lane->id)
                               : "the iteration has not started: " + runtime.explain_wait(*session_)};
-    if (NoWaitScope::active()) return would_wait();
     if (lane == nullptr) GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*session_));
     if (lane == nullptr) {
       const sched::LaneId id = runtime.authority_->lane_of(session_->id_);

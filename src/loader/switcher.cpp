@@ -182,11 +182,11 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
   while (taken_ || &line_.front() != &waiter) {
     status = stopped(member);
     if (!status.ok()) break;
-    if (timeout_ns == 0 || deadline.passed()) {
-      status = {GPUSHARE_TIMED_OUT, "the switcher's turn did not come in time"};
-    } else if (executor::NoWaitScope::active()) {
+    if (timeout_ns > 0 && executor::NoWaitScope::active()) {
       status = {GPUSHARE_INVALID_STATE,
                 "a turn of a switcher cannot be waited for inside a function that the device waits for"};
+    } else if (timeout_ns == 0 || deadline.passed()) {
+      status = {GPUSHARE_TIMED_OUT, "the switcher's turn did not come in time"};
     } else {
       if (deadline.never())
         changed_.wait(mutex_);

@@ -81,7 +81,9 @@ struct Seen {
   Fixture* fixture = nullptr;
   gpushare_session session = nullptr;
   std::atomic<int> calls{0};
-  std::atomic<int32_t> info{-1}, close{-1}, close_runtime{-1}, synchronize{-1}, begin{-1}, submit{-1};
+  std::atomic<int32_t> info{-1}, close{-1}, close_runtime{-1}, synchronize{-1}, begin{-1}, submit{-1},
+      ticket{-1};
+  gpushare_ticket watched = nullptr;  // of an iteration that cannot end before the caller has returned
 
   void call_in() {
     gpushare_runtime_info facts = GPUSHARE_RUNTIME_INFO_INIT;
@@ -157,11 +159,16 @@ TEST_CASE("a host function in a lane that throws ends its session alone; one tha
   const auto function = throws ? [](void*) { throw std::runtime_error("scripted"); } : [](void* data) {
     auto& s = *static_cast<Seen*>(data);
     s.call_in();
-    s.synchronize = gpushare_runtime_synchronize(s.fixture->runtime, 1'000'000);
+    s.synchronize =
+        gpushare_runtime_synchronize(s.fixture->runtime, 1);  // refused, not late, although its time is over
+    s.ticket = gpushare_ticket_wait(s.watched, 1);
   };
+  REQUIRE(gpushare_session_submit(seen.session, nothing, nullptr, nullptr, &seen.watched) == GPUSHARE_OK);
   REQUIRE(gpushare_stream_launch_host(stream, function, &seen) == GPUSHARE_OK);
   REQUIRE(gpushare_iteration_end(iteration) == GPUSHARE_OK);
   CHECK(gpushare_runtime_synchronize(fixture.runtime, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
+  (void)gpushare_ticket_wait(seen.watched, GPUSHARE_NO_TIMEOUT);
+  CHECK(gpushare_ticket_release(seen.watched) == GPUSHARE_OK);
   if (throws) {
     CHECK(fixture.state(seen.session) == GPUSHARE_SESSION_FAILED);
   } else {
@@ -173,6 +180,7 @@ TEST_CASE("a host function in a lane that throws ends its session alone; one tha
     CHECK((seen.begin == GPUSHARE_OK || seen.begin == GPUSHARE_INVALID_STATE));
     // OK where the iteration had not ended yet: there was nothing to wait for.
     CHECK((seen.synchronize == GPUSHARE_OK || seen.synchronize == GPUSHARE_INVALID_STATE));
+    CHECK(seen.ticket == GPUSHARE_INVALID_STATE);
   }
   CHECK(gpushare_session_close(seen.session) == GPUSHARE_OK);
   fixture.finish();
