@@ -1,8 +1,10 @@
 // A policy of your own: lottery scheduling, each session's tickets being its priority. The same table exists in C:
 // gpushare_policy_ops.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdio>
 #include <gpushare/gpushare.hpp>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
@@ -11,24 +13,37 @@ namespace gs = gpushare;
 
 namespace {
 
+// Each session runs towards its next win at random, twice the tickets twice as fast, and who is there first goes before
+// the others. Who wins next is then as likely as its tickets say, whoever won before.
 class Lottery final : public gs::Policy {
  public:
-  uint32_t pick(uint32_t /*lane*/, const gpushare_candidate* candidates, uint32_t count,
-                uint64_t /*now_ns*/) override {
-    int64_t tickets = 0;
-    for (uint32_t i = 0; i < count; ++i) tickets += candidates[i].priority;
-    if (tickets <= 0) return 0;
-    auto winner = std::uniform_int_distribution<int64_t>(0, tickets - 1)(random_);
-    for (uint32_t i = 0; i < count; ++i) {
-      winner -= candidates[i].priority;
-      if (winner < 0) return i;
-    }
-    return idle;
+  bool before(const gpushare_candidate& a, const gpushare_candidate& b) override {
+    return next_win(a) < next_win(b);
   }
-  uint32_t max_lanes() const override { return 1; }
+  double share(const gpushare_candidate& /*session*/) override {
+    return GPUSHARE_SHARE_WHOLE;
+  }  // one at a time
 
  private:
+  struct Runner {
+    uint64_t wins = 0;
+    double next = 0;
+  };
+  double next_win(const gpushare_candidate& session) {
+    std::exponential_distribution<double> step(session.priority > 0 ? session.priority : 1);
+    const auto [it, is_new] = runners_.try_emplace(session.session_id);
+    Runner& runner = it->second;
+    if (is_new) runner = {session.iterations_done, now_ + step(random_)};
+    for (; runner.wins < session.iterations_done; ++runner.wins) {
+      now_ = std::max(now_, runner.next);
+      runner.next = now_ + step(random_);
+    }
+    return runner.next;
+  }
+
   std::mt19937 random_{7};
+  std::map<uint64_t, Runner> runners_;
+  double now_ = 0;  // of the last win
 };
 
 }  // namespace

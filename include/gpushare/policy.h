@@ -29,26 +29,55 @@ typedef struct gpushare_candidate {
   double weight; /* share under fair; > 0 */
 } gpushare_candidate;
 
-/* A policy of the caller's. The scheduler calls its functions with its lock held: they must be quick and must not call
- * gpushare (such calls return INVALID_STATE). A function that throws counts as the answer 0; a `pick` that throws leaves
- * the lane idle. All functions get `user_data`. The library copies the table. `release`, if given, is called exactly once:
- * when the runtime is done with the policy, or, if the call that was given the table fails, before that call returns. */
+/* Answers of gpushare_policy_ops.gives_way. A session alternates if it was opened by `gpushare exec --pageable`; its stay
+ * on the device lasts nine times as long as the moves that end it take, and at least a second. */
+enum {
+  GPUSHARE_GIVES_WAY_NEVER = 0,
+  GPUSHARE_GIVES_WAY_AT_ONCE = 1,         /* at its next iteration boundary */
+  GPUSHARE_GIVES_WAY_AFTER_STAY = 2,      /* if it alternates, when its stay is over */
+  GPUSHARE_GIVES_WAY_AFTER_LONG_STAY = 3, /* if it alternates, after ten such stays */
+};
+
+/* Answers of gpushare_policy_ops.may_join. */
+enum {
+  GPUSHARE_JOIN_NO = 0,     /* not now; sessions behind it may. Counts as yes while nobody is on the device */
+  GPUSHARE_JOIN_YES = 1,    /* as soon as there is room */
+  GPUSHARE_JOIN_NOBODY = 2, /* neither may those behind it. Counts as yes for the first of an empty device */
+};
+
+/* Answers of gpushare_policy_ops.share, besides weights, which are above 0. */
+#define GPUSHARE_SHARE_IN_LINE (0.0) /* one after the other in each lane; lanes run beside each other */
+#define GPUSHARE_SHARE_WHOLE (-1.0)  /* the whole device while it runs: one lane is open at a time */
+
+/* A policy of the caller's: answers to five questions, the same that the built-in policies answer. At least one function
+ * is needed; a null one has the default answer. The scheduler calls the functions with its lock held: they must be quick
+ * and must not call gpushare (such calls return INVALID_STATE). A function that throws counts as the answer "no": 0, and
+ * UINT64_MAX of `may_run`. All functions get `user_data`. The library copies the table. `release`, if given, is called
+ * exactly once: when the runtime is done with the policy, or, if the call that was given the table fails, before that
+ * call returns. */
 typedef struct gpushare_policy_ops {
   uint32_t struct_size;
-  uint32_t max_lanes;     /* lanes that may be open at once; 0 = no limit */
-  uint32_t max_residents; /* sessions admitted at once; 0 = no limit */
-  uint32_t head_of_line;  /* nonzero: a session that does not fit blocks those behind it */
+  uint32_t reserved; /* 0 */
   const char* name;
   void* user_data;
-  /* Chooses which of `count` > 0 candidates runs next in `lane`. Returns its index, or UINT32_MAX to leave
-   * the lane idle until something changes. Mandatory. */
-  uint32_t (*pick)(void* user_data, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                   uint64_t now_ns);
-  /* Nonzero if `a` is to be admitted before `b`. Null: arrival order. */
+  /* Who goes first? Nonzero if `a` ranks above `b`, which must be a strict weak order. While a session has work, no
+   * session of lower rank begins an iteration. Sessions of equal rank run as `share` says, and wait in arrival order.
+   * Null: all are equal. */
   int32_t (*before)(void* user_data, const gpushare_candidate* a, const gpushare_candidate* b);
-  /* Nonzero if resident `resident` may be paged out to host memory so that `waiting` is admitted. Null:
-   * never. */
-  int32_t (*outranks)(void* user_data, const gpushare_candidate* waiting, const gpushare_candidate* resident);
+  /* May this one run now? The time from which its next iteration may begin: `now_ns` or less is yes, UINT64_MAX is "not
+   * before something happens". Null: yes. */
+  uint64_t (*may_run)(void* user_data, const gpushare_candidate* session, uint64_t now_ns);
+  /* Whom does a session page out? GPUSHARE_GIVES_WAY_*: whether `victim`, which is on the device, is moved to host memory
+   * so that `other` has room. Whoever gives way to a session must give way to those before it, too. Null: never. */
+  int32_t (*gives_way)(void* user_data, const gpushare_candidate* victim, const gpushare_candidate* other);
+  /* How is the device shared? The session's weight among those of its rank, whatever their lanes, or GPUSHARE_SHARE_*.
+   * Asked when a session arrives, after its iterations, and when its class, priority or weight changes. Null: the
+   * session's own weight. */
+  double (*share)(void* user_data, const gpushare_candidate* session);
+  /* May another join? GPUSHARE_JOIN_*, for a session that waits while `residents` sessions are on the device. `passes` is
+   * nonzero if other sessions wait ahead of it. Null: yes. */
+  int32_t (*may_join)(void* user_data, const gpushare_candidate* session, uint32_t residents,
+                      uint32_t passes);
   void (*release)(void* user_data);
   const char* lane_finder; /* a name of gpushare_runtime_params.lane_finder, read once; null = "salus" */
 } gpushare_policy_ops;

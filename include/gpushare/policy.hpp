@@ -11,65 +11,62 @@
 
 namespace gpushare {
 
-// Base class of the caller's own policies: derive from it, override pick, and set
+// Base class of the caller's own policies: derive from it, override some of the five questions (policy.h), and set
 // RuntimeOptions::custom_policy. The scheduler calls the methods with its lock held: they must be quick, must
-// not call gpushare and should not throw (an exception counts as "idle").
+// not call gpushare and should not throw (an exception counts as "no").
 class Policy {
  public:
-  static constexpr uint32_t idle = UINT32_MAX;
+  static constexpr uint64_t not_now = UINT64_MAX;  // of may_run
   virtual ~Policy() = default;
-  virtual uint32_t pick(uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                        uint64_t now_ns) = 0;
-  virtual bool before(const gpushare_candidate& a, const gpushare_candidate& b) {
-    return a.session_id < b.session_id;
+  virtual bool before(const gpushare_candidate& /*a*/, const gpushare_candidate& /*b*/) { return false; }
+  virtual uint64_t may_run(const gpushare_candidate& /*session*/, uint64_t now_ns) { return now_ns; }
+  virtual int32_t gives_way(const gpushare_candidate& /*victim*/, const gpushare_candidate& /*other*/) {
+    return GPUSHARE_GIVES_WAY_NEVER;
   }
-  virtual bool outranks(const gpushare_candidate& /*waiting*/, const gpushare_candidate& /*resident*/) {
-    return false;
+  virtual double share(const gpushare_candidate& session) { return session.weight; }
+  virtual int32_t may_join(const gpushare_candidate& /*session*/, uint32_t /*residents*/, bool /*passes*/) {
+    return GPUSHARE_JOIN_YES;
   }
-  // Limits, read once: 0 = none.
-  virtual uint32_t max_lanes() const { return 0; }
-  virtual uint32_t max_residents() const { return 0; }
-  virtual bool head_of_line() const { return false; }
-  virtual const char* lane_finder() const { return nullptr; }  // null = "salus"
+  virtual const char* lane_finder() const { return nullptr; }  // read once; null = "salus"
 };
 
 namespace detail {
 
+// The policy's answer, or `otherwise` if that throws.
+template <class T, class Ask>
+T ask_policy(void* user, T otherwise, Ask ask) {
+  try {
+    return ask(**static_cast<std::shared_ptr<Policy>*>(user));
+  }
+  GPUSHARE_RETHROW_THREAD_END catch (...) {
+    return otherwise;
+  }
+}
+
 inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, const std::string& name) {
   using Shared = std::shared_ptr<Policy>;
+  using Candidate = const gpushare_candidate*;
   gpushare_policy_ops ops{};
   ops.struct_size = sizeof ops;
   ops.name = name.c_str();
-  ops.max_lanes = policy->max_lanes();
-  ops.max_residents = policy->max_residents();
-  ops.head_of_line = policy->head_of_line() ? 1 : 0;
   ops.lane_finder = policy->lane_finder();
   ops.user_data = new Shared(policy);
-  ops.pick = [](void* user, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                uint64_t now_ns) -> uint32_t {
-    try {
-      return (*static_cast<Shared*>(user))->pick(lane, candidates, count, now_ns);
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return Policy::idle;
-    }
+  ops.before = [](void* user, Candidate a, Candidate b) -> int32_t {
+    return ask_policy<int32_t>(user, 0, [&](Policy& asked) { return asked.before(*a, *b) ? 1 : 0; });
   };
-  ops.before = [](void* user, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
-    try {
-      return (*static_cast<Shared*>(user))->before(*a, *b) ? 1 : 0;
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return a->session_id < b->session_id ? 1 : 0;
-    }
+  ops.may_run = [](void* user, Candidate session, uint64_t now_ns) -> uint64_t {
+    return ask_policy<uint64_t>(user, Policy::not_now,
+                                [&](Policy& asked) { return asked.may_run(*session, now_ns); });
   };
-  ops.outranks = [](void* user, const gpushare_candidate* waiting,
-                    const gpushare_candidate* resident) -> int32_t {
-    try {
-      return (*static_cast<Shared*>(user))->outranks(*waiting, *resident) ? 1 : 0;
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return 0;
-    }
+  ops.gives_way = [](void* user, Candidate victim, Candidate other) -> int32_t {
+    return ask_policy<int32_t>(user, 0, [&](Policy& asked) { return asked.gives_way(*victim, *other); });
+  };
+  ops.share = [](void* user, Candidate session) -> double {
+    return ask_policy<double>(user, 0, [&](Policy& asked) { return asked.share(*session); });
+  };
+  ops.may_join = [](void* user, Candidate session, uint32_t residents, uint32_t passes) -> int32_t {
+    return ask_policy<int32_t>(
+        user, 0, [&](Policy& asked) { return asked.may_join(*session, residents, passes != 0); });
   };
   ops.release = [](void* user) { delete static_cast<Shared*>(user); };
   return ops;

@@ -9,27 +9,14 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
-uint32_t Scheduler::Impl::max_lanes() const {
-  const uint32_t a = options.max_lanes, b = traits.max_lanes;
-  if (a == 0 || b == 0) return a + b;
-  return std::min(a, b);
-}
+namespace {
 
-// The bit of the policy's kind for the session. Kinds beyond the number of bits share none: their sessions
-// are asked for one by one.
-uint64_t Scheduler::Impl::kind_bit(const SessionRecord& session) {
-  const uint64_t kind = policy->kind(session.view);
-  if (kind == kUnknown) return 0;
-  const size_t at = static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
-  if (at == kinds.size()) {
-    if (at == 63) return 0;  // bit 63 stays free, so that the mask of all kinds is never all ones
-    kinds.push_back(kind);
-  }
-  return uint64_t{1} << at;
-}
+// Only so many waiting sessions are tried that the policy keeps out.
+constexpr size_t kMostRefused = 64;
+
+}  // namespace
 
 WaitingList::Position Scheduler::Impl::enqueue(SessionRecord& session) {
-  session.kind_bit = kind_bit(session);
   session.queued_idle = !session.wants_in();
   return (session.queued_idle ? idle : waiting).insert(session, *policy);
 }
@@ -49,7 +36,6 @@ void Scheduler::Impl::requeue_all() {
   const std::vector<SessionRecord*> others = idle.sessions();
   all.insert(all.end(), others.begin(), others.end());
   for (SessionRecord* session : all) dequeue(*session);
-  kinds.clear();
   for (SessionRecord* session : all) enqueue(*session);
 }
 
@@ -69,16 +55,20 @@ bool Scheduler::Impl::may_open_lane(const SessionRecord& session) const {
     return std::none_of(lanes.begin(), lanes.end(), [&](const LaneRecord& lane) {
       return lane.open && suits(lane, session) && !lane.held_up();
     });
-  const uint32_t limit = max_lanes();
-  return limit == 0 || lanes_open < limit;
+  return may_open_another(session.view.share.kind);
+}
+
+bool Scheduler::Impl::may_open_another(Share::Kind kind) const {
+  if (lanes_open == 0) return true;
+  if (kind == Share::Kind::kWhole || whole > 0) return false;
+  return options.max_lanes == 0 || lanes_open < options.max_lanes;
 }
 
 Placement Scheduler::Impl::placement(const SessionRecord& session) const {
-  if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
   // Somebody has to go as it is: nobody joins, not even for nothing.
   if (promised() > capacity.target_bytes || session.persistent_bytes > free_bytes()) return {};
   const LaneFinderKind finder =
-      options.lane_finder.value_or(traits.lane_finder.value_or(LaneFinderKind::kSalus));
+      options.lane_finder.value_or(asks.lane_finder.value_or(LaneFinderKind::kSalus));
   std::vector<LaneView> views;
   views.reserve(lanes_open);
   for (LaneId id = 0; id < lanes.size(); ++id) {
@@ -134,7 +124,8 @@ bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRec
 }
 
 bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
-  if (residents > 0 && !policy->welcomes(session.view)) return false;
+  // Whether it passes others is for those who choose it.
+  if (may_join(session, residents, false) != MayJoin::kYes) return false;
   const Placement found = placement(session);
   if (found.kind == Placement::Kind::kNone) return false;
   LaneId id = found.lane;
@@ -174,14 +165,9 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
   session.state = SessionState::kResident;
   begin_stay(session, now_ns);
   actions.push_back({ActionKind::kAdmit, id, session.view.id, session.persistent_bytes});
-  tell_admitted(session, now_ns);
+  changed(session, now_ns);
   set_ready_slot(session, session.ready);
   return true;
-}
-
-void Scheduler::Impl::tell_admitted(const SessionRecord& session, uint64_t now_ns) {
-  policy->admitted(session.view, session.lane, now_ns);
-  if (session.ready) policy->ready(session.view.id, session.lane, now_ns);
 }
 
 void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
@@ -192,6 +178,7 @@ void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   session.wake = session.turned_back = false;
   persistent_bytes += session.persistent_bytes;
   ++residents;
+  if (session.view.share.kind == Share::Kind::kWhole) ++whole;
   start_with_others(session);
 }
 
@@ -208,6 +195,8 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   session.gone_bytes = 0;
   gave_back();
   --residents;
+  if (session.view.share.kind == Share::Kind::kWhole) --whole;
+  ++changes;
   if (session.evicting) {
     session.evicting = false;
     --evicting;
@@ -226,19 +215,18 @@ bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   session.lane = to;
   lanes[to].members.push_back(&session);
   make_places(lanes[to]);
-  if (traits.protects) start_with_others(session);  // the virtual times of another lane say nothing here
   set_ready_slot(session, session.ready);
   actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});
-  policy->paged_out(session.view.id, from, now_ns);
-  tell_admitted(session, now_ns);
+  changed(session, now_ns);
   const uint64_t before = promised();
   shrink_or_close(from);
   return promised() < before;
 }
 
 bool Scheduler::Impl::runs_next(const SessionRecord& session, const LaneRecord& lane) const {
-  return std::all_of(lane.members.begin(), lane.members.end(),
-                     [&](const SessionRecord* member) { return policy->before(session.view, member->view); });
+  return std::all_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
+    return goes_before(*policy, session.view, member->view);
+  });
 }
 
 void Scheduler::Impl::shrink_or_close(LaneId id) {
@@ -276,10 +264,8 @@ bool Scheduler::Impl::boundary(LaneId id) {
 }
 
 WaitingList::Room Scheduler::Impl::room() const {
-  if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
   if (promised() > capacity.target_bytes) return {};
-  const uint32_t limit = max_lanes();
-  bool choice = limit == 0 || lanes_open < limit || options.shared_lanes;
+  bool choice = options.shared_lanes || may_open_another(Share::Kind::kInLine);
   uint64_t largest = 0;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open || lane.closing || lane.compute_units != 0 || lane.held_up()) continue;
@@ -292,12 +278,11 @@ WaitingList::Room Scheduler::Impl::room() const {
 std::string Scheduler::policy_wait(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->holds_promise()) return {};
-  const PolicyTraits& traits = impl_->traits;
   const std::string name(impl_->policy->name());
-  if (traits.max_residents != 0 && impl_->residents >= traits.max_residents)
-    return base::format("policy '%s' lets %u session%s on the device at a time", name.c_str(),
-                        traits.max_residents, traits.max_residents == 1 ? "" : "s");
-  if (traits.head_of_line && !impl_->waiting.empty() && &impl_->waiting.at(impl_->waiting.begin()) != session)
+  if (impl_->may_join(*session, impl_->residents, false) != MayJoin::kYes)
+    return base::format("policy '%s' lets it in only when other sessions have left the device", name.c_str());
+  if (!impl_->waiting.empty() && &impl_->waiting.at(impl_->waiting.begin()) != session &&
+      impl_->may_join(*session, impl_->residents, true) != MayJoin::kYes)
     return base::format("policy '%s' admits sessions in their order, and others are before this one",
                         name.c_str());
   return {};
@@ -306,10 +291,12 @@ std::string Scheduler::policy_wait(SessionId id) const {
 bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
   const WaitingList::Position at = enqueue(session);
   if (session.stopped) return false;
-  if (traits.head_of_line && at != waiting.begin()) return false;
-  if (place_for != kNoSession || waiting.barred(at, traits.max_overtakes)) return false;
+  if (place_for != kNoSession || waiting.barred(at, kMostOvertakes)) return false;
+  const bool passes = at != waiting.begin();
+  const MayJoin may = may_join(session, residents, passes);
+  if (may == MayJoin::kNobody && passes) return false;
   if (is_for_one_that_goes_out(session)) return false;
-  if (!place(session, now_ns)) {
+  if (may != MayJoin::kYes || !place(session, now_ns)) {
     if (!claim(session, now_ns)) merge_waiting(now_ns);
     return session.holds_promise();
   }
@@ -329,18 +316,12 @@ WaitingList::Position Scheduler::Impl::admitted_from(WaitingList::Position posit
 // The first of [from, end) for which page-outs are decided or under way; false if there is none.
 bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns) {
   if ((!options.paging && !any_spare()) || from >= end) return false;
-  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims() && spares == 0 &&
-      droppable().empty())
-    return false;
-  if (traits.paging == PagingRule::kAny) {
-    for (; from < end; from = waiting.next(from))
-      if (!waiting.at(from).blocked && claim(waiting.at(from), now_ns)) return true;
-    return false;
-  }
+  if (evicting == 0 && !asks.gives_way && !waiting.any_claims() && !any_spare()) return false;
   // Sessions behind this one may page out no more than it may, and may enter no more lanes. A need of its size that finds no
   // room here therefore finds none further back.
   while (from < end) {
     SessionRecord& session = waiting.at(from);
+    if (from != waiting.begin() && may_join(session, residents, true) == MayJoin::kNobody) return false;
     if (!session.blocked && claim(session, now_ns)) return true;
     if (session.compute_units > 0 || several_groups) {
       from = waiting.next(from);
@@ -352,7 +333,7 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
                 std::max(room.persistent_bytes, without_spares.persistent_bytes),
                 std::max(room.total_bytes, without_spares.total_bytes)};
       }
-      from = waiting.first_fit(waiting.next(from), room, 0);
+      from = waiting.first_fit(waiting.next(from), room);
     }
   }
   return false;
@@ -365,7 +346,7 @@ bool Scheduler::Impl::is_for_one_that_goes_out(const SessionRecord& waits) const
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* member : lane.members)
       if (member->gone_bytes > 0 && !member->yields_to && member->wants_in() &&
-          policy->outranks(member->view, waits.view))
+          gives_way(waits, *member) == GivesWay::kAtOnce)
         return true;
   return false;
 }
@@ -375,32 +356,31 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   stays_end_ns = kUnknown;
   if (!cache_line.empty() && hold_waiting(now_ns)) return;  // what comes back meanwhile is for it
   if (place_for != kNoSession && give_place(now_ns)) return;
-  uint64_t unwelcome = 0;  // kinds
-  for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
-    const WaitingList::Position fit = waiting.first_fit(at, room(), unwelcome);
-    const WaitingList::Position barrier = traits.head_of_line ? at
-                                          : traits.max_overtakes == 0
-                                              ? waiting.end()
-                                              : waiting.first_overtaken(at, traits.max_overtakes);
+  size_t refused = 0;
+  for (WaitingList::Position at = waiting.begin(); at < waiting.end() && refused < kMostRefused;) {
+    const WaitingList::Position fit = waiting.first_fit(at, room());
+    const WaitingList::Position barrier = waiting.first_overtaken(at, kMostOvertakes);
     const WaitingList::Position last = barrier < fit ? waiting.next(barrier) : fit;
     if (claim_first(at, last, now_ns) || barrier < fit || fit == waiting.end()) break;
     SessionRecord& session = waiting.at(fit);
     if (is_for_one_that_goes_out(session)) break;
-    if (place(session, now_ns)) {
+    const bool passes = fit != waiting.begin();
+    const MayJoin may = may_join(session, residents, passes);
+    if (may == MayJoin::kNobody && passes) break;
+    if (may == MayJoin::kNo) ++refused;
+    if (may == MayJoin::kYes && place(session, now_ns)) {
       at = admitted_from(fit);
       continue;
     }
-    if (residents > 0 && session.kind_bit != 0 && !policy->welcomes(session.view))
-      unwelcome |= session.kind_bit;
-    if (claim(session, now_ns) || barrier == fit) break;
+    if (claim(session, now_ns) || barrier == fit || may == MayJoin::kNobody) break;
     at = waiting.next(fit);
   }
   merge_waiting(now_ns);
   alternate(now_ns);
   if (!waiting.empty() || idle.empty() || evicting > 0) return;
   // Idle paged-out sessions come back only into room that nobody wants.
-  for (WaitingList::Position at = idle.first_fit(idle.begin(), room(), 0); at < idle.end();
-       at = idle.first_fit(at, room(), 0))
+  for (WaitingList::Position at = idle.first_fit(idle.begin(), room()); at < idle.end();
+       at = idle.first_fit(at, room()))
     at = place(idle.at(at), now_ns) ? idle.erase(at) : idle.next(at);
 }
 

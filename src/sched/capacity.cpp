@@ -68,13 +68,14 @@ uint64_t Scheduler::Impl::quota_of(const SessionRecord& session) const {
 // As many lanes as it takes, first those with nothing in flight, then those of the fewest sessions, merge into the
 // largest. That copies nothing.
 void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
-  if (!traits.moves || lanes_open < 2) return;
+  if (lanes_open < 2) return;
   std::vector<LaneId> candidates;
   for (LaneId id = 0; id < lanes.size(); ++id) {
     const LaneRecord& lane = lanes[id];
     if (!lane.open || lane.closing || lane.compute_units != 0) continue;
-    if (std::any_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
-          return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting;
+    if (std::any_of(lane.members.begin(), lane.members.end(), [this](const SessionRecord* member) {
+          return member->spec.profiling || !moves(*member) || member->move != SessionRecord::Move::kNone ||
+                 member->evicting;
         }))
       continue;
     candidates.push_back(id);

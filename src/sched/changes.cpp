@@ -83,11 +83,17 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   return {};
 }
 
+void Scheduler::Impl::rank_changed(SessionRecord& session) {
+  set_share(session);
+  if (asks.before && session.holds_promise()) start_with_others(session);
+  show(session);
+}
+
 void Scheduler::set_priority(SessionId id, int32_t priority, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr) return;
+  if (session == nullptr || session->spec.priority == priority) return;
   session->spec.priority = session->view.priority = priority;
-  impl_->show(*session);
+  impl_->rank_changed(*session);
   impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
 }
@@ -98,7 +104,7 @@ void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
   session->spec.cls = cls;
   if (!impl_->coordinator || !impl_->coordinator->knows(id)) session->view.cls = cls;
   impl_->job_changed(*session, now_ns);
-  impl_->show(*session);
+  impl_->rank_changed(*session);
   impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
 }
@@ -107,6 +113,7 @@ void Scheduler::set_weight(SessionId id, double weight) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || !std::isfinite(weight) || weight <= 0) return;
   session->spec.weight = session->view.weight = weight;
+  impl_->set_share(*session);
   impl_->show(*session);
 }
 
@@ -123,20 +130,15 @@ void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_
 }
 
 void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
-  impl_->policy = std::move(policy);
-  impl_->take_traits();
-  if (impl_->options.measures && impl_->traits.measures) measure();
+  impl_->take_policy(std::move(policy));
+  if (impl_->options.measures && impl_->asks.by_interference) measure();
   impl_->stays_end_ns = kUnknown;
-  if (impl_->interference != nullptr) impl_->policy->set_interference(impl_->interference);
   impl_->cancel_evictions();
-  std::vector<SessionRecord*> all;
-  for (const auto& [id, session] : impl_->sessions) all.push_back(session.get());
-  std::sort(all.begin(), all.end(),
-            [](const SessionRecord* a, const SessionRecord* b) { return a->view.id < b->view.id; });
-  for (SessionRecord* session : all) {
+  for (const auto& [id, session] : impl_->sessions) {
     session->claiming = false;
-    impl_->policy->arrived(session->view, now_ns);
-    if (session->state == SessionState::kResident) impl_->tell_admitted(*session, now_ns);
+    impl_->set_share(*session);
+    impl_->show(*session);
+    session->since_ns = now_ns;
   }
   impl_->requeue_all();
   impl_->freed(now_ns);
@@ -149,7 +151,7 @@ std::shared_ptr<MeasuredInterference> Scheduler::measure() {
     impl_->measured->arrived(id, session->spec.named ? session->spec.name : "");
   if (impl_->interference == nullptr) {
     impl_->interference = impl_->measured;
-    impl_->policy->set_interference(impl_->interference);
+    ++impl_->changes;
   }
   return impl_->measured;
 }
@@ -160,8 +162,7 @@ std::shared_ptr<MeasuredInterference> Scheduler::measured() const {
 
 void Scheduler::set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns) {
   impl_->interference = std::move(interference);
-  impl_->policy->set_interference(impl_->interference);
-  impl_->requeue_all();
+  ++impl_->changes;
   impl_->admit_waiting(now_ns);
 }
 

@@ -168,9 +168,8 @@ void Scheduler::Impl::release(SessionRecord& session) {
 
 void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes) {
   if (session.view.cls == cls && session.limit_bytes == limit_bytes) return;
-  session.view.cls = cls;
   session.limit_bytes = limit_bytes;
-  show(session);
+  if (std::exchange(session.view.cls, cls) != cls) rank_changed(session);
   requeue(session);
   actions.push_back({ActionKind::kTerms, kNoLane, session.view.id, limit_bytes, 0, cls});
 }

@@ -21,7 +21,7 @@ void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
       size_t left = begin, right = middle;
       for (size_t at = begin; at < end; ++at) {
         const bool from_right =
-            left == middle || (right < end && policy.before(list[right]->view, list[left]->view));
+            left == middle || (right < end && goes_before(policy, list[right]->view, list[left]->view));
         merged[at] = list[from_right ? right++ : left++];
       }
     }
@@ -70,8 +70,7 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
         claims[i] = {0, 2 * spare_rank(cls), decayed(*session.worth_ns, session.worth_since_ns, now_ns)};
         continue;
       }
-      if (worst != nullptr && (worst->view.cls != cls || policy->outranks(session.view, worst->view)))
-        worst = nullptr;
+      if (worst != nullptr && (worst->view.cls != cls || before(session.view, worst->view))) worst = nullptr;
       if (worst == nullptr) {
         worst = &session;
         ++rank;
@@ -174,7 +173,7 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
 // at once, before the waiting one, without end.
 bool Scheduler::Impl::gives_way_to(const SessionRecord& each, const SessionRecord& waits) const {
   return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits.view))) &&
-         policy->outranks(waits.view, each.view);
+         gives_way(each, waits) == GivesWay::kAtOnce;
 }
 
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
@@ -217,22 +216,20 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   // The coordinator makes room for it: others shrink to their limits, or have been stopped.
   if (above_limit_bytes > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
   // Merging lanes copies nothing.
-  if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
-                                                         session.persistent_bytes + session.ephemeral_bytes))
+  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
+  if (!session.claiming && mergeable_room(session).holds(p, total) &&
+      may_join(session, residents, false) == MayJoin::kYes)
     return false;
-  if (residents > 0 && !policy->welcomes(session.view)) return false;
   Victims candidates{{}, droppable()};
   std::vector<SessionRecord*>& outranked = candidates.sessions;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     for (SessionRecord* member : lane.members)
-      if (spare(*member) || (!takes_turns(*member, session) && gives_way_to(*member, session)))
-        outranked.push_back(member);
+      if (spare(*member) || gives_way_to(*member, session)) outranked.push_back(member);
   }
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
   const WaitingList::Room now =
       room_without(session, Lanes::kWhereItRunsNext, [](const auto&) { return false; });
-  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
   const uint64_t missing =
       !now.any ? 0
                : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
@@ -264,7 +261,7 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
   session.state = SessionState::kPagedOut;
   session.move = SessionRecord::Move::kOut;
   session.move_since_ns = now_ns;
-  policy->paged_out(session.view.id, session.lane, now_ns);
+  ++changes;
   const ActionKind kind = session.worth_ns ? ActionKind::kDrop : ActionKind::kPageOut;
   actions.push_back({kind, session.lane, session.view.id, session.persistent_bytes});
 }
@@ -313,7 +310,7 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
       if (member == session || !evictable(*member) || member->busy()) continue;
       const bool outranked = pages && ((session->view.cls == SessionClass::kGuaranteed &&
                                         member->view.cls == SessionClass::kOpportunistic) ||
-                                       policy->outranks(session->view, member->view));
+                                       gives_way(*member, *session) == GivesWay::kAtOnce);
       if (outranked || spare(*member)) lower.sessions.push_back(member);
     }
   }

@@ -16,11 +16,6 @@ class Interference {
   // Speed of `session` relative to running alone, in (0, 1], while every session of `beside` runs in a lane
   // of its own. `beside` does not contain `session`. Unknown sessions: 1.
   virtual double rate(SessionId session, std::span<const SessionId> beside) const = 0;
-  // Sessions of the same kind have the same rates, and slow others equally. kUnknown: of no kind, like no other.
-  virtual uint64_t kind(SessionId session) const {
-    (void)session;
-    return kUnknown;
-  }
   // True: rates are learned from iterations as they end, and change with them.
   virtual bool learns() const { return false; }
   // How long an iteration of the session takes alone is not known: without it nothing can be learned of the session

@@ -50,7 +50,7 @@ class MeasuredInterference final : public Interference {
 
   // ---- Interference -----------------------------------------------------------------------------------------
   double rate(SessionId session, std::span<const SessionId> beside) const override;
-  uint64_t kind(SessionId session) const override;
+  uint64_t kind(SessionId session) const;
   bool learns() const override { return true; }
   bool wants_alone(SessionId session) const override;
 

@@ -9,11 +9,11 @@
 namespace gpushare::sched {
 
 // A lane with a session that outranks the waiting one does not give way, because that session would have to share its turns.
-bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& session) const {
+bool Scheduler::Impl::may_merge(const LaneRecord& lane, const SessionRecord& session) const {
   if (!lane.open || !suits(lane, session)) return false;
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
-    return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting ||
-           policy->outranks(member->view, session.view);
+    return member->spec.profiling || !moves(*member) || member->move != SessionRecord::Move::kNone ||
+           member->evicting || before(member->view, session.view);
   });
 }
 
@@ -21,25 +21,24 @@ bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& ses
 LaneId Scheduler::Impl::largest_that_gives_way(const SessionRecord& session) const {
   LaneId largest = kNoLane;
   for (LaneId id = 0; id < lanes.size(); ++id)
-    if (!lanes[id].closing && gives_way(lanes[id], session) &&
+    if (!lanes[id].closing && may_merge(lanes[id], session) &&
         (largest == kNoLane || lanes[id].bytes > lanes[largest].bytes))
       largest = id;
   return largest;
 }
 
 WaitingList::Room Scheduler::Impl::mergeable_room(const SessionRecord& session) const {
-  if (!traits.moves || lanes_open < 2 || session.spec.profiling) return {};
-  if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
+  if (!moves(session) || lanes_open < 2 || session.spec.profiling) return {};
   const LaneId kept = largest_that_gives_way(session);
   if (kept == kNoLane) return {};
   uint64_t bytes = free_bytes();
   for (LaneId id = 0; id < lanes.size(); ++id)
-    if (id != kept && (lanes[id].closing || gives_way(lanes[id], session))) bytes += lanes[id].held;
+    if (id != kept && (lanes[id].closing || may_merge(lanes[id], session))) bytes += lanes[id].held;
   return {true, bytes, bytes + lanes[kept].bytes};
 }
 
 void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
-  if (!traits.moves) return;
+  if (options.shared_lanes) return;
   if (waiting.empty()) {
     if (promised() <= capacity.target_bytes)
       for (LaneRecord& lane : lanes) lane.closing = false;
@@ -50,13 +49,14 @@ void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
   for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
     const SessionRecord& session = waiting.at(at);
     const WaitingList::Room merged = mergeable_room(session);
-    if (!session.blocked && session.wants_in() && policy->welcomes(session.view) &&
+    if (!session.blocked && session.wants_in() &&
+        may_join(session, residents, at != waiting.begin()) == MayJoin::kYes &&
         merged.holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes)) {
       merge(session, now_ns);
       return;
     }
     if (!merged.any) return;
-    at = waiting.first_fit(waiting.next(at), merged, 0);
+    at = waiting.first_fit(waiting.next(at), merged);
   }
 }
 
@@ -72,7 +72,7 @@ void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
     if (id == kept || !lanes[id].open) continue;
     if (lanes[id].closing)
       room += lanes[id].held;
-    else if (gives_way(lanes[id], session))
+    else if (may_merge(lanes[id], session))
       candidates.push_back(id);
   }
   std::sort(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {

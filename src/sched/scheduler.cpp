@@ -11,13 +11,6 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
-namespace {
-
-// Ranks by received service change in steps of this (srtf) or more.
-constexpr uint64_t kAgesNs = 1'000'000'000;
-
-}  // namespace
-
 uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
   const uint64_t granule = std::max<uint64_t>(options.granularity_bytes, 1);
   const uint64_t rest = bytes % granule;
@@ -113,14 +106,21 @@ Scheduler::Scheduler(SchedulerOptions options, std::unique_ptr<Policy> policy)
     : impl_(std::make_unique<Impl>()) {
   impl_->options = options;
   impl_->capacity = {options.capacity_bytes, options.capacity_bytes};
-  impl_->policy = std::move(policy);
-  impl_->take_traits();
-  if (impl_->options.measures && impl_->traits.measures) measure();
+  impl_->take_policy(std::move(policy));
+  if (impl_->options.measures && impl_->asks.by_interference) measure();
 }
 
-void Scheduler::Impl::take_traits() {
-  traits = policy->traits();
-  if (options.shared_lanes) traits.moves = false;
+void Scheduler::Impl::take_policy(std::unique_ptr<Policy> asked) {
+  policy = std::move(asked);
+  asks = policy->answers();
+  ++changes;
+}
+
+void Scheduler::Impl::set_share(SessionRecord& session) {
+  const bool was_whole = session.view.share.kind == Share::Kind::kWhole;
+  session.view.share = policy->share(session.view);
+  const bool is_whole = session.view.share.kind == Share::Kind::kWhole;
+  if (was_whole != is_whole && session.holds_promise()) whole += is_whole ? 1 : static_cast<size_t>(-1);
 }
 
 Scheduler::~Scheduler() = default;
@@ -142,8 +142,10 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   view.arrival_ns = view.ready_since_ns = session.last_wanted_ns = now_ns;
   view.persistent_bytes = spec.persistent_bytes;
   view.ephemeral_bytes = spec.ephemeral_bytes;
+  view.alternates = spec.alternates;
   impl_->estimate_remaining(session);
   impl_->join_line(session, now_ns);
+  impl_->set_share(session);
   if (spec.alternates) ++impl_->alternating;
   if (impl_->options.shared_lanes && !impl_->several_groups)
     impl_->several_groups =
@@ -151,7 +153,6 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
                     [&](const auto& other) { return other.second->spec.trust_group != spec.trust_group; });
   impl_->sessions.emplace(spec.id, std::move(owned));
   if (impl_->measured != nullptr) impl_->measured->arrived(spec.id, spec.named ? spec.name : "");
-  impl_->policy->arrived(view, now_ns);
   if (impl_->coordinator) {
     session.stopped = true;
     impl_->coordinator->arrive(impl_->job_of(session), now_ns);
@@ -174,7 +175,6 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
                                            : "session '" + spec.name + "' may not run now: " + coordinated);
   impl_->dequeue(session);
   if (spec.alternates) --impl_->alternating;
-  impl_->policy->left(spec.id, now_ns);
   if (impl_->measured != nullptr) impl_->measured->left(spec.id);
   impl_->sessions.erase(spec.id);
   if (impl_->coordinator) {
@@ -203,7 +203,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
     const bool keeps_lag = now_ns - std::min(now_ns, session->last_wanted_ns) < impl_->options.keeps_lag_ns;
     impl_->catch_up(*session, keeps_lag ? session->lag_ns : 0);
     if (!session->evicting) impl_->set_ready_slot(*session, true);
-    impl_->policy->ready(id, session->lane, now_ns);
+    impl_->changed(*session, session->view.in_flight == 0 ? now_ns : session->since_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
     if (impl_->alternating > 0 && session->queued_idle) impl_->join_line(*session, now_ns);
     impl_->requeue(*session);
@@ -237,7 +237,7 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   session->last_wanted_ns = now_ns;
   impl_->note_lag(*session, now_ns);
   impl_->set_ready_slot(*session, false);
-  if (session->state == SessionState::kResident) impl_->policy->not_ready(id, session->lane, now_ns);
+  ++impl_->changes;
   if (session->wants_in() || session->chunk == nullptr) return;
   const bool claimed = std::exchange(session->claiming, false) || impl_->place_for == id;
   impl_->requeue(*session);
@@ -262,11 +262,11 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
                           static_cast<double>(iterations);
   lane.start_tag_ns = std::max(lane.start_tag_ns, view.virtual_ns);
   if (view.in_flight++ == 0) lane.flying.push_back(session);
-  view.virtual_ns += virtual_cost(expected, view.weight);
+  view.virtual_ns += virtual_cost(expected, view.share.weight);
   session->expected_in_flight_ns += expected;
   impl_->advance(now_ns);
   if (impl_->measured != nullptr) impl_->measured->dispatched(id, lane_id, now_ns);
-  impl_->policy->dispatched(view, lane_id, iterations, now_ns);
+  impl_->changed(*session, now_ns);
 }
 
 void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) {
@@ -298,11 +298,12 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
   const double expected = session->expected_in_flight_ns / view.in_flight;
   session->expected_in_flight_ns -= expected;
   if (--view.in_flight == 0) std::erase(lane.flying, session);
-  view.virtual_ns += virtual_cost(static_cast<double>(device_ns) - expected, view.weight);
+  view.virtual_ns += virtual_cost(static_cast<double>(device_ns) - expected, view.share.weight);
   if (iterations > 1) {  // the lane has moved on to the start of the last of them
     const double last = static_cast<double>(device_ns) / static_cast<double>(iterations);
     lane.start_tag_ns =
-        std::max(lane.start_tag_ns, view.virtual_ns - (session->expected_in_flight_ns + last) / view.weight);
+        std::max(lane.start_tag_ns,
+                 view.virtual_ns - virtual_cost(session->expected_in_flight_ns + last, view.share.weight));
     impl_->advance(now_ns);
   }
   ++lane.completed;
@@ -311,10 +312,11 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
   if (view.iterations_done > 0) view.iteration_ns = view.service_ns / view.iterations_done;
   if (session->declared_ns != kUnknown) session->declared_ns -= std::min(session->declared_ns, device_ns);
   impl_->estimate_remaining(*session);
+  impl_->set_share(*session);
   impl_->show(*session);
   impl_->pause(*session, now_ns);
   if (impl_->measured != nullptr) impl_->measured->finished(id, session->lane, device_ns, iterations, now_ns);
-  impl_->policy->finished(view, session->lane, device_ns, now_ns);
+  impl_->changed(*session, now_ns);
   if (left > 0) dispatched(id, session->lane, now_ns, left);
   bool settled = impl_->boundary(session->lane);
   if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
@@ -323,7 +325,8 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
   if (settled)
     impl_->freed(now_ns);
   else if (now_ns >= impl_->stays_end_ns ||
-           (!impl_->waiting.empty() && view.service_ns / kAgesNs != (view.service_ns - device_ns) / kAgesNs))
+           (!impl_->waiting.empty() &&
+            view.service_ns / kServiceStepNs != (view.service_ns - device_ns) / kServiceStepNs))
     impl_->admit_waiting(now_ns);  // by what it has received, others may outrank it or have its place now
   else
     impl_->lower(now_ns);
@@ -351,7 +354,6 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   impl_->came_back(id);
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
-  impl_->policy->left(id, now_ns);
   if (impl_->measured != nullptr) impl_->measured->left(id);
   impl_->sessions.erase(id);
   for (const SessionId other : std::exchange(impl_->pinned, {}))
@@ -369,10 +371,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
 void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || !session->holds_promise() || session->move == SessionRecord::Move::kOut) return;
-  if (session->state == SessionState::kResident) {
-    impl_->policy->paged_out(id, session->lane, now_ns);
-    session->state = SessionState::kQueued;
-  }
+  if (session->state == SessionState::kResident) session->state = SessionState::kQueued;
   const bool turns_back =
       std::exchange(session->move, SessionRecord::Move::kNone) == SessionRecord::Move::kIn &&
       session->evicting;
@@ -416,7 +415,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->catch_up(*session, 0);
     impl_->moved(*session, false, now_ns);
     impl_->begin_stay(*session, now_ns);
-    impl_->tell_admitted(*session, now_ns);
+    impl_->changed(*session, now_ns);
     impl_->set_ready_slot(*session, session->ready);
     impl_->coordinate(now_ns);  // it may have been stopped meanwhile
     if (session->lane == kNoLane) return;
@@ -470,7 +469,7 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   session->pinned = true;
   impl_->pinned.push_back(id);
   impl_->begin_stay(*session, now_ns);
-  impl_->tell_admitted(*session, now_ns);
+  impl_->changed(*session, now_ns);
   impl_->set_ready_slot(*session, session->ready);
   for (SessionRecord* waiting : impl_->waiting.sessions()) impl_->set_claiming(*waiting, false);
   impl_->cancel_evictions();

@@ -62,7 +62,7 @@ struct SessionRecord {
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
   uint32_t overtaken = 0;               // while it is in none; else the list counts
   bool queued_idle = false;             // the list is `idle`, else `waiting`
-  uint64_t kind_bit = 0;                // of the policy's kind of session; 0: of none
+  uint64_t since_ns = 0;                // it is resident, ready, in flight or idle
   bool ready = false;
   bool wake = false;
   bool evicting = false;               // to be paged out at its next boundary
@@ -163,9 +163,22 @@ struct ComingBack {
 };
 
 struct Scheduler::Impl {
+  // The device as a policy sees it.
+  struct Device final : DeviceView {
+    explicit Device(const Impl* impl) : of(impl) {}
+    std::span<const ResidentView> residents() const override;
+    uint64_t changes() const override { return of->changes; }
+    const Interference* interference() const override { return of->interference.get(); }
+    const Impl* of;
+    mutable std::vector<ResidentView> list;
+  };
+
   SchedulerOptions options;
   std::unique_ptr<Policy> policy;
-  PolicyTraits traits;
+  Answers asks;  // the policy's
+  Device device{this};
+  uint64_t changes = 0;
+  size_t whole = 0;  // sessions holding a promise that are to have the whole device
   std::shared_ptr<const Interference> interference;
   std::shared_ptr<MeasuredInterference> measured;  // null: nobody asked for it
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
@@ -175,7 +188,6 @@ struct Scheduler::Impl {
   WaitingList idle;                 // paged-out ones without work, and those that the coordinator has stopped
   std::vector<SessionId> blocked;   // since the last time that something was freed; some may have left
   std::vector<SessionId> pinned;    // likewise, since the last time that a session left
-  std::vector<uint64_t> kinds;      // of sessions, as the policy tells them apart: place i has bit i
   std::vector<Action> actions;
   Limit capacity;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
@@ -219,7 +231,6 @@ struct Scheduler::Impl {
     capacity.effective_bytes =
         std::max(capacity.target_bytes, std::min(capacity.effective_bytes, promised()));
   }
-  uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
   // A session could be of the lane, were there room.
@@ -265,15 +276,43 @@ struct Scheduler::Impl {
   // A resident session ranks above this one, so what this one has in flight in advance would be in the other one's way.
   bool runs_ahead(const LaneRecord& lane, const SessionView& view) const;
   void advance(uint64_t now_ns);  // the device's virtual time
+  // By the policy: `a` ranks above `b`; neither ranks above the other.
+  bool before(const SessionView& a, const SessionView& b) const {
+    return asks.before && policy->before(a, b);
+  }
+  bool equal(const SessionView& a, const SessionView& b) const { return !before(a, b) && !before(b, a); }
+  bool runs_before(const SessionView& a, const SessionView& b) const;
+  GivesWay gives_way(const SessionRecord& victim, const SessionRecord& other) const {
+    return asks.gives_way ? policy->gives_way(victim.view, other.view) : GivesWay::kNever;
+  }
+  // `there`: how many others there would be. A session that passes nobody joins an empty device whatever the policy says.
+  MayJoin may_join(const SessionRecord& session, size_t there, bool passes) const {
+    if (!asks.may_join) return MayJoin::kYes;
+    const MayJoin answer = policy->may_join(session.view, {there, passes, &device});
+    return there == 0 && (answer == MayJoin::kNo || !passes) ? MayJoin::kYes : answer;
+  }
+  bool weighted(const SessionRecord& session) const {
+    return session.view.share.kind == Share::Kind::kWeighted;
+  }
+  // It may change lanes.
+  bool moves(const SessionRecord& session) const { return weighted(session) && !options.shared_lanes; }
+  void set_share(SessionRecord& session);     // asks the policy
+  void rank_changed(SessionRecord& session);  // likewise; and it begins where those of its new rank are
+  void changed(SessionRecord& session, uint64_t now_ns) {  // what policies see of it
+    session.since_ns = now_ns;
+    ++changes;
+  }
+  // The candidate that runs next; the number of candidates if none may now, and then `until` is when to ask again.
+  size_t first_of(std::span<const SessionView> candidates, uint64_t now_ns, uint64_t& until) const;
   double shared_virtual_ns(const SessionRecord& session) const;
   void catch_up(SessionRecord& session, double lag_ns);
   void start_with_others(SessionRecord& session);
   void note_lag(SessionRecord& session, uint64_t now_ns) const;  // it wants nothing from now on
   void rebase();
   uint64_t patience_ends_ns(const SessionView& view) const;
-  // Least virtual time at which a backlogged session of another lane than `own` will be; beyond that `own`
-  // waits, until `until` at most.
-  double others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const;
+  // Least virtual time at which a backlogged session of another lane than `own` that shares with this one will be; beyond
+  // that `own` waits, until `until` at most.
+  double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
   void hold_back(LaneRecord& lane, uint64_t until_ns);
   bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
   bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
@@ -282,7 +321,7 @@ struct Scheduler::Impl {
   // For schedulers in which one lane at a time has iterations: the next session of the device, if it is in lane `id`.
   std::optional<SessionId> pick_of_all(LaneId id, uint64_t now_ns);
   std::span<const SessionView> ready_of_all();
-  void take_traits();  // of the policy
+  void take_policy(std::unique_ptr<Policy> asked);
   void estimate_remaining(SessionRecord& session);
   base::Status validate(const SessionSpec& spec) const;
 
@@ -376,15 +415,13 @@ struct Scheduler::Impl {
   void requeue_all();                    // the policy has
   void set_claiming(SessionRecord& session, bool claiming);
   void block(SessionRecord& session);
-  uint64_t kind_bit(const SessionRecord& session);
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
-  void tell_admitted(const SessionRecord& session, uint64_t now_ns);  // the policy
-  void quit(SessionRecord& session);                                  // gives its promise back
-  void set_overdue(SessionRecord& session, bool overdue);             // of a lane
+  void quit(SessionRecord& session);                       // gives its promise back
+  void set_overdue(SessionRecord& session, bool overdue);  // of a lane
   // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
-  bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
+  bool may_merge(const LaneRecord& lane, const SessionRecord& session) const;
   LaneId largest_that_gives_way(const SessionRecord& session) const;
   void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
   void merge(const SessionRecord& session, uint64_t now_ns);
@@ -401,6 +438,7 @@ struct Scheduler::Impl {
   void admit_waiting(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   bool may_open_lane(const SessionRecord& session) const;
+  bool may_open_another(Share::Kind kind) const;
   Placement placement(const SessionRecord& session) const;
   bool own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const;
   WaitingList::Room room() const;  // what place() has for a session that shares the device
@@ -429,7 +467,6 @@ struct Scheduler::Impl {
   void begin_stay(SessionRecord& session, uint64_t now_ns);
   void end_stay(SessionRecord& session, uint64_t now_ns);
   void join_line(SessionRecord& session, uint64_t now_ns);
-  bool takes_turns(const SessionRecord& resident, const SessionRecord& session) const;
   bool may_alternate(const SessionRecord& resident, const SessionRecord& session) const;
   void alternate(uint64_t now_ns);
   bool alternate_for(SessionRecord& session, uint64_t now_ns);
@@ -444,7 +481,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
   uint64_t used = context_bytes + cache_bytes_without(is_gone), largest = 0;
   uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
-  bool choice = false;
+  bool choice = false, one_lane = options.shared_lanes || session.view.share.kind == Share::Kind::kWhole;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     uint64_t bytes = 0;
@@ -455,7 +492,8 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
       ++members;
       bytes = std::max(bytes, member->ephemeral_bytes);
       used += member->persistent_bytes;
-      runs_next = runs_next && (which == Lanes::kAny || policy->before(session.view, member->view));
+      one_lane = one_lane || member->view.share.kind == Share::Kind::kWhole;
+      runs_next = runs_next && (which == Lanes::kAny || goes_before(*policy, session.view, member->view));
     }
     if (members == 0) continue;
     if (which == Lanes::kAny && lane.closing) runs_next = false;
@@ -468,8 +506,8 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
     largest = std::max(largest, bytes);
   }
   if (used > capacity.target_bytes) return {};
-  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
-  const uint32_t limit = options.shared_lanes ? 1 : max_lanes();
+  if (may_join(session, staying, false) != MayJoin::kYes) return {};
+  const uint32_t limit = one_lane ? 1 : options.max_lanes;
   if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
     choice = true;
   const uint64_t free = capacity.target_bytes - used;

@@ -65,16 +65,17 @@ void Scheduler::Impl::moved(SessionRecord& session, bool out, uint64_t now_ns) c
 }
 
 Resident Scheduler::Impl::stay_of(const SessionRecord& session, uint64_t now_ns) const {
-  return {used_of_stay_ns(session, now_ns), expected_out_ns(session),
-          traits.device_wide ? session.view.weight : 1, session.stay_tag_ns};
+  return {used_of_stay_ns(session, now_ns), expected_out_ns(session), session.view.share.weight,
+          session.stay_tag_ns};
 }
 
 uint64_t Scheduler::Impl::stay_left_ns(const SessionRecord& resident, const SessionRecord& session,
                                        uint64_t now_ns) const {
   const Newcomer newcomer{expected_in_ns(session), session.stay_tag_ns,
                           session.view.cls == resident.view.cls};
+  const uint32_t stays = gives_way(resident, session) == GivesWay::kAfterLongStay ? kLongStays : 1;
   return sched::stay_left_ns(stay_of(resident, now_ns), newcomer,
-                             {options.least_stay_ns, traits.stay_factor, traits.device_wide});
+                             {options.least_stay_ns, stays, weighted(resident)});
 }
 
 void Scheduler::Impl::begin_stay(SessionRecord& session, uint64_t now_ns) {
@@ -102,16 +103,10 @@ void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
   if (least < INFINITY) session.stay_tag_ns = std::max(session.stay_tag_ns, least);
 }
 
-// By the service that both have received no session takes a place before the stay there is over.
-bool Scheduler::Impl::takes_turns(const SessionRecord& resident, const SessionRecord& session) const {
-  return traits.by_service && resident.spec.alternates && resident.view.remaining_ns == kUnknown &&
-         session.view.remaining_ns == kUnknown;
-}
-
 bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
   return resident.spec.alternates && resident.spec.may_page && resident.state == SessionState::kResident &&
          !resident.evicting && !resident.overdue && resident.view.cls >= session.view.cls &&
-         !policy->outranks(resident.view, session.view);
+         gives_way(resident, session) != GivesWay::kNever;
 }
 
 // The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as
@@ -119,7 +114,7 @@ bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const Session
 // coordinator decides by itself who waits.
 void Scheduler::Impl::alternate(uint64_t now_ns) {
   stays_end_ns = kUnknown;
-  if (alternating == 0 || coordinator || !options.paging || traits.stay_factor == 0 || waiting.empty() ||
+  if (alternating == 0 || coordinator || !options.paging || !asks.gives_way || waiting.empty() ||
       evicting > 0 || place_for != kNoSession || waiting.any_claims())
     return;
   if (std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) { return lane.closing; }))
@@ -129,7 +124,9 @@ void Scheduler::Impl::alternate(uint64_t now_ns) {
        at = waiting.next(at), ++looked_at) {
     SessionRecord& session = waiting.at(at);
     if (!session.blocked && session.spec.may_claim && alternate_for(session, now_ns)) return;
-    if (traits.head_of_line) return;
+    const WaitingList::Position behind = waiting.next(at);
+    if (asks.may_join && behind < waiting.end() && may_join(waiting.at(behind), 0, true) == MayJoin::kNobody)
+      return;
   }
 }
 

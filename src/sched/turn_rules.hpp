@@ -1,4 +1,5 @@
-// turn_rules.hpp: the numbers of turns that the scheduler goes by, and how soon a session usually comes back.
+// turn_rules.hpp: every number of turns: how long one lasts, who is waited for and how long, and how soon a session usually
+// comes back. The scheduler, its drivers and the policies read them here.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -30,8 +31,36 @@ inline constexpr uint64_t kShortestExpectedNs = 20'000;
 inline constexpr uint64_t kSoonNs = 50'000'000;
 inline constexpr uint64_t kLongNs = 1'000'000;
 
+// A session is waited for no longer than twice the time that its iterations take, and this: its host may hold the iteration
+// open, or its driver may not serve its lane.
+inline constexpr uint64_t kPatienceNs = 10'000'000;
+
+// Turns of sessions of several processes. A preloaded program ends its turn after so much device time while others wait
+// for one, and after the longest time in any case.
+inline constexpr uint64_t kQuantumNs = 5'000'000;
+inline constexpr uint64_t kLongestTurnNs = 50'000'000;
+// The device may be idle so long for a session that is behind others, and for a program whose turn it is and which waits for
+// its own work.
+inline constexpr uint64_t kIdleForTurnNs = 1'000'000;
+inline constexpr uint64_t kIdleForReturnNs = 2'000'000;
+// Who needs room waits so long for the iterations of those that give it to end; and a guaranteed session so long for
+// opportunistic ones.
+inline constexpr uint64_t kRoomWaitNs = 50'000'000;
+inline constexpr uint64_t kBoundaryWaitNs = 5'000'000'000;
+
+// Ranks by the service that sessions have received change in steps of this or more (srtf), so sessions that wait are looked
+// at again then.
+inline constexpr uint64_t kServiceStepNs = 1'000'000'000;
+
 // A session that wants nothing for a shorter time than this keeps what it was behind the others when it stopped.
 inline constexpr uint64_t kKeepsLagNs = 100'000'000;
+
+// After this number of later sessions has been admitted past a waiting session, no further session may pass it, so that
+// large sessions do not starve behind a stream of small ones.
+inline constexpr uint32_t kMostOvertakes = 64;
+
+// Stays of a session whose policy lets it run to its end undisturbed, unless that takes longer (GivesWay::kAfterLongStay).
+inline constexpr uint32_t kLongStays = 10;
 
 // The last pauses of a session, in which it wanted nothing between two iterations.
 class Pauses {

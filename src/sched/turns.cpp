@@ -13,10 +13,16 @@ namespace {
 // Virtual time of the device, as far as it is kept: beyond it a double loses iterations.
 constexpr double kMostVirtualNs = 0x1p50;
 
-// Others wait for a session that is behind them for twice the time that its iterations take, and this.
-constexpr uint64_t kPatienceNs = 10'000'000;
-
 }  // namespace
+
+std::span<const ResidentView> Scheduler::Impl::Device::residents() const {
+  list.clear();
+  for (LaneId id = 0; id < of->lanes.size(); ++id)
+    for (const SessionRecord* member : of->lanes[id].members)
+      if (member->state == SessionState::kResident)
+        list.push_back({&member->view, id, member->ready, member->since_ns, member->expected_in_flight_ns});
+  return list;
+}
 
 // Only differences count, so the device's virtual time begins at 0 again.
 void Scheduler::Impl::rebase() {
@@ -67,23 +73,52 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
   if (virtual_ns > kMostVirtualNs) rebase();
 }
 
-// Virtual time of those that the session shares with: under a policy with ranks the least of equal rank in its lane, since
-// those of other ranks run before it or after it; else the device's. Nobody: infinity.
+// Whole devices first, then weights, then lines: one order whatever mixture a policy answers.
+bool Scheduler::Impl::runs_before(const SessionView& a, const SessionView& b) const {
+  if (before(a, b)) return true;
+  if (before(b, a)) return false;
+  if (a.share.kind != b.share.kind) return a.share.kind > b.share.kind;
+  if (a.share.kind != Share::Kind::kWeighted) return ahead_in_line(a, b);
+  if (a.virtual_ns != b.virtual_ns) return a.virtual_ns < b.virtual_ns;
+  return std::pair(a.in_flight, a.id) < std::pair(b.in_flight, b.id);
+}
+
+size_t Scheduler::Impl::first_of(std::span<const SessionView> candidates, uint64_t now_ns,
+                                 uint64_t& until) const {
+  size_t best = candidates.size();
+  until = kUnknown;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (best < candidates.size() && !runs_before(candidates[i], candidates[best])) continue;
+    if (asks.may_run) {
+      const uint64_t from_ns = policy->may_run(candidates[i], device, now_ns);
+      if (from_ns > now_ns) {
+        until = std::min(until, from_ns);
+        continue;
+      }
+    }
+    best = i;
+  }
+  return best;
+}
+
+// Virtual time of those that the session shares with. Under a policy without ranks the device's; else the least of those of
+// equal rank that want the device, or the most of those that do not: sessions of other ranks run before it or after it.
+// Nobody: infinity.
 double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) const {
-  if (!traits.protects) return virtual_ns;
-  double least = INFINITY;
-  if (session.lane == kNoLane) return least;
-  const auto consider = [&](const SessionView& other, double in_flight_ns) {
-    if (other.id != session.view.id && !policy->outranks(other, session.view) &&
-        !policy->outranks(session.view, other))
-      least = std::min(least, other.virtual_ns - virtual_cost(in_flight_ns, other.weight));
-  };
-  const LaneRecord& lane = lanes[session.lane];
-  for (const SessionView& other : lane.ready)
-    if (other.in_flight == 0) consider(other, 0);
-  for (const SessionRecord* other : lane.flying) consider(other->view, other->expected_in_flight_ns);
-  for (const SessionRecord* other : lane.paused) consider(other->view, 0);
-  return least;
+  if (!asks.before) return virtual_ns;
+  double least = INFINITY, most = -INFINITY;
+  for (const LaneRecord& lane : lanes)
+    for (const SessionRecord* other : lane.members) {
+      if (other == &session || !weighted(*other) || !equal(other->view, session.view)) continue;
+      const double begun =
+          other->view.virtual_ns - virtual_cost(other->expected_in_flight_ns, other->view.share.weight);
+      if (other->wanted() || other->soon_until_ns != 0)
+        least = std::min(least, begun);
+      else
+        most = std::max(most, begun);
+    }
+  if (least < INFINITY) return least;
+  return most > -INFINITY ? most : INFINITY;
 }
 
 // The session wants the device again, or for the first time: it begins where the others are, or behind them by so much.
@@ -102,43 +137,43 @@ void Scheduler::Impl::start_with_others(SessionRecord& session) {
 // take each other's lag.
 void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) const {
   session.lag_ns = 0;
-  if (options.keeps_lag_ns == 0 || session.wanted()) return;
+  if (options.keeps_lag_ns == 0 || session.wanted() || !weighted(session)) return;
   double least = INFINITY;
-  if (traits.protects) {
-    least = shared_virtual_ns(session);
-    if (least < INFINITY) session.lag_ns = std::max(least - session.view.virtual_ns, 0.0);
-    return;
-  }
-  if (!traits.device_wide) return;
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* other : lane.members)
-      if (other != &session &&
+      if (other != &session && weighted(*other) && equal(other->view, session.view) &&
           (other->wanted() || now_ns - std::min(now_ns, other->last_wanted_ns) < options.keeps_lag_ns))
         least = std::min(least, other->view.virtual_ns);
   if (least < INFINITY) session.lag_ns = std::max(least - session.view.virtual_ns, 0.0);
 }
 
-double Scheduler::Impl::others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const {
+double Scheduler::Impl::others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns,
+                                          uint64_t& until) const {
+  const auto shares = [&](const SessionView& other) {
+    return other.share.kind == Share::Kind::kWeighted && equal(other, view);
+  };
   double least = INFINITY;
   for (LaneId id = 0; id < lanes.size(); ++id) {
     const LaneRecord& lane = lanes[id];
     if (id == own || !lane.open) continue;
     double mine = INFINITY;
     uint64_t ends = 0;
-    for (const SessionView& view : lane.ready) {
-      mine = std::min(mine, view.virtual_ns);
-      ends = std::max(ends, patience_ends_ns(view));
+    for (const SessionView& other : lane.ready) {
+      if (!shares(other)) continue;
+      mine = std::min(mine, other.virtual_ns);
+      ends = std::max(ends, patience_ends_ns(other));
     }
     // One of unknown length says nothing yet.
     for (const SessionRecord* member : lane.flying)
-      if (member->expected_in_flight_ns > 0) mine = std::min(mine, member->view.virtual_ns);
+      if (member->expected_in_flight_ns > 0 && shares(member->view))
+        mine = std::min(mine, member->view.virtual_ns);
     if (lane.busy()) ends = overdue_ns(lane);
     if (mine < least && now_ns < ends) {
       least = mine;
       until = ends;
     }
     for (const SessionRecord* back : lane.paused) {
-      if (back->view.virtual_ns >= least || !expected(*back, now_ns)) continue;
+      if (back->view.virtual_ns >= least || !expected(*back, now_ns) || !shares(back->view)) continue;
       least = back->view.virtual_ns;
       until = back->expected_until_ns;
     }
@@ -157,7 +192,7 @@ std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
   auto picked = impl_->options.shared_lanes ? impl_->pick_of_all(id, now_ns) : impl_->pick_in(id, now_ns);
-  if (!picked && impl_->traits.moves && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
+  if (!picked && !impl_->options.shared_lanes && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
     picked = impl_->move_in(id, now_ns);
   if (picked) impl_->lanes[id].picked = *picked;
   return picked;
@@ -166,14 +201,14 @@ std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
 bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now_ns) {
   if (lanes_open < 2) return true;
   uint64_t until = kUnknown;
-  if (traits.device_wide) {
+  if (!asks.before || !outranked(id, view, now_ns, until)) {
+    if (view.share.kind != Share::Kind::kWeighted) return true;
     // Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of
     // another's iteration would lose time for nothing.
-    const double others = others_virtual_ns(id, now_ns, until);
-    if (view.virtual_ns - virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.weight) <= others)
+    const double others = others_virtual_ns(id, view, now_ns, until);
+    if (view.virtual_ns - virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.share.weight) <=
+        others)
       return true;
-  } else if (!traits.protects || !outranked(id, view, now_ns, until)) {
-    return true;
   }
   hold_back(lanes[id], until);
   return false;
@@ -186,13 +221,12 @@ bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t no
     if (id == own || !lane.open || lane.compute_units != 0) continue;
     uint64_t ends = 0;
     for (const SessionRecord* member : lane.flying)
-      if (policy->outranks(member->view, view)) ends = overdue_ns(lane);
+      if (before(member->view, view)) ends = overdue_ns(lane);
     for (const SessionView& other : lane.ready)
-      if (policy->outranks(other, view))
+      if (before(other, view))
         ends = std::max(ends, lane.busy() ? overdue_ns(lane) : patience_ends_ns(other));
     for (const SessionRecord* back : lane.paused)
-      if (expected(*back, now_ns) && policy->outranks(back->view, view))
-        ends = std::max(ends, back->expected_until_ns);
+      if (expected(*back, now_ns) && before(back->view, view)) ends = std::max(ends, back->expected_until_ns);
     if (now_ns >= ends) continue;
     until = ends;
     return true;
@@ -204,9 +238,10 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   LaneRecord& lane = lanes[id];
   if (lane.ready.empty()) return std::nullopt;
   const std::span<const SessionView> candidates = with_expected(lane.ready, id, now_ns);
-  const size_t picked = policy->pick(id, candidates, now_ns);
-  if (picked >= candidates.size()) {
-    hold_back(lane, policy->look_again_ns());
+  uint64_t until = kUnknown;
+  const size_t picked = first_of(candidates, now_ns, until);
+  if (picked == candidates.size()) {
+    hold_back(lane, until);
     return std::nullopt;
   }
   const SessionView& view = candidates[picked];
@@ -279,13 +314,11 @@ bool Scheduler::Impl::waits_for(LaneRecord& lane, const SessionView& picked, uin
 }
 
 bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view) const {
-  if (!options.enqueues || !lane.busy() || traits.paging != PagingRule::kByOrder || lane.compute_units != 0)
-    return false;
+  if (!options.enqueues || !lane.busy() || !asks.before || lane.compute_units != 0) return false;
   for (const LaneRecord& other : lanes) {
     if (other.compute_units != 0) continue;
     for (const SessionRecord* member : other.members)
-      if (member->view.id != view.id && !member->worth_ns && policy->outranks(member->view, view))
-        return true;
+      if (member->view.id != view.id && !member->worth_ns && before(member->view, view)) return true;
   }
   return false;
 }
@@ -297,12 +330,14 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   for (const LaneId from : ready_lanes) {
     if (from == id || !lanes[from].busy() || lanes[from].least_ready_bytes > lane.bytes) continue;
     for (const SessionView& view : lanes[from].ready)
-      if (view.in_flight == 0 && takes(lane, *find(view.id))) movable.push_back(view);
+      if (view.share.kind == Share::Kind::kWeighted && view.in_flight == 0 && takes(lane, *find(view.id)))
+        movable.push_back(view);
   }
   if (movable.empty()) return std::nullopt;
   const std::span<const SessionView> candidates = with_expected(movable, id, now_ns);
-  const size_t picked = policy->pick(id, candidates, now_ns);
-  if (picked >= candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
+  uint64_t until = kUnknown;
+  const size_t picked = first_of(candidates, now_ns, until);
+  if (picked == candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
       !may_start(id, candidates[picked], now_ns))
     return std::nullopt;
   const SessionId session = candidates[picked].id;
@@ -344,15 +379,18 @@ std::optional<SessionId> Scheduler::Impl::pick_of_all(LaneId id, uint64_t now_ns
   const std::span<const SessionView> ready = ready_of_all();
   if (ready.empty()) return std::nullopt;
   const std::span<const SessionView> candidates = with_expected(ready, id, now_ns);
-  const size_t picked = policy->pick(id, candidates, now_ns);
-  if (picked >= candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
+  uint64_t until = kUnknown;
+  const size_t picked = first_of(candidates, now_ns, until);
+  if (picked == candidates.size()) hold_back(lanes[id], until);
+  if (picked == candidates.size() || waits_for(lanes[id], candidates[picked], now_ns) ||
       find(candidates[picked].id)->lane != id)
     return std::nullopt;
   return candidates[picked].id;
 }
 
 bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
-  return impl_->traits.device_wide && would_pick(id, lane_id, now_ns);
+  const SessionRecord* session = impl_->find(id);
+  return session != nullptr && impl_->weighted(*session) && would_pick(id, lane_id, now_ns);
 }
 
 bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
@@ -364,15 +402,16 @@ bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
       impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready, lane_id, now_ns, id);
   if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
   impl_->movable.push_back(session->view);
-  return impl_->policy->pick(lane_id, impl_->movable, now_ns) + 1 == impl_->movable.size();
+  uint64_t until = kUnknown;
+  return impl_->first_of(impl_->movable, now_ns, until) + 1 == impl_->movable.size();
 }
 
 bool Scheduler::outranked(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
-  if (!impl_->traits.protects || session == nullptr || session->lane == kNoLane) return false;
+  if (!impl_->asks.before || session == nullptr || session->lane == kNoLane) return false;
   const std::vector<SessionView>& ready = impl_->lanes[session->lane].ready;
   return std::any_of(ready.begin(), ready.end(),
-                     [&](const SessionView& view) { return impl_->policy->outranks(view, session->view); });
+                     [&](const SessionView& view) { return impl_->before(view, session->view); });
 }
 
 uint64_t Scheduler::look_again_ns() const {
@@ -395,7 +434,7 @@ bool Scheduler::may_lend(SessionId id, LaneId lane_id) const {
   const LaneRecord& lane = impl_->lanes[lane_id];
   return !lane.closing && !lane.busy() && lane.held == lane.bytes && impl_->waiting.empty() &&
          impl_->evicting == 0 && impl_->promised() <= impl_->capacity.target_bytes &&
-         impl_->policy->pick_holds_ns(lane_id, std::span(&session->view, 1), 0) > 0;
+         impl_->policy->holds_ns(session->view, impl_->device) > 0;
 }
 
 uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {
@@ -403,12 +442,15 @@ uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {
   const LaneRecord& lane = impl_->lanes[id];
   const SessionRecord* session = impl_->find(lane.picked);
   if (session == nullptr || session->lane != id || session->slot == SessionRecord::kNoSlot) return now_ns;
-  uint64_t holds = impl_->policy->pick_holds_ns(id, lane.ready, session->slot);
-  if (impl_->traits.device_wide && impl_->lanes_open > 1) {
+  const SessionView& view = session->view;
+  uint64_t holds = impl_->policy->holds_ns(view, impl_->device);
+  if (impl_->weighted(*session)) {
     uint64_t until = kUnknown;
-    const double gap =
-        (impl_->others_virtual_ns(id, now_ns, until) - session->view.virtual_ns) * session->view.weight;
-    holds = std::min(holds, base::to_uint64(std::max(gap, 0.0)));
+    double next = impl_->lanes_open > 1 ? impl_->others_virtual_ns(id, view, now_ns, until) : INFINITY;
+    for (const SessionView& other : lane.ready)
+      if (other.id != view.id && other.share.kind == Share::Kind::kWeighted && impl_->equal(other, view))
+        next = std::min(next, other.virtual_ns);
+    holds = std::min(holds, base::to_uint64(std::max((next - view.virtual_ns) * view.share.weight, 0.0)));
   }
   return std::min(base::add_saturated(now_ns, holds), std::max(impl_->stays_end_ns, now_ns));
 }

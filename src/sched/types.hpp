@@ -32,8 +32,19 @@ uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes);
 
 enum class SessionClass : uint32_t { kGuaranteed = 0, kOpportunistic = 1 };
 
-// A session as a policy sees it (the C ABI's gpushare_candidate without its header, and the values that the
-// scheduler keeps for fair).
+// A session's part of the device beside sessions of its own rank (Policy::share).
+struct Share {
+  enum class Kind : uint32_t {
+    kInLine,    // in each lane they run one after the other, in line; lanes run beside each other
+    kWeighted,  // they share the device's time by weight, over all lanes; they may change lanes
+    kWhole      // each has the whole device while it runs: one lane is open at a time
+  };
+  Kind kind = Kind::kWeighted;
+  double weight = 1;  // > 0
+};
+
+// A session as a policy sees it (the C ABI's gpushare_candidate without its header, and what the scheduler keeps to share
+// the device by).
 struct SessionView {
   SessionId id = kNoSession;
   SessionClass cls = SessionClass::kGuaranteed;
@@ -57,6 +68,8 @@ struct SessionView {
   // The session's place in line among sessions of equal rank: its id until its stay on the device is over, then the end
   // of the line.
   uint64_t in_line = 0;
+  Share share;              // the policy's last answer
+  bool alternates = false;  // SessionSpec::alternates
 };
 
 inline bool ahead_in_line(const SessionView& a, const SessionView& b) {

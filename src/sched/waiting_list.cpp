@@ -16,16 +16,14 @@ struct WaitingList::Chunk {
     SessionRecord* session;
     uint64_t persistent_bytes;
     uint64_t total_bytes;  // P + E
-    uint64_t kind;         // one bit, or 0: of no kind
     uint32_t overtaken;    // added to the chunk's
     bool always;           // considered whatever it needs
     bool claims;
   };
   size_t number = 0;  // its place among the chunks
-  // Over its entries. `every_kind` is all ones if an entry is of no kind.
+  // Over its entries.
   uint64_t least_persistent_bytes = kNever;
   uint64_t least_total_bytes = kNever;
-  uint64_t every_kind = 0;
   uint32_t overtaken = 0;  // of all of them, on top of their own
   uint32_t most_overtaken = 0;
   bool always = false;
@@ -37,7 +35,6 @@ struct WaitingList::Chunk {
     return {&session,
             blocked ? kNever : session.persistent_bytes,
             blocked ? kNever : session.persistent_bytes + session.ephemeral_bytes,
-            session.kind_bit,
             0,
             !blocked && (session.claiming || session.compute_units > 0),
             session.claiming};
@@ -49,13 +46,11 @@ WaitingList::~WaitingList() = default;
 
 void WaitingList::refresh(Chunk& chunk) {
   chunk.least_persistent_bytes = chunk.least_total_bytes = kNever;
-  chunk.every_kind = 0;
   chunk.most_overtaken = 0;
   chunk.always = chunk.claims = false;
   for (const Chunk::Entry& entry : chunk.entries) {
     chunk.least_persistent_bytes = std::min(chunk.least_persistent_bytes, entry.persistent_bytes);
     chunk.least_total_bytes = std::min(chunk.least_total_bytes, entry.total_bytes);
-    chunk.every_kind |= entry.kind == 0 ? ~uint64_t{0} : entry.kind;
     chunk.most_overtaken = std::max(chunk.most_overtaken, entry.overtaken);
     chunk.always = chunk.always || entry.always;
     chunk.claims = chunk.claims || entry.claims;
@@ -72,7 +67,7 @@ WaitingList::Position WaitingList::insert(SessionRecord& session, const Policy& 
   size_t low = 1, high = chunks_.size();
   while (low < high) {
     const size_t middle = (low + high) / 2;
-    if (policy.before(session.view, chunks_[middle]->entries.front().session->view))
+    if (goes_before(policy, session.view, chunks_[middle]->entries.front().session->view))
       high = middle;
     else
       low = middle + 1;
@@ -81,7 +76,7 @@ WaitingList::Position WaitingList::insert(SessionRecord& session, const Policy& 
   size_t first = 0, last = chunk->entries.size();
   while (first < last) {
     const size_t middle = (first + last) / 2;
-    if (policy.before(session.view, chunk->entries[middle].session->view))
+    if (goes_before(policy, session.view, chunk->entries[middle].session->view))
       last = middle;
     else
       first = middle + 1;
@@ -167,17 +162,13 @@ std::vector<SessionRecord*> WaitingList::sessions() const {
   return out;
 }
 
-WaitingList::Position WaitingList::first_fit(Position from, const Room& room, uint64_t without_kinds) const {
+WaitingList::Position WaitingList::first_fit(Position from, const Room& room) const {
   for (size_t i = from.chunk; i < chunks_.size(); ++i) {
     const Chunk& chunk = *chunks_[i];
-    const bool some = room.holds(chunk.least_persistent_bytes, chunk.least_total_bytes) &&
-                      (chunk.every_kind & ~without_kinds) != 0;
-    if (!some && !chunk.always) continue;
+    if (!chunk.always && !room.holds(chunk.least_persistent_bytes, chunk.least_total_bytes)) continue;
     for (size_t j = i == from.chunk ? from.index : 0; j < chunk.entries.size(); ++j) {
       const Chunk::Entry& entry = chunk.entries[j];
-      if (entry.always ||
-          (room.holds(entry.persistent_bytes, entry.total_bytes) && (entry.kind & without_kinds) == 0))
-        return {i, j};
+      if (entry.always || room.holds(entry.persistent_bytes, entry.total_bytes)) return {i, j};
     }
   }
   return end();

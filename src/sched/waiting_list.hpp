@@ -69,10 +69,9 @@ class WaitingList {
   // All, in order.
   std::vector<SessionRecord*> sessions() const;
 
-  // The first from `from` on that `room` holds, blocked ones and those of a kind in `without_kinds` aside, or
-  // that is to be considered in any case (it claims, or it wants compute units for itself); end() if there is
-  // none.
-  Position first_fit(Position from, const Room& room, uint64_t without_kinds) const;
+  // The first from `from` on that `room` holds, blocked ones aside, or that is to be considered in any case (it claims, or
+  // it wants compute units for itself); end() if there is none.
+  Position first_fit(Position from, const Room& room) const;
   // The first from `from` on that has been overtaken `most` times; end() if there is none.
   Position first_overtaken(Position from, uint32_t most) const;
   // True if one ahead of `position` claims, or has been overtaken `most` times (0: no limit).

@@ -17,14 +17,12 @@ std::vector<std::string> InterferenceTable::names() const {
 }
 
 InterferenceModel::InterferenceModel(std::span<const Job> jobs, const InterferenceTable* table) {
-  std::map<std::pair<double, size_t>, uint64_t> kinds;
   entries_.reserve(jobs.size());
   for (const Job& job : jobs) {
     Entry entry;
     entry.demand = job.demand > 0 ? std::min(job.demand, 1.0) : kDefaultDemand;
     if (table != nullptr && !job.config.empty()) entry.config = table->find(job.config);
     if (entry.config != InterferenceTable::kNone) ++in_table_;
-    entry.kind = kinds.try_emplace({entry.demand, entry.config}, kinds.size()).first->second;
     entries_.push_back(entry);
   }
   if (table == nullptr) return;
@@ -32,10 +30,6 @@ InterferenceModel::InterferenceModel(std::span<const Job> jobs, const Interferen
   pairs_.resize(configs_ * configs_);
   for (size_t i = 0; i < configs_; ++i)
     for (size_t j = 0; j < configs_; ++j) pairs_[i * configs_ + j] = table->pair_rate(i, j);
-}
-
-uint64_t InterferenceModel::kind(sched::SessionId session) const {
-  return session == 0 || session > entries_.size() ? sched::kUnknown : entries_[session - 1].kind;
 }
 
 double InterferenceModel::rate(sched::SessionId session, std::span<const sched::SessionId> beside) const {

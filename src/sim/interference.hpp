@@ -60,14 +60,11 @@ class InterferenceModel final : public sched::Interference {
   // `table` may be null, and is not kept. Sessions have ids 1..jobs.size() in the order of `jobs`.
   InterferenceModel(std::span<const Job> jobs, const InterferenceTable* table);
   double rate(sched::SessionId session, std::span<const sched::SessionId> beside) const override;
-  // Jobs of one configuration and demand are of one kind.
-  uint64_t kind(sched::SessionId session) const override;
   size_t jobs_in_table() const { return in_table_; }
 
  private:
   struct Entry {
     double demand = 0;
-    uint64_t kind = 0;
     size_t config = InterferenceTable::kNone;
   };
   std::vector<Entry> entries_;

@@ -28,10 +28,9 @@ static void structs(void) {
   CHECK_STATUS(gpushare_runtime_open(&larger.params, &runtime), GPUSHARE_INVALID_ARGUMENT);
 }
 
-static uint32_t pick_first(void* user_data, uint32_t lane, const gpushare_candidate* candidates,
-                           uint32_t count, uint64_t now_ns) {
-  (void)user_data, (void)lane, (void)candidates, (void)count, (void)now_ns;
-  return 0;
+static double own_weight(void* user_data, const gpushare_candidate* session) {
+  (void)user_data;
+  return session->weight;
 }
 
 /* A pointer of which struct_size covers a part is not looked at. Backends are tables of pointers too. */
@@ -61,7 +60,7 @@ static void partial_structs(void) {
     params.interference_file = NULL;
     memset(&ops, 0, sizeof ops);
     ops.name = "own";
-    ops.pick = pick_first;
+    ops.share = own_weight;
     ops.lane_finder = nowhere;
     ops.struct_size = (uint32_t)offsetof(gpushare_policy_ops, lane_finder) + more;
     params.policy_ops = &ops;

@@ -493,20 +493,18 @@ static void explained(void) {
 
 /* A policy of the caller's, and its views of the sessions "one" and "two". */
 struct policy {
-  int released, picks, wrong;
+  int released, asked, wrong;
   uint64_t ids[2];
   gpushare_candidate last;
 };
 
-static uint32_t pick_first(void* user_data, uint32_t lane, const gpushare_candidate* candidates,
-                           uint32_t count, uint64_t now_ns) {
+static uint64_t runs_now(void* user_data, const gpushare_candidate* session, uint64_t now_ns) {
   struct policy* of = user_data;
-  ++of->picks;
-  if (lane > 1 || count == 0 || candidates[0].struct_size != sizeof *candidates) ++of->wrong;
-  if (candidates[0].ready_since_ns > now_ns || candidates[0].arrival_ns > candidates[0].ready_since_ns)
-    ++of->wrong;
-  of->last = candidates[0];
-  return 0;
+  ++of->asked;
+  if (session->struct_size != sizeof *session) ++of->wrong;
+  if (session->ready_since_ns > now_ns || session->arrival_ns > session->ready_since_ns) ++of->wrong;
+  of->last = *session;
+  return now_ns;
 }
 
 static int32_t later_first(void* user_data, const gpushare_candidate* a, const gpushare_candidate* b) {
@@ -514,10 +512,22 @@ static int32_t later_first(void* user_data, const gpushare_candidate* a, const g
   return a->session_id > b->session_id;
 }
 
-static int32_t larger_priority(void* user_data, const gpushare_candidate* waiting,
-                               const gpushare_candidate* resident) {
+static int32_t to_larger_priority(void* user_data, const gpushare_candidate* victim,
+                                  const gpushare_candidate* other) {
   (void)user_data;
-  return waiting->priority > resident->priority;
+  return other->priority > victim->priority ? GPUSHARE_GIVES_WAY_AT_ONCE : GPUSHARE_GIVES_WAY_NEVER;
+}
+
+static double whole_device(void* user_data, const gpushare_candidate* session) {
+  (void)user_data;
+  (void)session;
+  return GPUSHARE_SHARE_WHOLE;
+}
+
+static int32_t two_at_once(void* user_data, const gpushare_candidate* session, uint32_t residents,
+                           uint32_t passes) {
+  if (session->struct_size != sizeof *session || passes > 1) ++((struct policy*)user_data)->wrong;
+  return residents < 2 ? GPUSHARE_JOIN_YES : GPUSHARE_JOIN_NO;
 }
 
 static void policy_released(void* user_data) {
@@ -537,12 +547,8 @@ static void policies(void) {
   memset(&of, 0, sizeof of);
   memset(&ops, 0, sizeof ops);
   ops.struct_size = sizeof ops;
-  ops.max_lanes = 1;
-  ops.max_residents = 2;
   ops.name = "later";
   ops.user_data = &of;
-  ops.before = later_first;
-  ops.outranks = larger_priority;
   ops.release = policy_released;
   params.device = "sim";
   params.policy = "fifo"; /* the table goes before the name */
@@ -550,9 +556,14 @@ static void policies(void) {
   params.layout = GPUSHARE_LAYOUT_VIRTUAL;
   params.capacity_bytes = 64 * MIB;
   /* Each call that fails gives the table back, unless it is too small to have a release function. */
-  CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_INVALID_ARGUMENT); /* no pick */
+  CHECK_STATUS(gpushare_runtime_open(&params, &runtime),
+               GPUSHARE_INVALID_ARGUMENT); /* no question answered */
   CHECK(of.released == 1);
-  ops.pick = pick_first;
+  ops.before = later_first;
+  ops.may_run = runs_now;
+  ops.gives_way = to_larger_priority;
+  ops.share = whole_device;
+  ops.may_join = two_at_once;
   CHECK_STATUS(gpushare_runtime_open(&params, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK(of.released == 2);
   params.layout = 3;
@@ -582,7 +593,7 @@ static void policies(void) {
   iterate(one, kMs);
   CHECK_STATUS(gpushare_runtime_synchronize(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
   iterate(one, kMs);
-  CHECK(of.wrong == 0 && of.picks >= 2);
+  CHECK(of.wrong == 0 && of.asked >= 2);
   CHECK(of.last.session_id == session_info(one).session_id && of.last.priority == 3 && of.last.weight == 2.5);
   CHECK(of.last.session_class == GPUSHARE_CLASS_OPPORTUNISTIC && of.last.iterations_done == 1);
   CHECK(of.last.service_ns == kMs && of.last.iteration_ns == kMs && of.last.remaining_ns == UINT64_MAX);

@@ -209,7 +209,7 @@ class RunSimulated(ToolTest):
         entry = "#include <gpushare/gpushare.h>\nint32_t gpushare_policy_entry_v1(gpushare_policy_ops* o) { %s }"
         self.refused([*run, library("none", "int x;")], "gpushare_policy_entry_v1", "no gpushare policy")
         self.refused([*run, library("refuses", entry % "return GPUSHARE_UNSUPPORTED;")], "UNSUPPORTED")
-        self.refused([*run, library("empty", entry % "return GPUSHARE_OK;")], "pick")
+        self.refused([*run, library("empty", entry % "return GPUSHARE_OK;")], "may_join")
 
     def test_running_out_of_host_memory_at_any_allocation_is_told(self):
         compiler = shutil.which("cc") or self.skipTest("no C compiler")

@@ -294,18 +294,29 @@ TEST_CASE("a custom policy that throws, answers nonsense, or calls in") {
   ops.struct_size = sizeof ops;
   ops.name = "misbehaves";
   ops.user_data = &data;
-  ops.pick = [](void* user_data, uint32_t, const gpushare_candidate*, uint32_t count, uint64_t) -> uint32_t {
+  ops.may_run = [](void* user_data, const gpushare_candidate*, uint64_t now_ns) -> uint64_t {
     auto& d = *static_cast<Data*>(user_data);
     d.misbehave();
-    return d.how == kNonsense ? count + 7 : 0;
+    return d.how == kNonsense ? UINT64_MAX : now_ns;
   };
   ops.before = [](void* user_data, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
     static_cast<Data*>(user_data)->misbehave();
     return 1;  // of any two, each is before the other
   };
-  ops.outranks = [](void* user_data, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
-    static_cast<Data*>(user_data)->misbehave();
-    return 1;
+  ops.gives_way = [](void* user_data, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
+    auto& d = *static_cast<Data*>(user_data);
+    d.misbehave();
+    return d.how == kNonsense ? 77 : GPUSHARE_GIVES_WAY_AT_ONCE;
+  };
+  ops.share = [](void* user_data, const gpushare_candidate*) -> double {
+    auto& d = *static_cast<Data*>(user_data);
+    d.misbehave();
+    return d.how == kNonsense ? -17 : 1;
+  };
+  ops.may_join = [](void* user_data, const gpushare_candidate*, uint32_t, uint32_t) -> int32_t {
+    auto& d = *static_cast<Data*>(user_data);
+    d.misbehave();
+    return d.how == kNonsense ? -1 : GPUSHARE_JOIN_YES;
   };
   ops.release = [](void* user_data) {
     auto& d = *static_cast<Data*>(user_data);

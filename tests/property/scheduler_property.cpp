@@ -487,19 +487,25 @@ class Chaos final : public Policy {
  public:
   explicit Chaos(test::Random& random) : random_(random) {}
   std::string_view name() const override { return "chaos"; }
-  PolicyTraits traits() const override { return {3, 5, false, 2}; }
-  size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
-    return test::uniform(random_, 0, candidates.size());  // one past the end: idle
+  Answers answers() const override {
+    return {.before = true, .may_run = true, .gives_way = true, .may_join = true};
   }
-  bool before(const SessionView&, const SessionView&) const override {
-    return test::uniform(random_, 0, 1) != 0;
+  bool before(const SessionView&, const SessionView&) const override { return any(1) != 0; }
+  uint64_t may_run(const SessionView&, const DeviceView&, uint64_t now_ns) const override {
+    return now_ns + any(2);
   }
-  bool outranks(const SessionView&, const SessionView&) const override {
-    return test::uniform(random_, 0, 3) == 0;
+  GivesWay gives_way(const SessionView&, const SessionView&) const override {
+    return static_cast<GivesWay>(any(3));
   }
-  bool welcomes(const SessionView&) const override { return test::uniform(random_, 0, 3) != 0; }
+  Share share(const SessionView&) const override {
+    return {static_cast<Share::Kind>(any(2)), static_cast<double>(1 + any(7))};
+  }
+  MayJoin may_join(const SessionView&, const Joining&) const override {
+    return any(3) == 0 ? MayJoin::kYes : static_cast<MayJoin>(any(2));
+  }
 
  private:
+  uint64_t any(uint64_t most) const { return test::uniform(random_, 0, most); }
   test::Random& random_;
 };
 

@@ -200,7 +200,8 @@ TEST_CASE("a session that the policy keeps out is told so, and not that memory l
   auto second = open_session(*runtime, need("second", kMiB, kMiB));
   auto third = open_session(*runtime, need("third", kMiB, kMiB));
   const std::string expected =
-      " waits for admission: policy 'fifo' lets 1 session on the device at a time; held by 'first'";
+      " waits for admission: policy 'fifo' lets it in only when other sessions have left the device; held by "
+      "'first'";
   CHECK(timed_out(second->begin(0).status()).find("'second'" + expected) != std::string::npos);
   CHECK(timed_out(third->wait_admitted(0)).find("'third'" + expected) != std::string::npos);
   REQUIRE(first->close().ok());

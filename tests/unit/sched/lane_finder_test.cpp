@@ -78,7 +78,7 @@ TEST_CASE("lane finders have names, and a policy may name one") {
 
   gpushare_policy_ops ops{};
   ops.struct_size = sizeof(ops);
-  ops.pick = [](void*, uint32_t, const gpushare_candidate*, uint32_t, uint64_t) -> uint32_t { return 0; };
+  ops.share = [](void*, const gpushare_candidate* session) -> double { return session->weight; };
   ops.lane_finder = "first";
   CHECK(make_custom_policy(&ops).status().code() == GPUSHARE_NOT_FOUND);
   ops.lane_finder = "compact";

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,6 +36,36 @@ class Pairs final : public Interference {
   }
 };
 
+// A device with sessions in lanes of their own.
+class Residents final : public DeviceView {
+ public:
+  void add(SessionView session, LaneId lane) {
+    views_.push_back(std::make_unique<SessionView>(session));
+    list_.push_back({views_.back().get(), lane, true});
+    ++changes_;
+  }
+  void remove(SessionId id) {
+    std::erase_if(list_, [id](const ResidentView& each) { return each.session->id == id; });
+    ++changes_;
+  }
+  void tell(std::shared_ptr<const Interference> known) { known_ = std::move(known); }
+  std::span<const ResidentView> residents() const override { return list_; }
+  uint64_t changes() const override { return changes_; }
+  const Interference* interference() const override { return known_.get(); }
+  MayJoin join(const Policy& policy, const SessionView& session) const {
+    return policy.may_join(session, {list_.size(), false, this});
+  }
+  bool runs(const Policy& policy, const SessionView& session) const {
+    return policy.may_run(session, *this, 0) == 0;
+  }
+
+ private:
+  std::vector<std::unique_ptr<SessionView>> views_;
+  std::vector<ResidentView> list_;
+  uint64_t changes_ = 0;
+  std::shared_ptr<const Interference> known_;
+};
+
 }  // namespace
 
 TEST_CASE("policies are made by name and an unknown name lists them") {
@@ -44,128 +75,152 @@ TEST_CASE("policies are made by name and an unknown name lists them") {
   CHECK(missing.status().message().find("fifo, srtf, pack, fair, priority") != std::string::npos);
 }
 
-TEST_CASE("fifo runs one session at a time in arrival order") {
+TEST_CASE("fifo lets one session in at a time, in the order of the line") {
   const auto fifo = policy("fifo");
-  CHECK(fifo->traits().max_residents == 1);
-  CHECK(fifo->traits().head_of_line);
-  CHECK(fifo->pick(0, std::vector{view(3), view(1), view(2)}, 0) == 1);
-  CHECK_FALSE(fifo->outranks(view(1), view(2)));
+  CHECK(fifo->may_join(view(1), {0, false}) == MayJoin::kYes);
+  CHECK(fifo->may_join(view(1), {1, false}) == MayJoin::kNobody);
+  CHECK(fifo->may_join(view(2), {0, true}) == MayJoin::kNobody);
+  CHECK(fifo->share(view(1)).kind == Share::Kind::kWhole);
+  CHECK(fifo->gives_way(view(2), view(1)) == GivesWay::kAfterLongStay);
+  CHECK(goes_before(*fifo, view(1), view(2)));
 }
 
 TEST_CASE("srtf prefers what ends first, unknown lengths by service received") {
   const auto srtf = policy("srtf");
-  CHECK(srtf->pick(0, std::vector{view(1, 50), view(2, 20), view(3)}, 0) == 1);
-  CHECK(srtf->pick(0, std::vector{view(5, 20), view(2, 20)}, 0) == 1);  // ties by arrival
+  const auto takes = [&](const SessionView& waiting, const SessionView& resident) {
+    return srtf->gives_way(resident, waiting) == GivesWay::kAtOnce;
+  };
+  CHECK(srtf->before(view(2, 20), view(1, 50)));
+  CHECK(srtf->before(view(2, 20), view(3)));
+  CHECK(goes_before(*srtf, view(2, 20), view(5, 20)));  // ties by arrival
   SessionView young = view(9), old = view(1);
   old.service_ns = 10'000'000'000;
-  CHECK(srtf->pick(0, std::vector{old, young}, 0) == 1);
-  CHECK(srtf->outranks(young, old));
-  CHECK_FALSE(srtf->outranks(old, young));
-  CHECK(srtf->outranks(view(2, 10), view(1, 11)));
-  CHECK_FALSE(srtf->outranks(view(2, 10), view(1, 10)));
-  CHECK_FALSE(srtf->outranks(view(2), view(1)));  // equals do not page each other out
-  CHECK(srtf->outranks(view(2, 10), view(1)));
+  CHECK(srtf->before(young, old));
+  CHECK(takes(young, old));
+  CHECK_FALSE(takes(old, young));
+  CHECK(srtf->gives_way(young, old) == GivesWay::kNever);
+  CHECK(takes(view(2, 10), view(1, 11)));
+  CHECK_FALSE(takes(view(2, 10), view(1, 10)));
+  CHECK_FALSE(takes(view(2), view(1)));  // equals do not page each other out
+  CHECK(takes(view(2, 10), view(1)));
+  old.alternates = true;  // by service alone no place is taken before the stay there is over
+  CHECK(srtf->gives_way(old, young) == GivesWay::kAfterStay);
   SessionView returning = view(2, 999);
   returning.service_ns = 1;
-  CHECK_FALSE(srtf->outranks(returning, view(1, 1000)));  // a copy each way for nothing
+  CHECK_FALSE(takes(returning, view(1, 1000)));  // a copy each way for nothing
   returning.remaining_ns = 900;
-  CHECK(srtf->outranks(returning, view(1, 1000)));
+  CHECK(takes(returning, view(1, 1000)));
 }
 
-TEST_CASE("srtf's answer holds until the level of an unknown session ends") {
+TEST_CASE("srtf's answers hold until the level of an unknown session ends") {
   const auto srtf = policy("srtf");
+  const Residents nobody;
   SessionView session = view(1);
-  CHECK(srtf->pick_holds_ns(0, std::vector{session}, 0) == 1'000'000'000);
+  CHECK(srtf->holds_ns(session, nobody) == 1'000'000'000);
   session.service_ns = 5'000'000'000;
-  CHECK(srtf->pick_holds_ns(0, std::vector{session}, 0) == 3'000'000'000);
-  CHECK(srtf->pick_holds_ns(0, std::vector{view(1, 70)}, 0) == 70);
+  CHECK(srtf->holds_ns(session, nobody) == 3'000'000'000);
+  CHECK(srtf->holds_ns(view(1, 70), nobody) == 70);
 }
 
-TEST_CASE("fair takes the least virtual time, then the fewest in flight, then the oldest") {
+TEST_CASE("fair has no ranks and shares by weight") {
   const auto fair = policy("fair");
-  SessionView a = view(1), b = view(2), c = view(3);
-  a.virtual_ns = 30;
-  b.virtual_ns = c.virtual_ns = 10;
-  CHECK(fair->pick(0, std::vector{a, b, c}, 0) == 1);
-  b.in_flight = 1;
-  CHECK(fair->pick(0, std::vector{a, b, c}, 0) == 2);
-  c.weight = 4;
-  c.virtual_ns = 5;
-  CHECK(fair->pick_holds_ns(0, std::vector{a, b, c}, 2) == 20);  // 5 of virtual time at weight 4
-  CHECK(fair->pick_holds_ns(0, std::vector{c}, 0) == kUnknown);
+  CHECK_FALSE(fair->answers().before);
+  SessionView heavy = view(1);
+  heavy.weight = 4;
+  CHECK(fair->share(heavy).kind == Share::Kind::kWeighted);
+  CHECK(fair->share(heavy).weight == 4);
+  CHECK(fair->gives_way(view(1), view(2)) == GivesWay::kAfterStay);
 }
 
-TEST_CASE("priority ranks class, then priority, then arrival") {
+TEST_CASE("priority ranks class, then priority, and equals share") {
   const auto priority = policy("priority");
-  CHECK(priority->pick(0, std::vector{view(1, 0, 1), view(2, 0, 7), view(3, 0, 7)}, 0) == 1);
+  const auto takes = [&](const SessionView& waiting, const SessionView& resident) {
+    CHECK(priority->before(waiting, resident) ==
+          (priority->gives_way(resident, waiting) == GivesWay::kAtOnce));
+    return priority->before(waiting, resident);
+  };
+  CHECK(takes(view(2, 0, 7), view(1, 0, 1)));
   SessionView spare = view(4, 0, 100);
   spare.cls = SessionClass::kOpportunistic;
-  CHECK(priority->pick(0, std::vector{spare, view(5, 0, -3)}, 0) == 1);
-  CHECK(priority->outranks(view(5, 0, -3), spare));
-  CHECK_FALSE(priority->outranks(view(5, 0, 2), view(1, 0, 2)));
-  CHECK(priority->outranks(view(5, 0, INT32_MAX), view(1, 0, INT32_MIN)));
-  CHECK_FALSE(priority->outranks(view(5, 0, INT32_MIN), view(1, 0, INT32_MAX)));
+  CHECK(takes(view(5, 0, -3), spare));
+  CHECK(priority->gives_way(view(5, 0, -3), spare) == GivesWay::kNever);
+  CHECK_FALSE(takes(view(5, 0, 2), view(1, 0, 2)));
+  CHECK(priority->gives_way(view(5, 0, 2), view(1, 0, 2)) == GivesWay::kAfterStay);
+  CHECK(takes(view(5, 0, INT32_MAX), view(1, 0, INT32_MIN)));
+  CHECK_FALSE(takes(view(5, 0, INT32_MIN), view(1, 0, INT32_MAX)));
+  CHECK(priority->share(view(1)).kind == Share::Kind::kWeighted);
 }
 
 TEST_CASE("pack told of interference runs only what adds speed, and always the oldest") {
   const auto pack = policy("pack");
-  pack->admitted(view(10), 0, 0);
-  CHECK(pack->welcomes(view(7)));  // nothing known: memory alone decides
-  pack->set_interference(std::make_shared<Pairs>());
-  CHECK(pack->welcomes(view(20)));
-  CHECK_FALSE(pack->welcomes(view(7)));
-  pack->admitted(view(20), 1, 0);
-  pack->admitted(view(33), 2, 0);
-  CHECK(pack->pick(0, std::vector{view(10)}, 0) == 0);
-  CHECK(pack->pick(1, std::vector{view(20)}, 0) == 0);
-  CHECK(pack->pick(2, std::vector{view(33)}, 0) == Policy::kIdle);
-  pack->left(10, 0);
-  CHECK(pack->pick(2, std::vector{view(33)}, 0) == Policy::kIdle);  // 20 is older
-  pack->left(20, 0);
-  CHECK(pack->pick(2, std::vector{view(33)}, 0) == 0);
+  Residents device;
+  device.add(view(10), 0);
+  CHECK(device.join(*pack, view(7)) == MayJoin::kYes);  // nothing known: memory alone decides
+  device.tell(std::make_shared<Pairs>());
+  CHECK(device.join(*pack, view(20)) == MayJoin::kYes);
+  CHECK(device.join(*pack, view(7)) == MayJoin::kNo);
+  device.add(view(20), 1);
+  device.add(view(33), 2);
+  CHECK(device.runs(*pack, view(10)));
+  CHECK(device.runs(*pack, view(20)));
+  CHECK_FALSE(device.runs(*pack, view(33)));
+  device.remove(10);
+  CHECK_FALSE(device.runs(*pack, view(33)));  // 20 is older
+  device.remove(20);
+  CHECK(device.runs(*pack, view(33)));
 }
 
-TEST_CASE("a custom policy decides through its C table") {
-  struct Seen {
-    uint32_t count = 0;
-    uint64_t last_id = 0;
-    int released = 0;
-    uint32_t answer = 1;
-  } seen;
+namespace {
+
+gpushare_policy_ops empty_table() {
   gpushare_policy_ops ops{};
   ops.struct_size = sizeof(ops);
-  ops.max_lanes = 2;
-  ops.max_residents = 3;
-  ops.head_of_line = 1;
+  return ops;
+}
+
+}  // namespace
+
+TEST_CASE("a custom policy answers through its C table, and what is no answer is told once") {
+  struct Seen {
+    int released = 0;
+    int32_t answer = 2;
+    double share = 3;
+    uint32_t residents = 0, passes = 0;
+  } seen;
+  gpushare_policy_ops ops = empty_table();
   ops.name = "mine";
   ops.user_data = &seen;
-  ops.pick = [](void* user, uint32_t, const gpushare_candidate* candidates, uint32_t count, uint64_t) {
-    auto* state = static_cast<Seen*>(user);
-    state->count = count;
-    state->last_id = candidates[count - 1].session_id;
-    return state->answer;
-  };
   ops.before = [](void*, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
     return a->priority > b->priority;
   };
-  ops.outranks = [](void*, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
-    return a->remaining_ns < b->remaining_ns;
+  ops.may_run = [](void*, const gpushare_candidate* session, uint64_t now_ns) -> uint64_t {
+    return now_ns + session->remaining_ns;
+  };
+  ops.gives_way = [](void* user, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
+    return static_cast<Seen*>(user)->answer;
+  };
+  ops.share = [](void* user, const gpushare_candidate*) -> double { return static_cast<Seen*>(user)->share; };
+  ops.may_join = [](void* user, const gpushare_candidate*, uint32_t residents, uint32_t passes) -> int32_t {
+    static_cast<Seen*>(user)->residents = residents;
+    static_cast<Seen*>(user)->passes = passes;
+    return static_cast<Seen*>(user)->answer;
   };
   ops.release = [](void* user) { ++static_cast<Seen*>(user)->released; };
   {
     const auto mine = std::move(*make_custom_policy(&ops));
     CHECK(mine->name() == "mine");
-    CHECK(mine->traits().max_lanes == 2);
-    CHECK(mine->traits().max_residents == 3);
-    CHECK(mine->traits().head_of_line);
-    CHECK(mine->pick(0, std::vector{view(4), view(6)}, 0) == 1);
-    CHECK(seen.count == 2);
-    CHECK(seen.last_id == 6);
     CHECK(mine->before(view(1, 0, 5), view(2, 0, 1)));
-    CHECK(mine->outranks(view(1, 5), view(2, 6)));
-    seen.answer = UINT32_MAX;
-    CHECK(mine->pick(0, std::vector{view(4), view(6)}, 0) == Policy::kIdle);
-    CHECK(mine->pick_holds_ns(0, std::vector{view(4)}, 0) == 0);
+    CHECK(mine->may_run(view(1, 5), Residents(), 7) == 12);
+    CHECK(mine->gives_way(view(1), view(2)) == GivesWay::kAfterStay);
+    CHECK(mine->may_join(view(1), {4, true}) == MayJoin::kNobody);
+    CHECK(seen.residents == 4);
+    CHECK(seen.passes == 1);
+    CHECK(mine->share(view(1)).weight == 3);
+    CHECK(mine->holds_ns(view(4), Residents()) == 0);
+    seen.share = GPUSHARE_SHARE_WHOLE;
+    CHECK(mine->share(view(1)).kind == Share::Kind::kWhole);
+    seen.share = GPUSHARE_SHARE_IN_LINE;
+    CHECK(mine->share(view(1)).kind == Share::Kind::kInLine);
 
     std::vector<std::string> lines;
     base::set_log_sink(
@@ -173,31 +228,34 @@ TEST_CASE("a custom policy decides through its C table") {
           static_cast<std::vector<std::string>*>(user)->emplace_back(text);
         },
         &lines, base::kError);
-    seen.answer = 2;
-    CHECK(mine->pick(0, std::vector{view(4), view(6)}, 0) == Policy::kIdle);
-    CHECK(mine->pick(0, std::vector{view(4), view(6)}, 0) == Policy::kIdle);
+    seen.answer = 4;
+    CHECK(mine->gives_way(view(1), view(2)) == GivesWay::kNever);
+    seen.answer = -1;
+    CHECK(mine->may_join(view(1), {4, true}) == MayJoin::kNo);
+    seen.share = -3;
+    CHECK(mine->share(view(1)).kind == Share::Kind::kInLine);
     base::set_log_sink(nullptr, nullptr, base::kWarning);
     REQUIRE(lines.size() == 1);  // said once
-    CHECK(lines[0].find("'mine'") != std::string::npos);
+    CHECK(lines[0].find("'mine': gives_way returned 4") != std::string::npos);
   }
   CHECK(seen.released == 1);
 }
 
-TEST_CASE("a custom policy that throws counts as idle and no") {
-  gpushare_policy_ops ops{};
-  ops.struct_size = sizeof(ops);
-  ops.pick = [](void*, uint32_t, const gpushare_candidate*, uint32_t, uint64_t) -> uint32_t {
-    throw std::runtime_error("pick");
-  };
-  ops.outranks = [](void*, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
-    throw std::runtime_error("outranks");
+TEST_CASE("a custom policy that throws counts as no, and what it leaves out has the default answer") {
+  gpushare_policy_ops ops = empty_table();
+  ops.may_run = [](void*, const gpushare_candidate*, uint64_t) -> uint64_t { throw std::runtime_error("x"); };
+  ops.gives_way = [](void*, const gpushare_candidate*, const gpushare_candidate*) -> int32_t {
+    throw std::runtime_error("gives_way");
   };
   base::set_log_sink([](void*, int32_t, const char*) {}, nullptr, base::kError);
   const auto bad = std::move(*make_custom_policy(&ops));
   CHECK(bad->name() == "custom");
-  CHECK(bad->pick(0, std::vector{view(4)}, 0) == Policy::kIdle);
-  CHECK_FALSE(bad->outranks(view(1), view(2)));
-  CHECK(bad->before(view(1), view(2)));  // null: arrival order
+  CHECK(bad->may_run(view(4), Residents(), 3) == kUnknown);
+  CHECK(bad->gives_way(view(1), view(2)) == GivesWay::kNever);
+  CHECK_FALSE(bad->answers().before);
+  CHECK_FALSE(bad->before(view(1), view(2)));
+  CHECK_FALSE(bad->answers().may_join);
+  CHECK(bad->share(view(1)).kind == Share::Kind::kWeighted);
   base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
@@ -210,6 +268,9 @@ TEST_CASE("a custom policy's table is checked and not released when refused") {
   ops.struct_size = 8;
   CHECK(make_custom_policy(&ops).status().code() == GPUSHARE_INVALID_ARGUMENT);
   ops.struct_size = sizeof(ops);
-  CHECK(make_custom_policy(&ops).status().message().find("pick") != std::string::npos);
+  CHECK(make_custom_policy(&ops).status().message().find("may_join") != std::string::npos);
+  ops.reserved = 1;
+  ops.share = [](void*, const gpushare_candidate*) -> double { return 1; };
+  CHECK(make_custom_policy(&ops).status().message().find("reserved") != std::string::npos);
   CHECK(released == 0);
 }

@@ -193,7 +193,7 @@ TEST_CASE("sessions that each want the whole device run in turns under every pol
       for (SessionId id = 1; id <= count; ++id) device.add(alternating(id, 900), 5 * kStaysMs);
       device.run_until(600 * kStaysSecond);
       // The moves are known after the first: 90 ms each.
-      const uint64_t stay_ns = 9 * 180 * kStaysMs * device.scheduler().policy().traits().stay_factor;
+      const uint64_t stay_ns = 9 * 180 * kStaysMs * (std::string(policy) == "fifo" ? kLongStays : 1);
       for (SessionId id = 1; id <= count; ++id) {
         CHECK(std::abs(device.share(id) - 100.0 / static_cast<double>(count)) < 2);
         CHECK(device.program(id).longest_out_ns < count * (stay_ns + 400 * kStaysMs));
@@ -242,7 +242,7 @@ TEST_CASE("one move that the host holds up keeps nobody out for many times as lo
       device.run_until((before_s + 200) * kStaysSecond);
       CHECK(device.held_up_ns == 0);
       // Stays of 1.62 s, or 2.43 s after the long move: the other waits for a stay, the moves, and 20 s at most.
-      const uint64_t factor = device.scheduler().policy().traits().stay_factor;
+      const uint64_t factor = (std::string(policy) == "fifo" ? kLongStays : 1);
       CHECK(device.program(1).longest_out_ns < (21 + 3 * factor) * kStaysSecond);
       CHECK(device.program(2).longest_out_ns < (21 + 3 * factor) * kStaysSecond);
       CHECK(device.outs() - outs > 90 / factor);

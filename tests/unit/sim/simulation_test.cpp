@@ -45,27 +45,21 @@ class EveryIteration final : public sched::Policy {
  public:
   explicit EveryIteration(const std::string& name) : inner_(policy(name)) {}
   std::string_view name() const override { return inner_->name(); }
-  sched::PolicyTraits traits() const override { return inner_->traits(); }
-  size_t pick(sched::LaneId lane, std::span<const sched::SessionView> candidates, uint64_t now_ns) override {
-    return inner_->pick(lane, candidates, now_ns);
-  }
+  sched::Answers answers() const override { return inner_->answers(); }
   bool before(const sched::SessionView& a, const sched::SessionView& b) const override {
     return inner_->before(a, b);
   }
-  bool outranks(const sched::SessionView& a, const sched::SessionView& b) const override {
-    return inner_->outranks(a, b);
+  uint64_t may_run(const sched::SessionView& session, const sched::DeviceView& device,
+                   uint64_t now_ns) const override {
+    return inner_->may_run(session, device, now_ns);
   }
-  bool welcomes(const sched::SessionView& view) const override { return inner_->welcomes(view); }
-  void set_interference(const std::shared_ptr<const sched::Interference>& known) override {
-    inner_->set_interference(known);
+  sched::GivesWay gives_way(const sched::SessionView& a, const sched::SessionView& b) const override {
+    return inner_->gives_way(a, b);
   }
-  void admitted(const sched::SessionView& view, sched::LaneId lane, uint64_t now_ns) override {
-    inner_->admitted(view, lane, now_ns);
+  sched::Share share(const sched::SessionView& session) const override { return inner_->share(session); }
+  sched::MayJoin may_join(const sched::SessionView& session, const sched::Joining& what) const override {
+    return inner_->may_join(session, what);
   }
-  void paged_out(sched::SessionId id, sched::LaneId lane, uint64_t now_ns) override {
-    inner_->paged_out(id, lane, now_ns);
-  }
-  void left(sched::SessionId id, uint64_t now_ns) override { inner_->left(id, now_ns); }
 
  private:
   std::unique_ptr<sched::Policy> inner_;
@@ -431,7 +425,10 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   class Lazy final : public sched::Policy {
    public:
     std::string_view name() const override { return "lazy"; }
-    size_t pick(sched::LaneId, std::span<const sched::SessionView>, uint64_t) override { return kIdle; }
+    sched::Answers answers() const override { return {.may_run = true}; }
+    uint64_t may_run(const sched::SessionView&, const sched::DeviceView&, uint64_t) const override {
+      return sched::kUnknown;
+    }
   };
   Simulation lazy({}, {job(0, 1, 1, 1, 1), job(0, 1, 1, 1, 1)}, std::make_unique<Lazy>());
   const auto stuck = lazy.run();
@@ -442,10 +439,10 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   class Later final : public sched::Policy {
    public:
     std::string_view name() const override { return "later"; }
-    size_t pick(sched::LaneId, std::span<const sched::SessionView>, uint64_t now_ns) override {
-      return now_ns < 5 * kMs ? kIdle : 0;
+    sched::Answers answers() const override { return {.may_run = true}; }
+    uint64_t may_run(const sched::SessionView&, const sched::DeviceView&, uint64_t) const override {
+      return 5 * kMs;
     }
-    uint64_t look_again_ns() const override { return 5 * kMs; }
   };
   Simulation later({}, {job(0, 1, 1, 1, 1)}, std::make_unique<Later>());
   const auto waited = later.run();

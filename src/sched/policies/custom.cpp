@@ -55,50 +55,70 @@ class CustomPolicy final : public Policy {
   CustomPolicy& operator=(const CustomPolicy&) = delete;
 
   std::string_view name() const override { return name_; }
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    traits.max_lanes = ops_.max_lanes;
-    traits.max_residents = ops_.max_residents;
-    traits.head_of_line = ops_.head_of_line != 0;
-    traits.lane_finder = lane_finder_;
-    return traits;
-  }
-  size_t pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) override {
-    candidates_.clear();
-    for (const SessionView& view : candidates) candidates_.push_back(to_candidate(view));
-    const auto count = static_cast<uint32_t>(candidates_.size());
-    const uint32_t index = guarded<uint32_t>("pick", UINT32_MAX, [&] {
-      return ops_.pick(ops_.user_data, lane, candidates_.data(), count, now_ns);
-    });
-    if (index < count) return index;
-    if (index != UINT32_MAX)
-      complain(base::format("policy '%s': pick returned %u of %u candidates; the lane stays idle",
-                            name_.c_str(), index, count));
-    return kIdle;
+  Answers answers() const override {
+    return {.before = ops_.before != nullptr,
+            .may_run = ops_.may_run != nullptr,
+            .gives_way = ops_.gives_way != nullptr,
+            .may_join = ops_.may_join != nullptr,
+            .lane_finder = lane_finder_};
   }
   bool before(const SessionView& a, const SessionView& b) const override {
-    if (ops_.before == nullptr) return a.id < b.id;
+    if (ops_.before == nullptr) return false;
     const gpushare_candidate left = to_candidate(a), right = to_candidate(b);
-    return guarded<int32_t>("before", 0, [&] { return ops_.before(ops_.user_data, &left, &right); }) != 0;
+    return asked<int32_t>("before", ops_.before, 0, &left, &right) != 0;
   }
-  bool outranks(const SessionView& waiting, const SessionView& resident) const override {
-    if (ops_.outranks == nullptr) return false;
-    const gpushare_candidate left = to_candidate(waiting), right = to_candidate(resident);
-    return guarded<int32_t>("outranks", 0, [&] { return ops_.outranks(ops_.user_data, &left, &right); }) != 0;
+  uint64_t may_run(const SessionView& session, const DeviceView&, uint64_t now_ns) const override {
+    if (ops_.may_run == nullptr) return now_ns;
+    const gpushare_candidate candidate = to_candidate(session);
+    return asked<uint64_t>("may_run", ops_.may_run, kUnknown, &candidate, now_ns);
+  }
+  GivesWay gives_way(const SessionView& victim, const SessionView& other) const override {
+    if (ops_.gives_way == nullptr) return GivesWay::kNever;
+    const gpushare_candidate left = to_candidate(victim), right = to_candidate(other);
+    const int32_t answer = asked<int32_t>("gives_way", ops_.gives_way, 0, &left, &right);
+    return static_cast<GivesWay>(known("gives_way", answer, GPUSHARE_GIVES_WAY_AFTER_LONG_STAY));
+  }
+  Share share(const SessionView& session) const override {
+    if (ops_.share == nullptr) return Policy::share(session);
+    const gpushare_candidate candidate = to_candidate(session);
+    const double answer = asked<double>("share", ops_.share, GPUSHARE_SHARE_IN_LINE, &candidate);
+    if (answer == GPUSHARE_SHARE_WHOLE) return {Share::Kind::kWhole};
+    if (answer > 0 && answer <= kMostWeight) return {Share::Kind::kWeighted, answer};
+    if (answer != GPUSHARE_SHARE_IN_LINE)
+      complain(base::format("policy '%s': share returned %g, which is no weight; taken as in line",
+                            name_.c_str(), answer));
+    return {Share::Kind::kInLine};
+  }
+  MayJoin may_join(const SessionView& waiting, const Joining& what) const override {
+    if (ops_.may_join == nullptr) return MayJoin::kYes;
+    const gpushare_candidate candidate = to_candidate(waiting);
+    const auto residents = static_cast<uint32_t>(std::min<size_t>(what.residents, UINT32_MAX));
+    const int32_t answer = asked<int32_t>("may_join", ops_.may_join, 0, &candidate, residents,
+                                          static_cast<uint32_t>(what.passes));
+    return static_cast<MayJoin>(known("may_join", answer, GPUSHARE_JOIN_NOBODY));
   }
 
  private:
-  template <class T, class Call>
-  GPUSHARE_CATCHES_FORCED_UNWIND T guarded(const char* what, T otherwise, Call call) const {
+  static constexpr double kMostWeight = 1e300;
+
+  template <class T, class Function, class... Arguments>
+  GPUSHARE_CATCHES_FORCED_UNWIND T asked(const char* what, Function function, T otherwise,
+                                         Arguments... arguments) const {
     const PolicyCall inside;
     try {
-      return call();
+      return function(ops_.user_data, arguments...);
     } catch (const base::ForcedUnwind&) {
       throw;  // through the scheduler, whose books are half done then: its driver must give it up
     } catch (...) {
       complain("policy '" + name_ + "': " + what + " threw; taken as no");
       return otherwise;
     }
+  }
+  uint32_t known(const char* what, int32_t answer, int32_t most) const {
+    if (answer >= 0 && answer <= most) return static_cast<uint32_t>(answer);
+    complain(base::format("policy '%s': %s returned %d, which is no answer; taken as no", name_.c_str(), what,
+                          static_cast<int>(answer)));
+    return 0;
   }
   void complain(const std::string& message) const {
     if (complained_) return;  // once: it would repeat at every boundary
@@ -109,7 +129,6 @@ class CustomPolicy final : public Policy {
   gpushare_policy_ops ops_;
   std::optional<LaneFinderKind> lane_finder_;
   std::string name_;
-  std::vector<gpushare_candidate> candidates_;
   mutable bool complained_ = false;
 };
 
@@ -117,7 +136,7 @@ class CustomPolicy final : public Policy {
 
 base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_ops* ops) {
   if (ops == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops is null");
-  constexpr size_t kLeast = offsetof(gpushare_policy_ops, pick) + sizeof(gpushare_policy_ops::pick);
+  constexpr size_t kLeast = offsetof(gpushare_policy_ops, may_join) + sizeof(gpushare_policy_ops::may_join);
   if (ops->struct_size < kLeast)
     return base::Status(
         GPUSHARE_INVALID_ARGUMENT,
@@ -126,8 +145,12 @@ base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_o
   gpushare_policy_ops known{};
   // Only whole fields: from `name` on there are nothing but pointers, and a size may end inside one.
   std::memcpy(&known, ops, std::min<size_t>(ops->struct_size / sizeof(void*) * sizeof(void*), sizeof(known)));
-  if (known.pick == nullptr)
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops.pick is null; it is mandatory");
+  if (known.reserved != 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops.reserved is not 0");
+  if (known.before == nullptr && known.may_run == nullptr && known.gives_way == nullptr &&
+      known.share == nullptr && known.may_join == nullptr)
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        "policy_ops has none of before, may_run, gives_way, share and may_join: set at least one");
   std::optional<LaneFinderKind> lane_finder;
   if (known.lane_finder != nullptr) {
     auto named = lane_finder_named(known.lane_finder);
