@@ -5,7 +5,9 @@ import collections
 import json
 import os
 import pathlib
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -204,6 +206,24 @@ def named():
         ray.kill(worker)
 
 
+def page():
+    """The Python of docs/ray.md as it is printed, in a process and a cluster of its own, with a daemon as the page says."""
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs/ray.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    check("the page has two snippets", len(snippets) == 2, str(len(snippets)))
+    after = "server = Server.remote()\nassert ray.get(server.__ray_ready__.remote())\nray.kill(server)\n"
+    environment = {**os.environ, "GPUSHARE_SOCKET": str(OPTIONS.folder / "page" / "daemon.sock"), "RAY_TMPDIR": str(OPTIONS.folder / "page")}
+    (OPTIONS.folder / "page").mkdir()
+    by_hand = [sys.executable, "-m", "gpushare_ray"]
+    subprocess.run([*by_hand, "start", "--device", "host", "--gpus", "1", "--capacity", "3G"], check=True, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        done = subprocess.run([sys.executable, "-c", snippets[0] + after + snippets[1]], env=environment, capture_output=True, text=True, timeout=600,
+                              cwd=OPTIONS.folder / "page")
+        check("the page's Python runs as it is printed", done.returncode == 0, "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-4000:])
+    finally:
+        subprocess.run([*by_hand, "stop"], env=environment, stdout=subprocess.DEVNULL)
+
+
 # ---- Tune ----
 
 
@@ -317,6 +337,10 @@ def start_daemon():
 def main():
     if "named" in OPTIONS.parts:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(NAMED)
+    if "page" in OPTIONS.parts:
+        page()
+        if OPTIONS.parts == "page":
+            return 1 if FAILURES else 0
     start_daemon()
     try:
         ray.init(num_cpus=4, num_gpus=OPTIONS.gpus, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False,
@@ -354,7 +378,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--parts", default="shares,kinds,tune", help="what to run; `whole` and `named` (GPUs with UUIDs) need --gpus 2 [%(default)s]")
+    parser.add_argument("--parts", default="page,shares,kinds,tune", help="what to run; `whole` and `named` (GPUs with UUIDs) need --gpus 2 [%(default)s]")
     parser.add_argument("--runs", default=",".join(f"{algorithm}.{way}" for algorithm in ("grid", "asha", "hyperband")
                                                    for way in ("whole", "packed", "fluid")), help="[%(default)s]")
     parser.add_argument("--repeats", type=int, default=1, help="of each run [%(default)s]")

@@ -2,6 +2,8 @@
 import asyncio
 import gc
 import inspect
+import pathlib
+import re
 import time
 import types
 
@@ -233,6 +235,27 @@ def test_the_board_wakes_who_waits():
         assert (await made.next_weight("a", 1, {}, timeout_s=0.01))[0] == 1  # the same weight is no change
 
     asyncio.run(play())
+
+
+def test_the_pages_sessions_run_as_they_are_printed(daemon, ray, monkeypatch):
+    """The first snippet of docs/ray.md; scripts/test-ray runs both with Ray itself."""
+    daemon.ensure_daemon("host", 1, "3G")
+
+    def remote(num_gpus):
+        def call(thing, arguments):
+            ray.resources, ray.ids = {"GPU": num_gpus}, ["0"]
+            return thing(*arguments)
+
+        return lambda thing: types.SimpleNamespace(remote=lambda *arguments: call(thing, arguments))
+
+    monkeypatch.setattr(ray, "remote", remote, raising=False)
+    monkeypatch.setattr(ray, "init", lambda num_gpus: None, raising=False)
+    page = (pathlib.Path(__file__).resolve().parents[3] / "docs/ray.md").read_text(encoding="utf-8")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    server = names["Server"].remote()
+    assert server.session.memory_limit == 2 << 30 and server.session.weight == 0.75
+    server.session.close()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 16])
