@@ -5,7 +5,9 @@ import collections
 import json
 import os
 import pathlib
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +20,7 @@ import gpushare_ray
 from gpushare_ray import daemon
 
 RETRY = 75
+NAMED = ["GPU-8f1c2ab9-4a6d-1111-2222-333344445555", "MIG-0d3f9a77-aaaa-bbbb-cccc-ddddeeeeffff"]
 FAILURES = []
 
 
@@ -109,6 +112,116 @@ def kills(workers):
     ray.get(worker.train.remote(0.2))
     ray.kill(worker)
     check("and leaves nothing there", until(lambda: names() == []))
+
+
+# ---- what with_session decorates, and parts of all sizes ----
+
+
+@ray.remote(num_cpus=0, num_gpus=0.25)
+@gpushare_ray.with_session()
+def function(session, x):
+    with session.iteration() as step:
+        step.alloc("1M")
+    return session.fraction, x
+
+
+@ray.remote(num_cpus=0, num_gpus=0.25)
+@gpushare_ray.with_session()
+def generator(session, count):
+    for number in range(count):
+        with session.iteration():
+            yield number
+
+
+@ray.remote(num_cpus=0, num_gpus=0.5)
+class Methods:
+    @gpushare_ray.with_session()
+    async def coroutine(self, session, x):
+        with session.iteration():
+            return session.fraction, x
+
+    @gpushare_ray.with_session()
+    async def numbers(self, session, count):
+        for number in range(count):
+            with session.iteration():
+                yield number
+
+
+@ray.remote(num_cpus=0, num_gpus=0.5)
+@gpushare_ray.with_session()
+class Owner:
+    def __init__(self, session, size):
+        self.session = session
+        self.block = session.alloc(size)
+
+    def step(self):
+        with self.session.iteration():
+            return self.session.fraction, self.session.info()["persistent_bytes"]
+
+
+@ray.remote(num_cpus=0)
+@gpushare_ray.with_session(name="part")
+class Part:
+    def __init__(self, session):
+        self.session = session
+
+    def fill(self):
+        self.block = self.session.alloc(self.session.memory_limit)
+        return self.block.nbytes
+
+    def gpu(self):
+        return self.session.gpu
+
+
+def kinds():
+    check("a function has a session", ray.get(function.remote(7)) == (0.25, 7))
+    check("a generator has a session", [ray.get(each) for each in generator.options(num_returns="streaming").remote(3)] == [0, 1, 2])
+    actor = Methods.remote()
+    check("a coroutine has a session", ray.get(actor.coroutine.remote(7)) == (0.5, 7))
+    check("an asynchronous generator has a session", [ray.get(each) for each in actor.numbers.options(num_returns="streaming").remote(3)] == [0, 1, 2])
+    ray.kill(actor)
+    owner = Owner.remote("1M")
+    check("an actor's class has a session", ray.get(owner.step.remote()) == (0.5, 1 << 20))
+    ray.kill(owner)
+    capacity = daemon.status()["devices"][0]["capacity_bytes"]
+    for count in (3, 4):
+        workers = [Part.options(num_gpus=int(10000 / count) / 10000).remote() for _ in range(count)]
+        filled = sum(ray.get([worker.fill.remote() for worker in workers]))
+        check(f"{count} parts of a device are used in full at the same time", filled > capacity - count * (2 << 20), f"{filled >> 20} of {capacity >> 20} MiB")
+        for worker in workers:
+            ray.kill(worker)
+        until(lambda: not daemon.status()["sessions"])
+
+
+def named():
+    """Under CUDA_VISIBLE_DEVICES with UUIDs, with --gpus 2: each actor on the device behind its GPU."""
+    workers = [Part.options(num_gpus=1).remote() for _ in range(2)]
+    gpus = ray.get([worker.gpu.remote() for worker in workers])
+    check("Ray hands out the names of CUDA_VISIBLE_DEVICES", sorted(gpus) == sorted(NAMED), str(gpus))
+    full = ray.get([worker.fill.remote() for worker in workers])
+    check("each has a device of its own, whole", full == [256 << 20] * 2, str(full))
+    used = sorted(entry["device"] for entry in daemon.status()["sessions"])
+    check("the devices are the two of the daemon", used == sorted(device["device"] for device in daemon.status()["devices"]), str(used))
+    for worker in workers:
+        ray.kill(worker)
+
+
+def page():
+    """The Python of docs/ray.md as it is printed, in a process and a cluster of its own, with a daemon as the page says."""
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs/ray.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    check("the page has two snippets", len(snippets) == 2, str(len(snippets)))
+    after = "server = Server.remote()\nassert ray.get(server.__ray_ready__.remote())\nray.kill(server)\n"
+    environment = {**os.environ, "GPUSHARE_SOCKET": str(OPTIONS.folder / "page" / "daemon.sock"), "RAY_TMPDIR": str(OPTIONS.folder / "page")}
+    (OPTIONS.folder / "page").mkdir()
+    by_hand = [sys.executable, "-m", "gpushare_ray"]
+    subprocess.run([*by_hand, "start", "--device", "host", "--gpus", "1", "--capacity", "3G"], check=True, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        done = subprocess.run([sys.executable, "-c", snippets[0] + after + snippets[1]], env=environment, capture_output=True, text=True, timeout=600,
+                              cwd=OPTIONS.folder / "page")
+        check("the page's Python runs as it is printed", done.returncode == 0, "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-4000:])
+    finally:
+        subprocess.run([*by_hand, "stop"], env=environment, stdout=subprocess.DEVNULL)
 
 
 # ---- Tune ----
@@ -222,6 +335,12 @@ def start_daemon():
 
 
 def main():
+    if "named" in OPTIONS.parts:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(NAMED)
+    if "page" in OPTIONS.parts:
+        page()
+        if OPTIONS.parts == "page":
+            return 1 if FAILURES else 0
     start_daemon()
     try:
         ray.init(num_cpus=4, num_gpus=OPTIONS.gpus, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False,
@@ -234,6 +353,10 @@ def main():
         if "shares" in OPTIONS.parts:
             results["shares"], workers = shares(OPTIONS.seconds)
             kills(workers)
+        if "kinds" in OPTIONS.parts:
+            kinds()
+        if "named" in OPTIONS.parts:
+            named()
         if "tune" in OPTIONS.parts:
             # Repeats are the outer loop: what else the machine does meets all runs alike.
             results["tune"] = []
@@ -255,7 +378,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--parts", default="shares,tune", help="what to run; `whole` needs --gpus 2 [%(default)s]")
+    parser.add_argument("--parts", default="page,shares,kinds,tune", help="what to run; `whole` and `named` (GPUs with UUIDs) need --gpus 2 [%(default)s]")
     parser.add_argument("--runs", default=",".join(f"{algorithm}.{way}" for algorithm in ("grid", "asha", "hyperband")
                                                    for way in ("whole", "packed", "fluid")), help="[%(default)s]")
     parser.add_argument("--repeats", type=int, default=1, help="of each run [%(default)s]")

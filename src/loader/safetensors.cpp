@@ -145,21 +145,75 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::unordered_set<std::string> keys_;
 };
 
+// Bits of an element, for the types that are known.
+uint64_t dtype_bits(std::string_view dtype) {
+  static constexpr std::pair<std::string_view, uint32_t> kBits[] = {
+      {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"BOOL", 8},        {"U8", 8},      {"I8", 8},
+      {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"U16", 16},
+      {"I16", 16},    {"F16", 16},    {"BF16", 16},       {"U32", 32},        {"I32", 32},    {"F32", 32},
+      {"U64", 64},    {"I64", 64},    {"F64", 64},        {"C64", 64},        {"C128", 128}};
+  for (const auto& [name, bits] : kBits)
+    if (name == dtype) return bits;
+  return 0;
+}
+
+// A type that this reader does not know has a name like the others, because writers invent new types: the bytes of the
+// tensor are then taken as they are.
+bool is_dtype_name(std::string_view dtype) {
+  return !dtype.empty() && dtype.size() <= 32 && dtype.front() >= 'A' && dtype.front() <= 'Z' &&
+         std::all_of(dtype.begin(), dtype.end(),
+                     [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; });
+}
+
 base::Status check_size(const Tensor& tensor) {
-  const uint64_t element = dtype_bytes(tensor.dtype);
-  if (element == 0)
+  if (!is_dtype_name(tensor.dtype))
     return malformed("header: tensor " + shown(tensor.name) + ": dtype " + shown(tensor.dtype) +
-                     " is none of BOOL U8 I8 F8_E4M3 F8_E5M2 U16 I16 F16 BF16 U32 I32 F32 U64 I64 F64");
-  uint64_t bytes = element;
+                     " is no name of a type such as F32, BF16 or F8_E4M3");
+  uint64_t elements = 1;
   for (const uint64_t dimension : tensor.shape)
-    if (__builtin_mul_overflow(bytes, dimension, &bytes))
+    if (__builtin_mul_overflow(elements, dimension, &elements))
       return malformed("header: tensor " + shown(tensor.name) + ": its shape overflows 64 bits");
-  if (tensor.file_begin > tensor.file_end || tensor.bytes() != bytes)
-    return malformed(base::format(
-        "header: tensor %s: data_offsets [%llu, %llu) do not span the %llu bytes of its shape and dtype",
-        shown(tensor.name).c_str(), static_cast<unsigned long long>(tensor.file_begin),
-        static_cast<unsigned long long>(tensor.file_end), static_cast<unsigned long long>(bytes)));
-  return {};
+  const uint64_t known = dtype_bits(tensor.dtype);
+  uint64_t bits = 0;
+  uint64_t span = 0;  // of the data, in bits
+  const bool fits = tensor.file_begin <= tensor.file_end &&
+                    !__builtin_mul_overflow(tensor.bytes(), 8, &span) &&
+                    !__builtin_mul_overflow(elements, known, &bits);
+  // Elements of an unknown type take the same whole number of bits each.
+  if (fits && (known != 0      ? span == bits
+               : elements == 0 ? span == 0
+                               : span >= elements && span % elements == 0))
+    return {};
+  return malformed(base::format(
+      "header: tensor %s: data_offsets [%llu, %llu) do not span the %llu elements of its shape, each %s",
+      shown(tensor.name).c_str(), static_cast<unsigned long long>(tensor.file_begin),
+      static_cast<unsigned long long>(tensor.file_end), static_cast<unsigned long long>(elements),
+      known == 0 ? "a whole number of bits"
+                 : base::format("%llu bits", static_cast<unsigned long long>(known)).c_str()));
+}
+
+// What a file is that people take for a .safetensors file, by its first bytes; null: none of these. A header of 128 bytes
+// begins as some pickles do.
+const char* other_format(std::string_view begin) {
+  static constexpr std::pair<std::string_view, const char*> kOthers[] = {
+      {"version https://git-lfs", "a Git LFS pointer and not the file itself: fetch it with `git lfs pull`"},
+      {"PK\x03\x04",
+       "a PyTorch checkpoint (.bin, .pt) and not a .safetensors file: convert it with "
+       "safetensors.torch.save_file"},
+      {"\x80",
+       "a pickle (.bin, .pt) and not a .safetensors file: convert it with safetensors.torch.save_file"},
+      {"GGUF", "a GGUF file and not a .safetensors file"}};
+  for (const auto& [magic, what] : kOthers)
+    if (begin.substr(0, magic.size()) == magic && !(begin.size() > 8 && begin[8] == '{')) return what;
+  return nullptr;
+}
+
+base::Status check_format(const File& file, const std::string& path) {
+  char begin[32];
+  const size_t bytes = static_cast<size_t>(std::min<uint64_t>(file.size(), sizeof begin));
+  GPUSHARE_RETURN_IF_ERROR(file.read_at(0, begin, bytes));
+  const char* const other = other_format({begin, bytes});
+  return other == nullptr ? base::Status() : malformed(path + " is " + other);
 }
 
 bool ends_with(std::string_view text, std::string_view tail) {
@@ -199,15 +253,6 @@ base::Result<std::unordered_map<std::string, std::string>> parse_index(const std
 }
 
 }  // namespace
-
-uint32_t dtype_bytes(std::string_view dtype) {
-  static constexpr std::pair<std::string_view, uint32_t> kSizes[] = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
-      {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
-  for (const auto& [name, bytes] : kSizes)
-    if (name == dtype) return bytes;
-  return 0;
-}
 
 base::Result<ModelFiles> parse_safetensors_header(std::string_view json, uint64_t file_bytes) {
   const uint64_t data_begin = 8 + static_cast<uint64_t>(json.size());
@@ -253,6 +298,7 @@ base::Result<ModelFiles> parse_safetensors_header(std::string_view json, uint64_
 
 base::Result<ModelFiles> read_safetensors(const std::string& path) {
   GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
+  GPUSHARE_RETURN_IF_ERROR(check_format(file, path));
   if (file.size() < 8)
     return malformed(base::format("%s: has %llu bytes, a safetensors file has at least 8", path.c_str(),
                                   static_cast<unsigned long long>(file.size())));
@@ -290,6 +336,7 @@ base::Result<ModelFiles> read_model(const std::string& path) {
     return malformed(base::format("%s: has %llu bytes; an index has at most %llu", path.c_str(),
                                   static_cast<unsigned long long>(file.size()),
                                   static_cast<unsigned long long>(kMaxSafetensorsHeaderBytes)));
+  GPUSHARE_RETURN_IF_ERROR(check_format(file, path));
   std::string json(static_cast<size_t>(file.size()), '\0');
   GPUSHARE_RETURN_IF_ERROR(file.read_at(0, json.data(), json.size()));
   const auto index = parse_index(json);

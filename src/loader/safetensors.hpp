@@ -4,7 +4,8 @@
 //
 // Format (huggingface/safetensors, format description): 8 bytes little-endian N, N bytes of JSON, then the
 // data. The JSON maps tensor names to {dtype, shape, data_offsets [begin, end)} relative to the data, and
-// optionally "__metadata__" to a map of strings. The tensors must cover the data without holes or overlap.
+// optionally "__metadata__" to a map of strings. The tensors must cover the data without holes or overlap. A dtype that this
+// reader does not know is taken by its size: its elements must have the same whole number of bits each.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -51,9 +52,6 @@ struct ModelFiles {
   std::vector<std::pair<std::string, std::string>> metadata;
   uint64_t bytes = 0;  // of all tensors
 };
-
-// Bytes of one element; 0 for a dtype that is none. Sub-byte types are not supported.
-uint32_t dtype_bytes(std::string_view dtype);
 
 // The header's JSON of a file of `file_bytes` bytes. Errors: MALFORMED_INPUT naming the tensor and what is
 // wrong.

@@ -198,13 +198,69 @@ with gt.session("snap", memory="256M") as s:
     assert "<html" in _memory_viz.segment_plot(snapshot).lower() or "<script" in _memory_viz.segment_plot(snapshot).lower()
     assert _memory_viz.segsum(snapshot)
     assert json.load(open("{tmp_path}/memory.json"))
-    # PyTorch itself answers these for its own allocator alone.
-    for refused in (torch.cuda.memory_stats, torch.cuda.memory._snapshot):
-        try:
-            refused()
-            raise AssertionError
-        except RuntimeError as error:
-            assert "CUDAPluggableAllocator" in str(error)
+    try:                                                       # PyTorch itself answers this for its own allocator alone
+        torch.cuda.memory._snapshot()
+        raise AssertionError
+    except RuntimeError as error:
+        assert "CUDAPluggableAllocator" in str(error)
+""")
+
+
+def test_pytorchs_figures_are_the_sessions(run):
+    run(SESSION + """
+with gt.session("other", memory="64M") as other, gt.session("s", memory="256M") as s:
+    theirs = torch.empty(1 << 20, device=s.device)
+    told = [torch.cuda.memory_allocated(), torch.cuda.memory_allocated(s.device), torch.accelerator.memory_allocated()]
+    assert told == [4 << 20] * 3, (told, s.memory())
+    with s.iteration():
+        scratch = torch.empty(4 << 20, device=s.device)
+        assert torch.cuda.memory_allocated() == 20 << 20
+        del scratch
+    assert torch.cuda.max_memory_allocated() == 20 << 20 and torch.cuda.memory_allocated() == 4 << 20
+    assert torch.cuda.max_memory_reserved() >= torch.cuda.memory_reserved() >= 4 << 20
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 4 << 20, torch.cuda.max_memory_allocated()
+    try:
+        torch.empty(1 << 30, device=s.device)
+        raise AssertionError
+    except torch.OutOfMemoryError:
+        pass
+    figures = torch.cuda.memory_stats()
+    assert figures["num_ooms"] == 1 and figures["allocation.all.allocated"] >= 2
+    for abbreviated in (False, True):
+        assert "4096 KiB" in torch.cuda.memory_summary(abbreviated=abbreviated), torch.cuda.memory_summary()
+    def thread():
+        asked.append(torch.cuda.memory_allocated())           # no session of its own: all of the device
+    asked = []
+    worker = threading.Thread(target=thread)
+    worker.start(); worker.join()
+    assert asked == [4 << 20], asked
+    del theirs
+    torch.cuda.empty_cache()
+    torch.accelerator.empty_cache()
+    assert torch.cuda.memory_allocated() == 0
+assert torch.cuda.memory_allocated() == 0
+""")
+
+
+def test_cudnn_benchmark_is_switched_off_with_one_warning(run):
+    run("""
+import warnings
+import gpushare.torch as gt
+torch.backends.cudnn.benchmark = True
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with gt.session("s", memory="64M"):
+        assert torch.backends.cudnn.benchmark is False
+        torch.backends.cudnn.benchmark = True
+        assert torch.backends.cudnn.benchmark is False
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            assert torch.backends.cudnn.benchmark is False
+        torch.backends.cudnn.deterministic = True
+        assert torch.backends.cudnn.deterministic is True
+said = [str(warning.message) for warning in caught if "cudnn.benchmark" in str(warning.message)]
+assert len(said) == 1, said
 """)
 
 

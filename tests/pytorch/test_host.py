@@ -99,14 +99,24 @@ with gt.session("serving", device="host") as s, gt.session("training", device="h
         raise AssertionError
     except gpushare.InvalidState:
         pass
-    # A request that cannot be in time, of a server that has learned nothing else yet: what it learns from batches is as noisy as the machine.
-    with gt.serve(model, to=s) as server:
+    # Requests that cannot be in time, beside a batch that runs: the first is tried all the same, since the estimate may be wrong.
+    begun, go = threading.Event(), threading.Event()
+    def held(model, payloads):
+        begun.set()
+        assert go.wait(60)
+        return payloads
+    with gt.serve(model, to=s, call=held) as server:
         server.queue.observe(0, 9, 10.0)
+        running = server.submit(inputs[0], deadline=600)
+        assert begun.wait(60)
+        server.submit(inputs[0], deadline=0.5, application=9)
         try:
             server.submit(inputs[0], deadline=0.5, application=9)
             raise AssertionError
         except gpushare.TimedOut:
             pass
+        go.set()
+        assert running.result(timeout=60).in_time
     with gt.serve(lambda x: x, to=s, call=lambda model, payloads: [model(p) + 1 for p in payloads]) as server:
         assert server(41) == 42
 """, cuda=False)

@@ -1,6 +1,7 @@
 """Training as users of PyTorch, accelerate, transformers and Lightning write it: steps that fail, memory that ends, loops that stay as they are."""
 # SPDX-License-Identifier: Apache-2.0
 import importlib.util
+import pathlib
 
 import pytest
 
@@ -448,4 +449,190 @@ s.close()
 assert torch.cuda.current_stream() != outer and w.cpu().sum() == 7000
 with gt.session("again", memory="64M") as again:
     assert torch.zeros(10, device=again.device).cpu().sum() == 0
+""")
+
+
+ON_CUDA = f"""
+import sys, tempfile, warnings, logging
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import cpu_kernels                                         # the stand-in computes nothing itself
+import gpushare.torch as gt
+from torch import nn
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+folder = tempfile.mkdtemp()
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return torch.full((4,), index / 12), torch.tensor(index % 2)
+
+def batches():
+    return torch.utils.data.DataLoader(Data(), batch_size=4)
+
+loss_of = nn.CrossEntropyLoss()
+
+def turns(s):
+    s.runtime.synchronize()
+    return s.info()["iterations_done"]
+
+def mistake():
+    raise KeyError("a mistake")
+
+def too_large():
+    try:
+        torch.empty(1 << 28, device="cuda")
+        raise AssertionError
+    except torch.OutOfMemoryError as error:
+        assert gt.is_out_of_memory(error)
+
+def same(these, those):
+    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(these.parameters(), those.parameters()))
+"""
+
+
+@needs("accelerate")
+def test_accelerate_on_cuda(run):
+    """Trains as on the CPU, saves, resumes, validates, fails and runs out of memory, and goes on after each."""
+    run(ON_CUDA + """
+from accelerate import Accelerator
+def train(device, epochs, meanwhile=None):
+    global s
+    accelerator = Accelerator(cpu=device == "cpu")
+    plain = network()
+    model, optimizer, data = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=0.1), batches())
+    if device == "cuda":
+        assert next(model.parameters()).is_cuda and s.memory()["current_bytes"] > 0
+        gt.attach(optimizer)
+    if epochs < 0:
+        accelerator.load_state(folder)
+    torch.manual_seed(7)
+    for epoch in range(abs(epochs)):
+        for number, (x, y) in enumerate(data):
+            loss = loss_of(model(x), y)
+            accelerator.backward(loss)
+            if meanwhile and number == 1:
+                meanwhile()
+            optimizer.step()
+            optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        for x, y in data:
+            model(x)
+    accelerator.save_state(folder, safe_serialization=False)
+    from accelerate.state import AcceleratorState
+    AcceleratorState._reset_state(True)
+    return plain
+s = gt.session("accelerate", memory="64M").open()          # before all else: training on the CPU asks CUDA for its generator
+expected = train("cpu", 2)
+resumed = train("cpu", -1)
+with cpu_kernels.CpuKernels():
+    assert same(train("cuda", 2), expected)
+    assert turns(s) == 9 and s._open is None
+    assert same(train("cuda", -1), resumed)
+    try:
+        train("cuda", 1, mistake)
+        raise AssertionError
+    except KeyError:
+        pass
+    train("cuda", 1, too_large)
+    gc.collect()
+    assert s._open is None and s.memory()["failures"] == 1
+""")
+
+
+@needs("accelerate", "transformers")
+def test_transformers_trainer_on_cuda(run):
+    run(ON_CUDA + """
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        return {"input_ids": torch.full((8,), i % 50), "attention_mask": torch.ones(8, dtype=torch.long), "labels": torch.tensor(i % 2)}
+def trained(callbacks, steps=4, resume=None, into=None, cpu=False):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                                                     hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager"))
+    settings = TrainingArguments(into or tempfile.mkdtemp(), per_device_train_batch_size=8, max_steps=steps, report_to=[], use_cpu=cpu, disable_tqdm=True,
+                                 save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, logging_steps=2)
+    trainer = Trainer(model, settings, train_dataset=Texts(), eval_dataset=Texts(), callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return model, trainer
+class Turns(TrainerCallback):
+    meanwhile = None
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        gt.attach(optimizer, to=s)
+    def on_step_end(self, *_, **__):
+        if self.meanwhile:
+            self.meanwhile()
+s = gt.session("hf", memory="64M").open()
+expected, _ = trained([], cpu=True)
+with cpu_kernels.CpuKernels():
+    found, trainer = trained([Turns()], into=folder)
+    assert next(found.parameters()).is_cuda and turns(s) >= 4 and s._open is None
+    assert all(torch.allclose(a.cpu(), b, atol=1e-5) for a, b in zip(found.parameters(), expected.parameters()))
+    assert trainer.evaluate()["eval_loss"] > 0
+    again, _ = trained([Turns()], into=folder, resume=folder + "/checkpoint-2")
+    assert all(torch.allclose(a.cpu(), b.cpu(), atol=1e-5) for a, b in zip(again.parameters(), found.parameters()))
+    failing = Turns()
+    failing.meanwhile = mistake
+    try:
+        trained([failing])
+        raise AssertionError
+    except KeyError:
+        pass
+    failing.meanwhile = too_large
+    trained([failing], steps=2)
+    assert s._open is None and s.memory()["failures"] == 2
+""")
+
+
+@needs("lightning")
+def test_lightning_on_cuda(run):
+    run(ON_CUDA + """
+import lightning
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+class Module(lightning.LightningModule):
+    def __init__(self, meanwhile=None):
+        super().__init__()
+        self.network, self.meanwhile = network(), meanwhile
+    def training_step(self, batch, number):
+        if self.meanwhile and number == 1:
+            self.meanwhile()
+        return loss_of(self.network(batch[0]), batch[1])
+    def validation_step(self, batch, number):
+        self.log("loss", loss_of(self.network(batch[0]), batch[1]))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+class Turns(lightning.Callback):
+    def on_train_start(self, trainer, module):
+        gt.attach(trainer.optimizers, to=s)
+def fit(module, device="gpu", epochs=2, resume=None):
+    torch.manual_seed(7)
+    trainer = lightning.Trainer(accelerator=device, devices=1, max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                                enable_model_summary=False, callbacks=[] if device == "cpu" else [Turns()])
+    trainer.fit(module, batches(), batches(), ckpt_path=resume)
+    return trainer, module.network
+s = gt.session("lightning", memory="64M").open()
+_, expected = fit(Module(), "cpu")
+with cpu_kernels.CpuKernels():
+    trainer, found = fit(Module())
+    assert turns(s) >= 6 and same(found, expected)
+    trainer.save_checkpoint(folder + "/last.ckpt")
+    before = turns(s)
+    fit(Module(), epochs=3, resume=folder + "/last.ckpt")
+    assert turns(s) >= before + 3
+    try:
+        fit(Module(mistake))
+        raise AssertionError
+    except KeyError:
+        pass
+    fit(Module(too_large), epochs=1)
+    assert s._open is None and s.memory()["failures"] == 1
 """)

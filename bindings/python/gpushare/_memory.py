@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _arrays
@@ -149,6 +151,57 @@ class Block:
 
     def __repr__(self) -> str:
         return f"Block(nbytes={self.nbytes}{', gone' if self.gone else ''})"
+
+
+class RangeMemory:
+    """The bytes of an elastic range, as arrays use them: a part of the process's own memory on the host device, as a Block's bytes are."""
+
+    def __init__(self, session: "Session", address: int, nbytes: int, exports: Exports) -> None:
+        self.nbytes = nbytes
+        self._runtime, self._address, self._exports = session.runtime, address, exports
+        self._all_exports = (exports, session._exports, session.runtime._exports)
+        self._arrays: weakref.WeakSet[Any] = weakref.WeakSet()  # that other libraries use
+        self._pages: Any = None  # on the host device, once an array is asked for
+
+    @property
+    def on_host(self) -> bool:
+        return self._runtime._on_host
+
+    @property
+    def device_index(self) -> int:
+        return self._runtime._device_index
+
+    @property
+    def address(self) -> int:
+        if not self.on_host:
+            return self._address
+        if self._pages is None:
+            # Addresses alone, until they are written: a range may be larger than the machine's memory.
+            self._pages = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000))
+        return int(ffi.cast("uintptr_t", ffi.from_buffer(self._pages)))
+
+    def _lend(self, array: Any) -> Any:
+        self._arrays.add(array)
+        if self.on_host:
+            self.address  # the bytes are there from now on
+            return self._pages
+        for exports in self._all_exports:
+            exports.add(array)
+        return self
+
+    def _used(self, offset: int, nbytes: int) -> bool:
+        return any(array.offset < offset + nbytes and offset < array.offset + array.nbytes for array in list(self._arrays))
+
+    def check_decommit(self, offset: int, nbytes: int) -> None:
+        """Raises InvalidState if another library uses the bytes on a GPU."""
+        if not self.on_host and self._used(offset, nbytes):
+            raise InvalidState(f"another library uses an array over bytes {offset} to {offset + nbytes} of the range: delete it first",
+                               lib.GPUSHARE_INVALID_STATE)
+
+    def drop(self, offset: int, nbytes: int) -> None:
+        """The bytes were decommitted: on the host device the process gives its own back, unless an array shows them."""
+        if self._pages is not None and not self._used(offset, nbytes):
+            self._pages.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
 
 class Stream:

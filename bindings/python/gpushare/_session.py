@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Seque
 
 from . import _arrays
 from ._cffi import ffi
-from ._memory import Block, Stream
-from ._native import CallbackFailed, Cancelled, Closable, Error, Exports, as_dict, check, last_error, lib, nanoseconds, null_or, status_of, struct, text, wait
+from ._memory import Block, RangeMemory, Stream
+from ._native import CallbackFailed, Cancelled, Closable, Error, Exports, InvalidState, as_dict, check, last_error, lib, nanoseconds, null_or, status_of, struct, text, wait
 from ._values import KINDS, Bytes, Handles, calls, on_release, one_of, size_in_bytes
 
 if TYPE_CHECKING:
@@ -351,7 +351,12 @@ class Range(Closable):
             params.user_data = self._handles.hold(give_back)
         out = ffi.new("gpushare_range*")
         check(lib.gpushare_range_open(session.handle, params, out))
-        self._own(out[0], lib.gpushare_range_close, session)
+        self._exports = Exports()
+        self._own(out[0], lib.gpushare_range_close, session, exports=self._exports)
+        info = self.info()
+        self._granule = info["granule_bytes"]
+        self._committed = bytearray(info["reserved_bytes"] // self._granule)  # granules, as the calls below leave them
+        self._memory = RangeMemory(session, info["address"], info["reserved_bytes"], self._exports)
 
     def commit(self, offset: int, nbytes: Bytes, timeout: Optional[float] = 0.0) -> None:
         """Puts memory behind [offset, offset + nbytes). Waits for room as long as `timeout` says; None: without end."""
@@ -360,10 +365,42 @@ class Range(Closable):
             check(lib.gpushare_range_commit(self.handle, offset, count, 0))
         else:
             wait(lambda slice_ns: lib.gpushare_range_commit(self.handle, offset, count, slice_ns), timeout)
+        self._mark(offset, count, 1)
 
     def decommit(self, offset: int, nbytes: Bytes) -> None:
-        """Gives the memory behind [offset, offset + nbytes) back."""
-        check(lib.gpushare_range_decommit(self.handle, offset, size_in_bytes(nbytes)))
+        """Gives the memory behind [offset, offset + nbytes) back.
+
+        On a GPU it raises InvalidState while an array over these bytes that another library uses is alive. On the host device such an array keeps
+        its bytes, which are then the process's own.
+        """
+        count = size_in_bytes(nbytes)
+        self._memory.check_decommit(offset, count)
+        check(lib.gpushare_range_decommit(self.handle, offset, count))
+        self._mark(offset, count, 0)
+        self._memory.drop(offset, count)
+
+    def array(self, shape: Any, dtype: Any = "<f4", offset: int = 0) -> Any:
+        """Committed bytes from `offset` on as an array: numpy's on the host device, else a DeviceArray, for `torch.from_dlpack` and others.
+
+        Raises InvalidState unless all its bytes are committed. Under a policy that pages sessions out, and on a shared device, use it inside
+        iterations only.
+        """
+        end = offset + _arrays.bytes_of(shape, dtype)
+        if offset < 0 or end > self._memory.nbytes or not all(self._committed[offset // self._granule:-(-end // self._granule)]):
+            raise InvalidState(f"bytes {offset} to {end} of the range are not all committed", lib.GPUSHARE_INVALID_STATE)
+        self.handle  # raises when closed
+        return _arrays.view(self._memory, shape, dtype, offset)
+
+    def close(self) -> None:
+        """Gives memory and addresses back; on a GPU with the last array that another library uses."""
+        if self.closed or not self._exports:
+            super().close()
+        else:
+            self._close_after(self._exports)
+
+    def _mark(self, offset: int, nbytes: int, committed: int) -> None:
+        first, end = offset // self._granule, (offset + nbytes) // self._granule
+        self._committed[first:end] = bytes([committed]) * (end - first)
 
     def info(self) -> dict[str, Any]:
         """Address, bytes and counts, as gpushare_range_info."""

@@ -23,6 +23,7 @@ from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailab
 from ._runtime import Runtime
 from ._session import SessionOptions, session_params
 from ._torch_attach import Attached
+from ._torch_memory import answer_for_sessions, without_cudnn_benchmark
 from ._values import Bytes
 
 if TYPE_CHECKING:
@@ -146,6 +147,16 @@ def _reclaim(index: int, nbytes: int) -> int:
         return 0
 
 
+def _asked(index: int) -> Optional[tuple[Allocator, Optional["Session"]]]:
+    """Whose memory PyTorch's functions tell of: that of the calling thread's innermost session on the device, else of all."""
+    bound = [session for session in _bound() if session._shared.index == index and session._shared.on_cuda and not session.closed]
+    if bound:
+        return bound[-1].allocator, bound[-1]
+    with _mutex:
+        found = [device.allocator for device in _devices.values() if device.on_cuda and device.index == index]
+    return (found[0], None) if found else None
+
+
 def _install(device: _Device) -> Any:
     """Makes gpushare PyTorch's CUDA allocator, and the device's memory that of `device`."""
     global _plugged
@@ -166,6 +177,8 @@ def _install(device: _Device) -> Any:
             raise InvalidState("PyTorch has allocated device memory already, so that its allocator cannot be changed: open the first "
                                f"session before the first CUDA tensor ({error})", lib.GPUSHARE_INVALID_STATE) from error
         _plugged = plugged
+        answer_for_sessions(_asked)
+        without_cudnn_benchmark()
     native.gpushare_torch_set_reclaim(_reclaim)
     native.gpushare_torch_attach(device.index, int(ffi.cast("uintptr_t", device.allocator.handle)))
     return native

@@ -17,7 +17,7 @@ from ._native import DeviceOutOfMemory, InvalidArgument, InvalidState, Malformed
 from ._torch_session import Allocator, Session, innermost, rebind
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-           "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+           "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "C128": "complex128", "F8_E4M3": "float8_e4m3fn",
            "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 _NO_STREAM = ffi.cast("void*", 2**64 - 1)
 _uses = itertools.count(1)  # which use of weights came first
@@ -46,6 +46,12 @@ def _json(path: pathlib.Path, text: bytes) -> dict[str, Any]:
 
 def _safetensors(path: pathlib.Path) -> dict[str, Any]:
     """Names, dtypes, shapes and offsets that a .safetensors file, or an index of shards, declares."""
+    with open(path, "rb") as file:
+        begin = file.read(32)
+    for magic, what in _OTHERS:
+        # A header of 128 bytes begins as some pickles do.
+        if begin.startswith(magic) and begin[8:9] != b"{":
+            raise _malformed(path, f"is {what}")
     if path.suffix == ".json":
         index = _json(path, path.read_bytes()).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
@@ -53,11 +59,6 @@ def _safetensors(path: pathlib.Path) -> dict[str, Any]:
         found = {name: entry for file in sorted(set(index.values())) for name, entry in _safetensors(path.parent / file).items()}
         return {name: found[name] for name in index if name in found}
     with open(path, "rb") as file:
-        begin = file.read(32)
-        for magic, what in _OTHERS:
-            # A header of 128 bytes begins as some pickles do.
-            if begin.startswith(magic) and begin[8:9] != b"{":
-                raise _malformed(path, f"is {what}")
         length = int.from_bytes(begin[:8], "little")
         if len(begin) < 8 or length > _LARGEST_HEADER or 8 + length > path.stat().st_size:
             raise _malformed(path, "is no .safetensors file: its first 8 bytes do not tell the length of a header in it")

@@ -138,3 +138,55 @@ def test_arrays_of_a_switchers_model_are_copies(runtime):
             with switcher.iteration(member, timeout=60) as iteration:
                 kept.append(iteration.model.array(0, (32, 32)))
         assert (kept[0] == 3).all() and (kept[1] == 4).all() and not kept[0].flags.writeable
+
+
+def granule_of(session):
+    with session.range("1M") as probe:
+        return probe.info()["granule_bytes"]
+
+
+def test_ranges_as_arrays_on_the_host():
+    with gpushare.Runtime("host") as runtime:
+        session = runtime.open_session("kv", memory="64M")
+        granule = granule_of(session)
+        kv = session.range(1 << 36)  # more than the machine has: addresses alone
+        with pytest.raises(gpushare.InvalidState, match="not all committed"):
+            kv.array((4,))
+        kv.commit(granule, 2 * granule)
+        pages = kv.array((2, granule // 4), np.float32, offset=granule)
+        pages[:] = [[1], [2]]
+        for offset, count in ((0, 1), (granule - 4, 2), (3 * granule - 4, 2), (-4, 1), (1 << 36, 1)):
+            with pytest.raises(gpushare.InvalidState):
+                kv.array((count,), np.float32, offset=offset)
+        assert kv.array((1,), offset=2 * granule)[0] == 2 and np.from_dlpack(gpushare._arrays.DeviceArray(kv._memory, (1,), offset=granule))[0] == 1
+        kv.decommit(granule, granule)
+        assert kv.info()["committed_bytes"] == granule
+        assert (pages[0] == 1).all() and (pages[1] == 2).all()  # an array keeps its bytes
+        del pages
+        gc.collect()
+        kv.decommit(2 * granule, granule)
+        kv.commit(granule, granule)
+        last = kv.array((granule,), np.uint8, offset=granule)
+        last[:] = 3
+        kv.close()
+        with pytest.raises(gpushare.InvalidState):
+            kv.array((1,), offset=granule)
+    assert (last == 3).all()
+
+
+@needs_standin
+def test_ranges_as_arrays_on_a_gpu(gpu):
+    session = gpu.open_session("kv", memory="64M")
+    granule = granule_of(session)
+    kv = session.range(8 * granule)
+    kv.commit(0, 2 * granule)
+    library = Library(kv.array((16,), offset=granule))
+    assert library.address == kv.info()["address"] + granule and kv.array((1,)).__dlpack_device__() == (2, 0)
+    kv.decommit(0, granule)
+    with pytest.raises(gpushare.InvalidState, match="another library uses"):
+        kv.decommit(granule, granule)
+    kv.close()
+    assert session.info()["promised_persistent_bytes"] == granule  # closed with its last array
+    del library
+    gc.collect()
+    assert session.info()["promised_persistent_bytes"] == 0

@@ -160,6 +160,6 @@ import sys, types
 sys.modules["scikit_build_core"] = package = types.ModuleType("scikit_build_core")
 sys.modules["scikit_build_core.build"] = package.build = types.ModuleType("scikit_build_core.build")
 import build_backend
-build_backend.build_wheel("/nowhere")
+build_backend._check_packages()
 """], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 1 and done.stderr == "gpushare: packages are missing; install them first: sudo apt-get install libcli11-dev\n", done.stderr

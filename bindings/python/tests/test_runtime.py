@@ -445,11 +445,18 @@ def test_errors_name_what_is_wrong(runtime):
         runtime.open_session("x", no_such_option=1)
 
 
-def test_sizes_are_bytes_or_texts():
+def test_sizes_are_bytes_or_texts_with_a_unit(runtime):
+    """As the tool takes them: tests/unit/base/base_test.cpp."""
     from gpushare._values import size_in_bytes
 
-    assert [size_in_bytes(size) for size in (5, "5", "2K", "1.5M", "8G", "8GiB", "1 g")] == [
-        5, 5, 2048, 1536 * 1024, 8 * 2**30, 8 * 2**30, 2**30]
+    for size, expected in ((5, 5), ("0", 0), ("5B", 5), ("2K", 2048), ("1.5M", 1536 * 1024), ("8G", 8 * 2**30), ("8GiB", 8 * 2**30), ("1 G", 2**30),
+                           ("16GB", 16 * 10**9), ("2kB", 2000), ("2KB", 2000), ("3T", 3 * 2**40), ("8EiB", 2**63), ("9007199254740993B", 2**53 + 1)):
+        assert size_in_bytes(size) == expected, size
+    for size in ("8", "8.", "1.5", "16384", "8g", "8 apples", "", "G", "-1G", "1e3M", "1..5G", "8GiBs", "9EiB", "nan", "inf", " 8G", "8G\n", "\u0668G", -1, 2**65):
+        with pytest.raises(gpushare.InvalidArgument, match="size"):
+            size_in_bytes(size)
+    with pytest.raises(gpushare.InvalidArgument, match="'8' has no unit: '8GiB' or '8B'"):
+        runtime.open_session("x", memory="8")
 
 
 def test_closing(runtime):

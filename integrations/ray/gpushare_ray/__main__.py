@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Optional
 
@@ -28,7 +29,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
             print("stopped" if daemon.stop_daemon() else "no daemon answers")
             return 0
         if options.command == "start":
-            present = daemon.ensure_daemon(options.device, options.gpus, options.capacity, options.lanes)
+            present = daemon.ensure_daemon(options.device, options.gpus, options.capacity, options.lanes,
+                                           visible=daemon.gpu_list(os.environ.get("CUDA_VISIBLE_DEVICES")))
         else:
             present = daemon.status()
             if present is None:

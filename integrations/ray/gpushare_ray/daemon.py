@@ -43,6 +43,20 @@ def status(timeout_s: float = 10) -> Optional[dict[str, Any]]:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
+def visible_gpus(pid: int) -> Optional[list[str]]:
+    """CUDA_VISIBLE_DEVICES of the daemon, which gives its cuda:0, cuda:1, ... their order; None: all, by number."""
+    try:
+        began_with = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # another user's daemon
+        return None
+    return next((gpu_list(entry.partition(b"=")[2].decode(errors="replace")) for entry in began_with if entry.startswith(b"CUDA_VISIBLE_DEVICES=")), None)
+
+
+def gpu_list(text: Optional[str]) -> Optional[list[str]]:
+    """The entries of CUDA_VISIBLE_DEVICES: numbers, UUIDs, MIG instances. None if it is not set or empty."""
+    return [entry.strip() for entry in (text or "").split(",") if entry.strip()] or None
+
+
 def device_names(device: str, gpus: int, capacity_bytes: int) -> list[str]:
     """The daemon's devices for Ray's GPUs 0 to gpus - 1. Host devices differ in their size, since a device is found by its name."""
     if device == "cuda":
@@ -53,9 +67,10 @@ def device_names(device: str, gpus: int, capacity_bytes: int) -> list[str]:
 
 
 def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushare.Bytes = 0, lanes: int = 1,
-                  timeout_s: float = 60) -> dict[str, Any]:
+                  timeout_s: float = 60, visible: Optional[list[str]] = None) -> dict[str, Any]:
     """Returns the daemon's status, and starts one if none answers: with a device for each of the node's `gpus`.
 
+    `visible`: the node's GPUs as the CUDA_VISIBLE_DEVICES of `ray start` named them; None: all, by number.
     `device`: 'cuda', 'host', or None: cuda where there is one. `capacity`: memory of each device; 0: what is free (1 GiB on the host).
     Several programs may call it at once: one daemon serves the socket, the others find it. Raises gpushare.Unavailable.
     """
@@ -80,6 +95,8 @@ def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushar
     between = ("import subprocess, sys; log = open(sys.argv[1], 'ab');"
                "subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)")
     environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
+    if visible:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     subprocess.run([sys.executable, "-c", between, str(log), *command], check=True, env=environment, cwd="/")
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:

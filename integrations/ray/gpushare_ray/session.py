@@ -17,6 +17,7 @@ from . import board, daemon
 
 _log = logging.getLogger("gpushare.ray")
 _environment = threading.Lock()
+_GRANULE_BYTES = 2 << 20
 
 
 def _assigned(index: int) -> tuple[str, float]:
@@ -41,15 +42,42 @@ def _node_gpus() -> int:
     return next((max(1, int(node["Resources"].get("GPU", 1))) for node in ray.nodes() if node["NodeID"] == here), 1)
 
 
-def device_of(gpu: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
-    """The daemon's device behind Ray's GPU: cuda:<id>, else the daemon's device of that position. Raises gpushare.NotFound."""
-    for device in devices:
-        if device["device"] == f"cuda:{gpu}":
-            return device
-    if gpu.isdigit() and int(gpu) < len(devices):
-        return devices[int(gpu)]
-    raise gpushare.NotFound(f"Ray's GPU {gpu} has no device at the daemon, which has {', '.join(device['device'] for device in devices)}: "
-                            "start it with --gpus as many as the node declares", gpushare.lib.GPUSHARE_NOT_FOUND)
+def _node_ids() -> Optional[list[str]]:
+    """The node's GPUs as the CUDA_VISIBLE_DEVICES of `ray start` named them, in Ray's order; None: all, by number."""
+    import ray
+
+    worker = getattr(getattr(getattr(ray, "_private", None), "worker", None), "global_worker", None)
+    ids = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
+    return [str(each) for each in ids] if ids else None
+
+
+def _position(gpu: str, ids: list[str]) -> Optional[int]:
+    """Where a GPU stands in CUDA_VISIBLE_DEVICES, in which a UUID may be cut to its first digits."""
+    named = [number for number, each in enumerate(ids)
+             if each == gpu or (each.startswith(("GPU-", "MIG-")) and min(len(each), len(gpu)) > 4 and (gpu.startswith(each) or each.startswith(gpu)))]
+    return named[0] if len(named) == 1 else None
+
+
+def device_of(gpu: str, devices: list[dict[str, Any]], visible: Optional[list[str]] = None, node: Optional[list[str]] = None) -> dict[str, Any]:
+    """The daemon's device behind Ray's GPU: a number, a UUID or a MIG instance. Raises gpushare.NotFound.
+
+    `visible`: the GPUs that CUDA shows the daemon, as its cuda:0, cuda:1, ...; `node`: those that Ray sees on the node. None: all, by number.
+    """
+    named = {device["device"]: device for device in devices}
+    if any(name.startswith("cuda:") for name in named):
+        number = _position(gpu, visible) if visible else int(gpu) if gpu.isdigit() else None
+        found = named.get(f"cuda:{number}")
+        if found is not None:
+            return found
+        if visible is None and gpu.isdigit() and int(gpu) < len(devices):
+            return devices[int(gpu)]
+    else:  # host devices, one for each GPU that the node declares
+        number = _position(gpu, node) if node else int(gpu) if gpu.isdigit() else None
+        if number is not None and number < len(devices):
+            return devices[number]
+    shown = f", to which CUDA_VISIBLE_DEVICES shows {','.join(visible)}" if visible else ""
+    raise gpushare.NotFound(f"Ray's GPU {gpu} has no device at the daemon, which has {', '.join(named)}{shown}: start the daemon with --gpus as many as the "
+                            "node declares, and with the CUDA_VISIBLE_DEVICES of `ray start`", gpushare.lib.GPUSHARE_NOT_FOUND)
 
 
 class RaySession:
@@ -59,9 +87,14 @@ class RaySession:
     """
 
     def __init__(self, gpu: str, fraction: float, memory: gpushare.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
-        device = device_of(gpu, (daemon.status() or daemon.ensure_daemon(gpus=_node_gpus()))["devices"])
+        node = _node_ids()
+        status = daemon.status() or daemon.ensure_daemon(gpus=_node_gpus(), visible=node)
+        visible = daemon.visible_gpus(status["pid"])
+        device = device_of(gpu, status["devices"], visible, node)
         self.gpu, self.fraction = gpu, fraction
         allowed = int(device["capacity_bytes"] * fraction)
+        if allowed > _GRANULE_BYTES:  # promises are made of whole granules: n parts rounded up would not all fit
+            allowed -= allowed % _GRANULE_BYTES
         wanted = gpushare.size_in_bytes(memory)
         if wanted > allowed:
             raise gpushare.QuotaExceeded(f"memory={memory!r} is more than Ray assigned: {fraction:g} of GPU {gpu}, which is {allowed} of "
@@ -76,8 +109,11 @@ class RaySession:
         changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": f"{self.memory_limit}B"}
         with _environment:  # the runtime reads its limits from there when it opens
             if device["device"].startswith("cuda:"):
-                # Ray shows a worker its own GPUs only, numbered anew; the daemon's numbers are the node's. In force where CUDA has not started.
-                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                # Ray shows a worker its own GPUs only, numbered anew; here they have the daemon's numbers. In force where CUDA has not started.
+                if visible:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+                else:
+                    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             before = {key: os.environ.get(key) for key in changed}
             os.environ.update(changed)
             try:

@@ -2,7 +2,10 @@
 import asyncio
 import gc
 import inspect
+import pathlib
+import re
 import time
+import types
 
 import gpushare
 import pytest
@@ -173,6 +176,37 @@ def test_devices_are_found_by_name_before_position():
         device_of("GPU-abc", devices)
 
 
+def test_device_ids_of_all_forms():
+    cuda, host = ([{"device": f"{kind}{number}"} for number in range(2)] for kind in ("cuda:", "host?total_bytes="))
+    whole, mig = "GPU-8f1c2ab9-4a6d-1111-2222-333344445555", "MIG-0d3f9a77-aaaa-bbbb-cccc-ddddeeeeffff"
+    for ids in (["5", "3"], ["1", "0"], [whole, mig], ["GPU-8f1c", "MIG-0d3f"], [whole, "7"]):
+        for number, given in enumerate(ids):
+            assert device_of(given, cuda, visible=ids) is cuda[number]  # the daemon's first is the first that CUDA shows it
+            assert device_of(given, host, node=ids) is host[number]
+    assert device_of(whole, cuda, visible=["GPU-8f1c", "GPU-9"]) is cuda[0]  # Ray has the name in full, or cut
+    assert device_of("GPU-8f1c", cuda, visible=["GPU-9", whole]) is cuda[1]
+    for given, visible in (("2", ["5", "3"]), ("GPU-77", [whole, mig]), ("GPU-", [whole, mig]), ("GPU-8f1c", ["GPU-8f1c2", "GPU-8f1c3"]), (whole, None)):
+        with pytest.raises(gpushare.NotFound, match="CUDA_VISIBLE_DEVICES of `ray start`"):
+            device_of(given, cuda, visible=visible)
+    with pytest.raises(gpushare.NotFound):
+        device_of("GPU-77", host, node=[whole, mig])
+
+
+def test_the_daemon_sees_what_ray_sees(daemon, ray, monkeypatch):
+    """Ray was started with CUDA_VISIBLE_DEVICES, and the first session starts the daemon."""
+    monkeypatch.setattr(daemon.gpushare, "devices", lambda: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb")  # as Ray has it in a worker that it assigned one GPU
+    ids = ["GPU-aaaa", "GPU-bbbb"]
+    worker = types.SimpleNamespace(original_visible_accelerator_ids={"GPU": ids})
+    monkeypatch.setattr(ray, "_private", types.SimpleNamespace(worker=types.SimpleNamespace(global_worker=worker)), raising=False)
+    ray.resources, ray.ids = {"GPU": 0.5}, ["GPU-bbbb"]
+    with gpushare_ray.open_session("first") as session:
+        status = daemon.status()
+        assert daemon.visible_gpus(status["pid"]) == ids and len(status["devices"]) == 2
+        assert [entry["device"] for entry in daemon.status()["sessions"]] == [status["devices"][1]["device"]] and session.gpu == "GPU-bbbb"
+    assert daemon.visible_gpus(2**22 + 1) is None and daemon.gpu_list(" 0, GPU-a ,") == ["0", "GPU-a"] and daemon.gpu_list("") is None
+
+
 def test_a_trial_follows_its_weight(node, ray):
     ray.trial = "trial-1"
     actor = ray.remote()(board.Board).options(board.NAME, board.NAMESPACE, True).remote()
@@ -201,3 +235,39 @@ def test_the_board_wakes_who_waits():
         assert (await made.next_weight("a", 1, {}, timeout_s=0.01))[0] == 1  # the same weight is no change
 
     asyncio.run(play())
+
+
+def test_the_pages_sessions_run_as_they_are_printed(daemon, ray, monkeypatch):
+    """The first snippet of docs/ray.md; scripts/test-ray runs both with Ray itself."""
+    daemon.ensure_daemon("host", 1, "3G")
+
+    def remote(num_gpus):
+        def call(thing, arguments):
+            ray.resources, ray.ids = {"GPU": num_gpus}, ["0"]
+            return thing(*arguments)
+
+        return lambda thing: types.SimpleNamespace(remote=lambda *arguments: call(thing, arguments))
+
+    monkeypatch.setattr(ray, "remote", remote, raising=False)
+    monkeypatch.setattr(ray, "init", lambda num_gpus: None, raising=False)
+    page = (pathlib.Path(__file__).resolve().parents[3] / "docs/ray.md").read_text(encoding="utf-8")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    server = names["Server"].remote()
+    assert server.session.memory_limit == 2 << 30 and server.session.weight == 0.75
+    server.session.close()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 16])
+def test_all_parts_of_a_device_can_be_used_in_full(node, ray, parts):
+    ray.resources = {"GPU": int(10000 / parts) / 10000}  # Ray counts in ten-thousandths
+    opened = [gpushare_ray.open_session(f"part-{number}") for number in range(parts)]
+    try:
+        blocks = [session.alloc(session.memory_limit) for session in opened]
+        for session in opened:
+            with pytest.raises(gpushare.OutOfMemory):
+                session.alloc(1)
+        assert sum(block.nbytes for block in blocks) > (64 << 20) - parts * (2 << 20)  # nothing is lost but parts of granules
+    finally:
+        for session in opened:
+            session.close()

@@ -52,7 +52,17 @@ TEST_CASE("a header that lies is refused by name") {
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "span"},
       {R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", "truncated"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "cover"},
-      {R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", "dtype"},
+      {R"({"a":{"dtype":"","shape":[2],"data_offsets":[0,8]}})", "dtype"},
+      {R"({"a":{"dtype":"f32","shape":[2],"data_offsets":[0,8]}})", "dtype"},
+      {R"({"a":{"dtype":"F32\n","shape":[2],"data_offsets":[0,8]}})", "dtype"},
+      {R"({"a":{"dtype":"F123456789012345678901234567890123","shape":[2],"data_offsets":[0,8]}})", "dtype"},
+      {R"({"a":{"dtype":"NEW7","shape":[3],"data_offsets":[0,8]}})", "whole number of bits"},
+      {R"({"a":{"dtype":"NEW7","shape":[65],"data_offsets":[0,8]}})", "whole number of bits"},
+      {R"({"a":{"dtype":"NEW7","shape":[0],"data_offsets":[0,8]}})", "whole number of bits"},
+      {R"({"a":{"dtype":"C64","shape":[2],"data_offsets":[0,8]}})", "64 bits"},
+      {R"({"a":{"dtype":"F4","shape":[15],"data_offsets":[0,8]}})", "4 bits"},
+      {R"({"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}})", "span"},
+      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,2305843009213693952]}})", "span"},
       {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", "overflow"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}})", "span"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
@@ -82,6 +92,51 @@ TEST_CASE("a header that lies is refused by name") {
     REQUIRE(model.status().code() == GPUSHARE_MALFORMED_INPUT);
     CHECK(model.status().message().find(each.says) != std::string::npos);
   }
+}
+
+TEST_CASE("every type that files have is taken, unknown ones by their size") {
+  struct Case {
+    const char* dtype;
+    int elements;  // of 24 bytes
+  };
+  for (const Case& each : {Case{"F4", 48},
+                           {"F6_E2M3", 32},
+                           {"F6_E3M2", 32},
+                           {"F8_E8M0", 24},
+                           {"F8_E4M3FNUZ", 24},
+                           {"BF16", 12},
+                           {"C64", 3},
+                           {"NEW_TYPE", 8},
+                           {"I4", 48},
+                           {"F48", 4}}) {
+    INFO(each.dtype);
+    const std::string json = std::string(R"({"a":{"dtype":")") + each.dtype + R"(","shape":[)" +
+                             std::to_string(each.elements) + R"(],"data_offsets":[0,24]}})";
+    const auto model = loader::parse_safetensors_header(json, 8 + json.size() + 24);
+    REQUIRE(model.ok());
+    CHECK(model->tensors.front().dtype == each.dtype);
+    CHECK(model->bytes == 24);
+  }
+}
+
+TEST_CASE("files of other formats are named for what they are") {
+  const test::ModelFolder folder;
+  const std::pair<std::string, const char*> cases[] = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"},
+      {std::string("PK\x03\x04") + std::string(60, '\0'), "PyTorch checkpoint"},
+      {std::string("\x80\x02") + std::string(60, '\0'), "pickle"},
+      {"\x80", "pickle"},
+      {"GGUF" + std::string(60, '\0'), "GGUF"},
+  };
+  for (const auto& [content, says] : cases)
+    for (const char* name : {"other.safetensors", "other.safetensors.index.json"}) {
+      const auto model = loader::read_model(folder.write(name, content));
+      REQUIRE(model.status().code() == GPUSHARE_MALFORMED_INPUT);
+      CHECK(model.status().message().find(says) != std::string::npos);
+    }
+  std::string header = R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})";
+  header.resize(128, ' ');  // its length is the first byte of a pickle
+  CHECK(loader::read_model(folder.write("header.safetensors", file_of(header, 1))).ok());
 }
 
 TEST_CASE("a file cut anywhere is refused, never read beyond its end") {
