@@ -268,10 +268,11 @@ base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* c
               base::format("va_map: offset %llu and size %llu pass the memory's end, %llu", hex(offset),
                            hex(bytes), hex(held))};
     }
-    if (it->second->shared && offset > 0) {
+    if (it->second->shared && bytes != held) {
       return {GPUSHARE_UNSUPPORTED,
-              base::format("va_map: shared memory is mapped from its start: CUDA accepts no offset, not %llu",
-                           hex(offset))};
+              base::format("va_map: shared memory is mapped as a whole, %llu bytes: CUDA maps no part of a "
+                           "handle, such as %llu bytes from %llu on",
+                           hex(held), hex(bytes), hex(offset))};
     }
     if (it->second->shared && count > 1)
       return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: shared memory is mapped by va_map"};

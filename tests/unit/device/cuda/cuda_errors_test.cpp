@@ -415,7 +415,7 @@ TEST_CASE("memory of other users of the context can be copied and filled, memory
   check_clean();
 }
 
-TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no support", "[cuda]") {
+TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no parts, no support", "[cuda]") {
   auto device = open("total_bytes=64MiB&pool_bytes=64MiB");
   const uint64_t granule = device->info().mapping_granularity_bytes;
   REQUIRE(device->can(GPUSHARE_DEVICE_CAP_IPC));
@@ -428,16 +428,18 @@ TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no 
   CHECK(device->phys_create(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   standin_fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_SUPPORTED);
   CHECK(device->phys_export(*shared, GPUSHARE_ACCESS_READ).status().code() == GPUSHARE_IO_ERROR);
-  const auto range = device->va_reserve(2 * granule);
+  const auto range = device->va_reserve(32 * granule);
   REQUIRE_OK(range.status());
-  const Status offset = device->va_map(*range, granule, *shared, granule);
-  CHECK(offset.code() == GPUSHARE_UNSUPPORTED);
-  CHECK(mentions(offset, "from its start"));
+  for (const uint64_t from : {uint64_t{0}, granule}) {
+    const Status part = device->va_map(*range, granule, *shared, from);
+    CHECK(part.code() == GPUSHARE_UNSUPPORTED);
+    CHECK(mentions(part, "as a whole"));
+  }
   standin_fail_call("cuMemMap", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  CHECK(device->va_map(*range, granule, *shared, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  REQUIRE_OK(device->va_map(*range, granule, *shared, 0));
-  REQUIRE_OK(device->va_unmap(*range, granule));
-  REQUIRE_OK(device->va_free(*range, 2 * granule));
+  CHECK(device->va_map(*range, 32 * granule, *shared, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, 32 * granule, *shared, 0));
+  REQUIRE_OK(device->va_unmap(*range, 32 * granule));
+  REQUIRE_OK(device->va_free(*range, 32 * granule));
   REQUIRE_OK(device->phys_release(*shared));
   standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(device->phys_create_shared(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
