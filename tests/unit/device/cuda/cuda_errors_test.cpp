@@ -460,3 +460,45 @@ TEST_CASE("the toolkit's stub of libcuda is named for what it is", "[cuda]") {
   CHECK(mentions(refused, "LD_LIBRARY_PATH"));
   CHECK_FALSE(mentions(refused, "lacks"));
 }
+
+TEST_CASE("host memory behind device addresses is there where the driver really gives it", "[cuda]") {
+  const auto configure = [](const char* key, int64_t value) {
+    REQUIRE(standin_configure(key, static_cast<uint64_t>(value)) == 0);
+  };
+  struct Machine {
+    const char* key;
+    int64_t value, usual;
+    bool can;
+  };
+  const Machine machines[] = {
+      {"host_numa_id", -1, 0, true},           // no nodes: that of node 0
+      {"host_numa_id", 1, 0, true},            //
+      {"host_numa_memory", 0, 1, false},       // attribute 141
+      {"driver_version", 12020, 13000, true},  // has the memory, but not attribute 141
+      {"driver_version", 12010, 13000, false},
+      {"host_create_fails", CUDA_ERROR_NOT_SUPPORTED, 0, false},
+      {"host_create_fails", CUDA_ERROR_OUT_OF_MEMORY, 0, false}};
+  for (const Machine& machine : machines) {
+    INFO(machine.key << " = " << machine.value);
+    configure(machine.key, machine.value);
+    auto device = open();
+    CHECK(device->can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL) == machine.can);
+    const uint64_t granule = device->info().mapping_granularity_bytes;
+    const auto memory = device->phys_create_host(granule);
+    CHECK(memory.status().code() == (machine.can ? GPUSHARE_OK : GPUSHARE_UNSUPPORTED));
+    if (memory.ok()) REQUIRE_OK(device->phys_release(*memory));
+    REQUIRE_OK(device->close());
+    configure(machine.key, machine.usual);
+  }
+  // It fails later.
+  auto device = open();
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  configure("host_create_fails", CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->phys_create_host(granule).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  configure("host_create_fails", CUDA_ERROR_INVALID_DEVICE);
+  CHECK(device->phys_create_host(granule).status().code() == GPUSHARE_UNSUPPORTED);
+  configure("host_create_fails", 0);
+  REQUIRE_OK(device->phys_release(*device->phys_create_host(granule)));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
