@@ -38,6 +38,9 @@ int main(int argc, char** argv) {
   std::vector<int> only;
   app.add_flag("--require-gpu", require_gpu, "fail when there is no GPU");
   app.add_flag("--quick", quick, "few repeats and little work: to see that it runs, not for figures");
+  int repeats = 0;
+  app.add_option("--repeats", repeats, "samples of each figure; unset: 21, or 3 with --quick")
+      ->check(CLI::Range(1, 1000));
   app.add_option("--json", json, "write the result as JSON to this file");
   app.add_option("--markdown", markdown, "write the result as a Markdown page to this file");
   bool add = false;
@@ -78,6 +81,7 @@ int main(int argc, char** argv) {
   }
   Settings settings;
   if (quick) settings = {3, 1u << 20, 20, 4, 1, 8u << 20, 32, ""};
+  if (repeats > 0) settings.repeats = repeats;
   char program[4096] = "";
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) settings.program = program;
   report.device = driver->device_name();

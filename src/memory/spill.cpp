@@ -80,8 +80,7 @@ uint64_t SpillStore::pinned_bytes() const {
   return plain_bytes_ + shared_.layout->host_bytes();
 }
 
-base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_t bytes) {
-  const bool tiered = shared_.layout->has_host_tier();
+base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_t bytes, bool tiered) {
   const uint64_t granule =
       tiered ? shared_.layout->granularity_bytes() : uint64_t{AddressIndex::kGranuleBytes};
   bytes = round_up(std::max(kPoolBytes, bytes), granule);
@@ -191,32 +190,36 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, K
   }
 }
 
+base::Result<SpillStore::Pool*> SpillStore::find_place(SpillOwner& tenant, const Request& request,
+                                                       bool tiered, BlockHandle* out_handle) {
+  for (auto& pool : pools_) {
+    if (pool->moving || (pool->memory == nullptr && (!tiered || pool->tenant != &tenant))) continue;
+    *out_handle = pool->heap.allocate(request.bytes, request.alignment, request.tag);
+    if (*out_handle) return pool.get();
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(Pool * pool, add_pool(tenant, request.bytes, tiered));
+  *out_handle = pool->heap.allocate(request.bytes, request.alignment, request.tag);
+  if (*out_handle) return pool;
+  return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the metadata of spilled blocks");
+}
+
 base::Result<Address> SpillStore::try_alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
                                             uint64_t alignment, FenceList* out_busy) {
   base::MutexLock lock(mutex_);
   sweep();
   Pool* found = nullptr;
   BlockHandle handle;
-  const uint64_t tag = BlockTag::make(kind, bytes);
-  for (auto& pool : pools_) {
-    if (pool->moving || (pool->memory == nullptr && pool->tenant != &tenant)) continue;
-    handle = pool->heap.allocate(bytes, alignment, tag);
-    if (handle) {
-      found = pool.get();
-      break;
-    }
-  }
-  if (found == nullptr) {
-    GPUSHARE_ASSIGN_OR_RETURN(found, add_pool(tenant, bytes));
-    handle = found->heap.allocate(bytes, alignment, tag);
-    if (!handle)
-      return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the metadata of spilled blocks");
-  }
-  const uint64_t size = found->heap.size_bytes(handle);
-  if (auto status = back(*found, handle.offset_bytes, size, out_busy); !status.ok()) {
+  uint64_t size = 0;
+  for (bool tiered = shared_.layout->has_host_tier();; tiered = false) {
+    GPUSHARE_ASSIGN_OR_RETURN(
+        found, find_place(tenant, {bytes, alignment, BlockTag::make(kind, bytes)}, tiered, &handle));
+    size = found->heap.size_bytes(handle);
+    base::Status status = back(*found, handle.offset_bytes, size, out_busy);
+    if (status.ok()) break;
     found->heap.free(handle);
     release_empty(false);
-    return status;
+    // A driver may give such memory at first and refuse it later: pinned memory does as well.
+    if (status.code() != GPUSHARE_UNSUPPORTED || !tiered) return status;
   }
   const Address address = found->base + handle.offset_bytes;
   try {

@@ -161,12 +161,19 @@ class SpillStore final : public BlockOwner {
     bool promoted;
     FenceList uses;
   };
+  struct Request {
+    uint64_t bytes, alignment, tag;
+  };
   struct Freed {
     Pool* pool;
     uint64_t offset;
     FenceList fences;
   };
-  base::Result<Pool*> add_pool(SpillOwner& tenant, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  // `tiered`: of granules that can come home, else of pinned memory.
+  base::Result<Pool*> add_pool(SpillOwner& tenant, uint64_t bytes, bool tiered) GPUSHARE_REQUIRES(mutex_);
+  // A pool with room for such a block and the block in it; host memory may not be behind it yet.
+  base::Result<Pool*> find_place(SpillOwner& tenant, const Request& request, bool tiered,
+                                 BlockHandle* out_handle) GPUSHARE_REQUIRES(mutex_);
   base::Status check_limit(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Host memory behind the granules of a block that have none, and the books of it.
   base::Status back(Pool& pool, uint64_t offset, uint64_t bytes, FenceList* out_busy)

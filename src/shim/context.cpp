@@ -193,12 +193,15 @@ void* look_again(void*) {
   for (;;) {
     const timespec pause{load_settings().look_ms / 1000, load_settings().look_ms % 1000 * 1'000'000L};
     nanosleep(&pause, nullptr);
-    if (moves()) continue;  // a block on its way is on the device twice for a moment
     for (int place = 0; place < kDevices; ++place) {
       if (load(g_addresses[place][0]) == 0) continue;
       uint64_t bytes = 0;
-      if (overhead_now(place, kept_by_pools(place), &bytes,
-                       [place](uint64_t* out) { return ask_process_bytes(g_addresses[place], out); }))
+      // A block on its way is on the device twice for a moment: what was asked meanwhile says nothing.
+      const uint64_t holds = ended_holds();
+      if (holds != kHeld &&
+          overhead_now(place, kept_by_pools(place), &bytes,
+                       [place](uint64_t* out) { return ask_process_bytes(g_addresses[place], out); }) &&
+          ended_holds() == holds)
         set_overhead(place, bytes);
     }
   }

@@ -48,6 +48,8 @@ struct alignas(64) Turn {
   uint64_t boundary_ns;   // what was used at the last guessed end of an iteration (boundaries.hpp)
   uint32_t over;          // 1: the quantum ends at such a place: no more work in it
   uint32_t polled;        // 1: the program has asked for the end of work that had not ended
+  uint32_t
+      most_alike;  // in flight also no more than so many pieces like the new one, but some; 0: no such bound
 };
 // A process's place at a device is that of the device on the group's page (books.hpp), or one more where the device has none.
 inline constexpr int kSeats = kDevices + 1;

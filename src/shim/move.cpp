@@ -7,17 +7,19 @@
 
 #include <cstring>
 
+#include "base/cuda_host_node.hpp"
 #include "shim/books.hpp"
 #include "shim/charged.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
+#include "shim/spill.hpp"
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
 
 // Attributes of a device, types of places.
-constexpr uint32_t kHasVirtualMemory = 102, kHostNode = 134, kHasHostMemory = 141;
+constexpr uint32_t kHasVirtualMemory = 102;
 constexpr int32_t kOnDevice = 1, kOnHostNode = 3;
 // At most so much moves at a time, home or out in a part, and for so long, but for a block that is larger: as
 // executor::kSpillMoveBytes and kSpillMoveNs.
@@ -54,34 +56,41 @@ Properties properties(int ordinal, bool on_host) {
   return all;
 }
 
+Result create(int ordinal, bool on_host, uint64_t size, uint64_t* out_handle) {
+  Properties asked = properties(ordinal, on_host);
+  return real(kEntry_cuMemCreate, out_handle, size, &asked, L{0});
+}
+
 uint64_t granularity(int place, int ordinal) {
   Able& able = g_able[place];
   if (load(able.asked) != 0) return able.granularity;
-  int value = 0;
-  const auto has = [&](uint32_t attribute) {
-    value = 0;
-    return real(kEntry_cuDeviceGetAttribute, &value, attribute, ordinal) == kSuccess && value != 0;
+  const auto attribute = [&](int number, int* value) {
+    return real(kEntry_cuDeviceGetAttribute, value, static_cast<uint32_t>(number), ordinal) == kSuccess;
   };
-  uint64_t step = 0, largest = 0;
-  if (has(kHasVirtualMemory) && has(kHasHostMemory)) {
-    has(kHostNode);
-    able.node = value > 0 ? value : 0;
-    for (int on_host = 0; on_host < 2; ++on_host) {
-      Properties asked = properties(ordinal, on_host != 0);
-      if (real(kEntry_cuMemGetAllocationGranularity, &step, &asked, 0U) != kSuccess || step == 0)
-        step = UINT64_MAX;
-      largest = step > largest ? step : largest;
-    }
+  const auto step_of = [&](bool on_host) {
+    uint64_t step = 0;
+    Properties asked = properties(ordinal, on_host);
+    const Result result = real(kEntry_cuMemGetAllocationGranularity, &step, &asked, 0U);
+    return result != kSuccess || step == 0 ? UINT64_MAX : step;
+  };
+  int has = 0;
+  uint64_t largest = 0;
+  if (attribute(kHasVirtualMemory, &has) && has != 0) {
+    const int node = base::find_host_node(attribute, [&](int asked) {
+      able.node = asked;
+      const uint64_t step = step_of(true);
+      uint64_t handle = 0;
+      return step <= kMovableBytes && create(ordinal, true, step, &handle) == kSuccess &&
+             real(kEntry_cuMemRelease, handle) == kSuccess;
+    });
+    const uint64_t of_device = step_of(false), of_host = node < 0 ? UINT64_MAX : step_of(true);
+    largest = of_device > of_host ? of_device : of_host;
   }
   able.granularity = largest > kMovableBytes ? 0 : largest;
   store(able.asked, 1);
   return able.granularity;
 }
 
-Result create(int ordinal, bool on_host, uint64_t size, uint64_t* out_handle) {
-  Properties asked = properties(ordinal, on_host);
-  return real(kEntry_cuMemCreate, out_handle, size, &asked, L{0});
-}
 // Devices whose memory others reach: by place, the places of those as bits.
 uint64_t g_reached[kDevices];
 
@@ -262,6 +271,13 @@ bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Resu
     range.lies = Lies::spilled;
     *out_result = create(ordinal, true, range.size, &range.handle);
     if (*out_result != kSuccess) discharge_host(range.place, range.size);
+    // Pinned memory does too, though it cannot come home.
+    if (*out_result != kSuccess && spill(at, bytes, out_address) == kSuccess) {
+      real(kEntry_cuMemAddressFree, range.begin, range.size);
+      *out_result = kSuccess;
+      return true;
+    }
+    if (*out_result != kSuccess) *out_result = kOutOfMemory;
   }
   if (*out_result == kSuccess) {
     *out_result = map(range.begin, range.size, range.handle, ordinal);

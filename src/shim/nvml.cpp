@@ -82,6 +82,13 @@ void* g_library = nullptr;
 void* library() {
   if (void* handle = load(g_library)) return handle;
   void* handle = libc_dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+  // The driver's folder may be none that the loader searches, as in containers; NVML is part of the driver.
+  const char* const slash = std::strrchr(driver_path(), '/');
+  char path[512];
+  if (handle == nullptr && slash != nullptr &&
+      std::snprintf(path, sizeof path, "%.*s/libnvidia-ml.so.1", static_cast<int>(slash - driver_path()),
+                    driver_path()) < static_cast<int>(sizeof path))
+    handle = libc_dlopen(path, RTLD_LAZY | RTLD_LOCAL);
   if (handle != nullptr) store(g_library, handle);
   return handle;
 }

@@ -113,13 +113,27 @@ bool take_range_of(uint64_t context, Range* out_range) {
   }
 }
 
+namespace {
+uint64_t g_holds, g_ended_holds;  // under the lock
+
+void hold(Range& range) {
+  range.held = true;
+  store(g_holds, g_holds + 1);
+}
+}  // namespace
+
+uint64_t ended_holds() {
+  const Locked lock(g_lock);
+  return g_holds == g_ended_holds ? g_ended_holds : kHeld;
+}
+
 bool hold_range(int place, uint64_t from, Lies lies, Range* out_range) {
   if (!has_ranges()) return false;
   const Locked lock(g_lock);
   for (uint64_t at = from == 0 ? 0 : position(from - 1); at < g_ranges_now; ++at) {
     Range& range = g_ranges[at];
     if (range.place != place || range.lies != lies || range.held) continue;
-    range.held = true;
+    hold(range);
     *out_range = range;
     return true;
   }
@@ -134,7 +148,7 @@ bool wait_range(int place, uint64_t from, Range* out_range) {
     while (at < g_ranges_now && g_ranges[at].place != place) ++at;
     if (at == g_ranges_now) return false;
     if (g_ranges[at].held) continue;
-    g_ranges[at].held = true;
+    hold(g_ranges[at]);
     *out_range = g_ranges[at];
     return true;
   }
@@ -146,6 +160,7 @@ void release_range(const Range& range) {
   count(there, false);
   there = range;
   there.held = false;
+  store(g_ended_holds, g_ended_holds + 1);
   count(there, true);
 }
 
@@ -166,6 +181,8 @@ uint64_t least_range(int place, Lies lies) {
 void forget_ranges_in_child() {
   store(g_lock, 0);
   store(g_ranges_now, 0);
+  store(g_holds, 0);
+  store(g_ended_holds, 0);
   std::memset(g_bytes, 0, sizeof g_bytes);
 }
 

@@ -53,6 +53,9 @@ bool hold_range(int place, uint64_t from, Lies lies, Range* out_range);
 void release_range(const Range& range);
 // The same wherever it lies, and where somebody holds it once that ends.
 bool wait_range(int place, uint64_t from, Range* out_range);
+// How many holds have ended; kHeld while one lasts. Where it is the same before and after, nothing has moved meanwhile.
+inline constexpr uint64_t kHeld = UINT64_MAX;
+uint64_t ended_holds();
 // Bytes of a device's ranges that lie there.
 uint64_t range_bytes(int place, Lies lies);
 // The size of the smallest of them; UINT64_MAX: there is none.

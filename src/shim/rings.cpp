@@ -204,7 +204,10 @@ Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number) 
   uint64_t& sum = without_event_ns(work, ring->seat);
   if (sparse) estimate_ns += __atomic_load_n(&sum, __ATOMIC_RELAXED);
   const uint64_t in_flight_ns = load(now.in_flight_ns);
-  const uint64_t most_ns = learned != 0 || sparse ? load(now.most_ns) : kMostUnmeasuredNs;
+  uint64_t most_ns = learned != 0 || sparse ? load(now.most_ns) : kMostUnmeasuredNs;
+  if (const uint64_t alike_ns = uint64_t{load(now.most_alike)} * learned;
+      alike_ns != 0 && most_ns > kMostUnmeasuredNs)
+    most_ns = alike_ns > kMostUnmeasuredNs ? (alike_ns < most_ns ? alike_ns : most_ns) : kMostUnmeasuredNs;
   uint64_t head = load(ring->head);
   // With one piece behind the one that runs the device does not wait for the host, however long they take.
   const bool next = sparse && head - load(ring->tail) <= 1;

@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <string>
 #include <thread>
 
 #include "executor/runtime.hpp"
@@ -26,6 +26,22 @@ namespace {
 int fail(const char* what, const base::Status& status) {
   std::fprintf(stderr, "session_worker: %s: %s\n", what, status.to_string().c_str());
   return 1;
+}
+
+// The bytes of the device, which the host cannot touch.
+base::Result<std::string> bytes_at(executor::Stream& stream, memory::Address address, uint64_t bytes) {
+  std::string found(bytes, '\0');
+  GPUSHARE_RETURN_IF_ERROR(
+      stream.copy(reinterpret_cast<uintptr_t>(found.data()), address, bytes, GPUSHARE_COPY_DEVICE_TO_HOST));
+  GPUSHARE_RETURN_IF_ERROR(stream.synchronize());
+  return found;
+}
+
+base::Status check_all(executor::Stream& stream, memory::Address address, uint64_t bytes, int value,
+                       const char* otherwise) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string found, bytes_at(stream, address, bytes));
+  if (test::all_are(found.data(), bytes, value)) return {};
+  return {GPUSHARE_INTERNAL, otherwise};
 }
 
 bool told_to_stop() {
@@ -59,7 +75,6 @@ int main(int argc, char** argv) {
   if (!session.ok()) return fail("open_session", session.status());
   const auto block = (*session)->alloc(memory::Kind::kModel, wanted.persistent_bytes, 0);
   if (!block.ok()) return fail("alloc", block.status());
-  auto* const weights = reinterpret_cast<unsigned char*>(*block);
   std::shared_ptr<executor::SharedImage> image;
   if (argc == 10) {
     executor::SharedImageOptions open;
@@ -78,33 +93,43 @@ int main(int argc, char** argv) {
       continue;
     }
     if (!iteration.ok()) return fail("begin", iteration.status());
-    const int before = static_cast<int>(done % 251), after = static_cast<int>((done + 1) % 251);
+    const auto before = static_cast<uint8_t>(done % 251), after = static_cast<uint8_t>((done + 1) % 251);
+    auto stream = (*iteration)->stream();
+    if (!stream.ok()) return fail("stream", stream.status());
+    const auto fill = [&](memory::Address address, uint8_t value, uint64_t bytes) {
+      return (*stream)->fill(address, value, bytes);
+    };
     // The first values are written here and not after alloc(): between iterations the session may be paged out.
-    if (done == 0) std::memset(weights, before, wanted.persistent_bytes);
-    if (!test::all_are(weights, wanted.persistent_bytes, before))
-      return fail("state", {GPUSHARE_INTERNAL, "the session's persistent bytes are others"});
-    std::memset(weights, after, wanted.persistent_bytes);
+    if (done == 0)
+      if (const auto filled = fill(*block, before, wanted.persistent_bytes); !filled.ok())
+        return fail("fill", filled);
+    if (const auto same = check_all(**stream, *block, wanted.persistent_bytes, before,
+                                    "the session's persistent bytes are others");
+        !same.ok())
+      return fail("state", same);
+    if (const auto filled = fill(*block, after, wanted.persistent_bytes); !filled.ok())
+      return fail("fill", filled);
     if (image != nullptr) {
       uint64_t sum = test::checksum(nullptr, 0);
       for (uint32_t i = 0; i < image->layers().size(); ++i) {
         const client::TableLayer& layer = image->layers()[i];
         if (const base::Status there = image->wait(i, i + 1, GPUSHARE_NO_TIMEOUT); !there.ok())
           return fail("wait", there);
-        sum = test::checksum(reinterpret_cast<const void*>(image->address() + layer.offset_bytes),
-                             layer.bytes, sum);
+        const auto bytes = bytes_at(**stream, image->address() + layer.offset_bytes, layer.bytes);
+        if (!bytes.ok()) return fail("copy", bytes.status());
+        sum = test::checksum(bytes->data(), layer.bytes, sum);
       }
       if (sum != std::strtoull(argv[9], nullptr, 10))
         return fail("image", {GPUSHARE_INTERNAL, "the image's bytes are others"});
     }
-    void* scratch = nullptr;
+    memory::Address scratch = 0;
     if (wanted.ephemeral_bytes > 0) {
       const auto allocated = (*iteration)->alloc(wanted.ephemeral_bytes, 0);
       if (!allocated.ok()) return fail("scratch", allocated.status());
-      scratch = reinterpret_cast<void*>(*allocated);
-      std::memset(scratch, after, wanted.ephemeral_bytes);
+      scratch = *allocated;
+      if (const auto filled = fill(scratch, after, wanted.ephemeral_bytes); !filled.ok())
+        return fail("fill", filled);
     }
-    auto stream = (*iteration)->stream();
-    if (!stream.ok()) return fail("stream", stream.status());
     // On the stream, so that it is device time.
     auto spin = work;
     const base::Status launched = (*stream)->launch_host(
@@ -119,8 +144,11 @@ int main(int argc, char** argv) {
     if (const base::Status passed = (*stream)->synchronize(); !passed.ok())
       return fail("synchronize", passed);
     // In a shared lane others write it, in their turns.
-    if (!test::all_are(scratch, wanted.ephemeral_bytes, after))
-      return fail("scratch", {GPUSHARE_INTERNAL, "somebody else wrote it in this session's turn"});
+    if (wanted.ephemeral_bytes > 0)
+      if (const auto same = check_all(**stream, scratch, wanted.ephemeral_bytes, after,
+                                      "somebody else wrote it in this session's turn");
+          !same.ok())
+        return fail("scratch", same);
     if (const base::Status ended = (*iteration)->end(); !ended.ok()) return fail("end", ended);
     ++done;
   }

@@ -220,3 +220,16 @@ TEST_CASE("threads that get and free while blocks move find their bytes") {
   CHECK(on_device() + on_host() == 0);
   CHECK(free_bytes() == all);
 }
+
+TEST_CASE("what does not fit lies in pinned memory where the driver gives no memory of the host") {
+  const uint64_t all = free_bytes(), filler = get(1024);
+  control<decltype(&recorder_set_host_limit)>("recorder_set_host_limit")(0);
+  const uint64_t block = get(100);
+  CHECK(on_host() == 100 * kMiB);
+  CHECK(on_device() == 1024 * kMiB);
+  CHECK(give_back(block) == kSuccess);
+  CHECK(on_host() == 0);
+  control<decltype(&recorder_set_host_limit)>("recorder_set_host_limit")(UINT64_MAX);
+  CHECK(give_back(filler) == kSuccess);
+  CHECK(free_bytes() == all);
+}

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <vector>
 
 #include "shim/gate.hpp"
 #include "shim/table.hpp"
@@ -89,6 +90,32 @@ TEST_CASE("the device time that a program alone queues is bounded, and short wor
   CHECK(events <= 60);
   REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
   while (!drained(kSeat)) look_at_events(kSeat, true);
+
+  // In a turn that others wait for: up to its end, and sixteen pieces of one kind.
+  store(now.most_alike, 16U);
+  store(now.most_ns, 40'000'000);
+  const auto goes = [&](void* kernel, uint64_t turn_ns) {
+    store(now.budget_ns, load(now.used_ns) + turn_ns);
+    Work work{};
+    work.stream = reinterpret_cast<uint64_t>(stream);
+    work.signature = reinterpret_cast<uint64_t>(kernel) ^ uint64_t { 1 } << 20;
+    uint64_t number = 0;
+    std::vector<Piece*> went;
+    while (Piece* piece = reserve(work, ring, false, &number)) went.push_back(piece);
+    for (Piece* piece : went) end(*piece, kSeat, work, 1);
+    while (!drained(kSeat)) look_at_events(kSeat, true);
+    return went.size();
+  };
+  const size_t in_long_turn = goes(longs, 25'000'000), in_short_turn = goes(longs, 5'000'000);
+  CHECK(in_long_turn == 3);  // the last begins before the end
+  CHECK(in_short_turn == 1);
+  const size_t many_short = goes(shorts, 25'000'000);
+  CHECK(many_short >= 15);
+  CHECK(many_short <= 17);
+  const size_t until_end = goes(shorts, 100'000);
+  CHECK(until_end >= 4);
+  CHECK(until_end <= 7);
+  store(now.most_alike, 0U);
 }
 
 TEST_CASE("work that keeps the ring of events full is billed in full") {

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/log.hpp"
 #include "base/units.hpp"
 #include "device/cuda/nvml.hpp"
 #include "device/support/device_options.hpp"
@@ -22,6 +24,7 @@ struct DeviceOptions {
   std::string driver;
   uint64_t context = 0;
   WaitMode waits = WaitMode::kBlock;
+  uint64_t spin_us = 50;
   MemoryOptions memory;
 };
 
@@ -36,6 +39,7 @@ base::Result<DeviceOptions> read_options(const char* text) {
   GPUSHARE_ASSIGN_OR_RETURN(read.driver, options.get_string("driver", ""));
   GPUSHARE_ASSIGN_OR_RETURN(read.context, options.get_uint64("context", 0, 0, UINT64_MAX));
   GPUSHARE_ASSIGN_OR_RETURN(const std::string wait, options.get_string("wait", "block"));
+  GPUSHARE_ASSIGN_OR_RETURN(read.spin_us, options.get_uint64("spin_us", read.spin_us, 0, 60'000'000));
   const bool has_fraction = options.has("fraction");
   const bool has_gib = options.has("total_gib");
   const bool has_bytes = options.has("total_bytes");
@@ -82,6 +86,16 @@ uint32_t pci_address(const Driver& driver, api::CUdevice gpu) {
   return domain << 16 | bus << 8 | device << 3;
 }
 
+// The queues of the device that the driver gives a context; its streams share them. The driver reads the variable when it makes
+// the context.
+constexpr unsigned kMostQueues = 32;
+unsigned hardware_queues() {
+  constexpr unsigned kUsual = 8;
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int set = text == nullptr ? 0 : std::atoi(text);
+  return set <= 0 ? kUsual : std::min(static_cast<unsigned>(set), kMostQueues);
+}
+
 // While other threads take and return memory, a context cannot be measured; 20 ms in all.
 constexpr int kMostLooks = 100;
 constexpr std::chrono::microseconds kBetweenLooks{200};
@@ -93,15 +107,18 @@ base::Result<std::unique_ptr<Device>> Device::open(uint32_t index, const char* t
   GPUSHARE_ASSIGN_OR_RETURN(const Driver* driver, Driver::get(options.driver));
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::open(*driver, index, options.context));
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Memory> memory, Memory::open(*context, options.memory));
-  std::unique_ptr<Device> device(new Device(std::move(context), std::move(memory), options.waits));
+  std::unique_ptr<Device> device(
+      new Device(std::move(context), std::move(memory), options.waits, options.spin_us * 1000));
   GPUSHARE_RETURN_IF_ERROR(device->read_facts());
   return device;
 }
 
-Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits)
+Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits,
+               uint64_t spin_ns)
     : context_(std::move(context)),
       memory_(std::move(memory)),
       waits_(waits),
+      spin_ns_(spin_ns),
       events_(*context_, waits == WaitMode::kBlock),
       callback_waits_(*context_),
       partitions_(*context_) {}
@@ -236,9 +253,23 @@ base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partiti
         "cuGreenCtxStreamCreate"));
   }
   auto stream = std::make_unique<Stream>(*this, handle, partition);
-  base::MutexLock lock(mutex_);
   Stream* raw = stream.get();
-  streams_[raw] = std::move(stream);
+  size_t count = 0;
+  {
+    base::MutexLock lock(mutex_);
+    streams_[raw] = std::move(stream);
+    count = streams_.size();
+  }
+  // Once a device: when its streams begin to share queues.
+  const unsigned queues = hardware_queues();
+  if (count > queues && !told_of_queues_.exchange(true)) {
+    base::log(
+        base::kWarning,
+        base::format("cuda: %zu streams share the device's %u hardware queues, so that a lane that waits "
+                     "may hold up others; set CUDA_DEVICE_MAX_CONNECTIONS (at most %u) before the "
+                     "program's first use of CUDA, or use fewer lanes",
+                     count, queues, kMostQueues));
+  }
   return raw;
 }
 

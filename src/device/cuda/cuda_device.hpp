@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "base/flat_hash.hpp"
@@ -47,6 +48,8 @@ class Device {
   EventPool& events() { return events_; }
   PartitionTable& partitions() { return partitions_; }
   WaitMode waits() const { return waits_; }
+  // How long a wait asks before it sleeps.
+  uint64_t spin_ns() const { return spin_ns_; }
   CallbackWaits& callback_waits() { return callback_waits_; }
   base::Status check_lost() const { return context_->check_lost(); }
   NoFaults faults() const { return {}; }
@@ -67,16 +70,18 @@ class Device {
   base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
 
  private:
-  Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits);
+  Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits, uint64_t spin_ns);
   base::Status read_facts();
 
   const std::unique_ptr<Context> context_;
   const std::unique_ptr<Memory> memory_;
   const WaitMode waits_;
+  const uint64_t spin_ns_;
   EventPool events_;
   CallbackWaits callback_waits_;
   PartitionTable partitions_;
   gpushare_backend_device_info facts_{};  // fixed at open
+  std::atomic<bool> told_of_queues_{false};
 
   mutable base::Mutex mutex_;
   base::FlatHashMap<Stream*, std::unique_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);

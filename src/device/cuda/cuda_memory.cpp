@@ -5,6 +5,7 @@
 #include <atomic>
 #include <vector>
 
+#include "base/cuda_host_node.hpp"
 #include "base/round_up.hpp"
 #include "base/units.hpp"
 
@@ -45,6 +46,26 @@ Memory::QuietLook::QuietLook()
 
 bool Memory::QuietLook::was_quiet() const {
   return quiet_ && all().changes_under_way.load() == 0 && all().changes_ended.load() == ended_;
+}
+
+int Memory::host_node_of(const Driver& driver, api::CUdevice device, uint64_t granularity) {
+  const auto gives = [&](int node) {
+    const api::CUmemAllocationProp properties = host_properties(node);
+    size_t least = 0;
+    // A granule of the device must be whole granules of the host.
+    if (driver.cuMemGetAllocationGranularity(&least, &properties, api::CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
+            api::CUDA_SUCCESS ||
+        least == 0 || granularity % least != 0)
+      return false;
+    Granule granule = 0;
+    if (driver.cuMemCreate(&granule, granularity, &properties, 0) != api::CUDA_SUCCESS) return false;
+    return driver.cuMemRelease(granule) == api::CUDA_SUCCESS;
+  };
+  return base::find_host_node(
+      [&](int attribute, int* value) {
+        return driver.cuDeviceGetAttribute(value, attribute, device) == api::CUDA_SUCCESS;
+      },
+      gives);
 }
 
 base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const MemoryOptions& options) {
@@ -91,19 +112,7 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
     (void)driver.cuDeviceGetAttribute(
         &can_share, api::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, context.device());
   }
-  int host_node = -1;
-  if (granularity != 0 && driver.cuDeviceGetAttribute(&host_node, api::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
-                                                      context.device()) != api::CUDA_SUCCESS)
-    host_node = -1;
-  if (host_node >= 0) {
-    // Drivers before CUDA 12.2 know no such location; a granule of the device must be whole granules of the host.
-    const api::CUmemAllocationProp properties = host_properties(host_node);
-    size_t least = 0;
-    if (driver.cuMemGetAllocationGranularity(&least, &properties, api::CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
-            api::CUDA_SUCCESS ||
-        least == 0 || granularity % least != 0)
-      host_node = -1;
-  }
+  const int host_node = granularity == 0 ? -1 : host_node_of(driver, context.device(), granularity);
   return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity, can_share != 0, host_node));
 }
 

@@ -142,6 +142,8 @@ class Memory {
   api::CUresult give_access(Address address, uint64_t bytes, bool writable);
   api::CUmemAllocationProp granule_properties() const;
   static api::CUmemAllocationProp host_properties(int node);
+  // As base/cuda_host_node.hpp.
+  static int host_node_of(const Driver& driver, api::CUdevice device, uint64_t granularity);
 
   // Lives as long as the books and the driver may differ: from before an entry until after the driver's call for it.
   class Change {

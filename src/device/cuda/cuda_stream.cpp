@@ -267,7 +267,9 @@ base::Status Stream::sleep() {
   Context& context = device_.context();
   // cuStreamSynchronize waits as the context's owner chose, which may be spinning; only an event can be told
   // to sleep.
-  if (const api::CUresult now = context.driver().cuStreamQuery(handle_); now != api::CUDA_ERROR_NOT_READY)
+  if (const api::CUresult now =
+          ask_for(device_.spin_ns(), [&] { return context.driver().cuStreamQuery(handle_); });
+      now != api::CUDA_ERROR_NOT_READY)
     return context.status(now, "cuStreamQuery");
   GPUSHARE_ASSIGN_OR_RETURN(const api::CUevent event, device_.events().take(/*timing=*/false));
   const char* call = "cuEventRecord";
@@ -322,10 +324,16 @@ base::Status Event::synchronize() {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   CaptureRelaxed relaxed(context.driver());
+  const Driver& driver = context.driver();
+  if (device_.waits() != WaitMode::kSpin) {
+    // A question that fails says nothing of the event, which is waited for all the same.
+    const api::CUresult now = ask_for(device_.spin_ns(), [&] { return driver.cuEventQuery(handle_); });
+    if (now == api::CUDA_SUCCESS) return recorded.functions->failure(recorded.launched);
+    if (now != api::CUDA_ERROR_NOT_READY) (void)context.status(now, "cuEventQuery");  // it may be lost
+  }
   if (device_.waits() != WaitMode::kCallback || !device_.callback_waits().wait(handle_).ok()) {
     GPUSHARE_RETURN_IF_ERROR(context.check_lost());
-    GPUSHARE_RETURN_IF_ERROR(
-        context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
+    GPUSHARE_RETURN_IF_ERROR(context.status(driver.cuEventSynchronize(handle_), "cuEventSynchronize"));
   }
   return recorded.functions->failure(recorded.launched);
 }

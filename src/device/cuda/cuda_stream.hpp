@@ -4,9 +4,10 @@
 // iterations need many. A pooled CUevent may have been recorded for its last owner, so that each Event knows
 // itself whether it was recorded. Host functions. A function that throws fails its stream alone: later host
 // functions of the stream are skipped, and ops on it return CALLBACK_FAILED. Copies and kernels that are
-// enqueued already cannot be called back. Waits. With wait=block (the default) the thread sleeps in the driver;
-// with wait=spin it polls there, which reacts sooner and burns a core; with wait=callback it sleeps on a lock of
-// ours until a host function of the driver wakes it.
+// enqueued already cannot be called back. Waits. A thread asks for the first spin_us itself, since being woken takes
+// as long as much of the work that is waited for. Then, with wait=block (the default), it sleeps in the driver;
+// with wait=callback it sleeps on a lock of ours until a host function of the driver wakes it. With wait=spin it
+// polls in the driver from the start, which burns a core.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/cuda/cuda_context.hpp"
@@ -44,6 +46,16 @@ class EventPool {
 };
 
 enum class WaitMode { kBlock, kSpin, kCallback };
+
+// Asks until the driver answers otherwise than NOT_READY, or spin_ns are over. The last answer.
+template <class Query>
+api::CUresult ask_for(uint64_t spin_ns, Query query) {
+  api::CUresult now = query();
+  if (now != api::CUDA_ERROR_NOT_READY || spin_ns == 0) return now;
+  const base::Deadline until = base::Deadline::after(spin_ns);
+  while (now == api::CUDA_ERROR_NOT_READY && !until.passed()) now = query();
+  return now;
+}
 
 // Waits by host function: a stream of our own waits for the event on the device, the function behind it wakes the
 // thread. A host function on the event's own stream would come after everything enqueued there meanwhile. The

@@ -162,7 +162,7 @@ base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t byt
   GPUSHARE_RETURN_IF_ERROR(check_virtual());
   if (!can_place_on_host())
     return base::Status(GPUSHARE_UNSUPPORTED,
-                        "this driver or device maps no host memory behind device addresses (CUDA 12.2 on)");
+                        "this driver or machine maps no host memory behind device addresses (CUDA 12.2 on)");
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "phys_create_host of 0 bytes");
   GPUSHARE_RETURN_IF_ERROR(check_granules("phys_create_host: size", bytes));
   GPUSHARE_ENTER_CONTEXT(context_);
@@ -181,7 +181,12 @@ base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t byt
         return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                             "phys_create_host of " + base::format_bytes(bytes) + ": no host memory to pin",
                             result);
-      return context_.status(result, "cuMemCreate");
+      base::Status status = context_.status(result, "cuMemCreate");
+      if (context_.lost()) return status;
+      // It gave some at open and does no longer: callers make do with pinned memory.
+      return base::Status(GPUSHARE_UNSUPPORTED,
+                          "phys_create_host: the driver gives no memory of the host: " + status.message(),
+                          result);
     }
     memory->granules.push_back(granule);
   }
@@ -268,10 +273,11 @@ base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* c
               base::format("va_map: offset %llu and size %llu pass the memory's end, %llu", hex(offset),
                            hex(bytes), hex(held))};
     }
-    if (it->second->shared && offset > 0) {
+    if (it->second->shared && bytes != held) {
       return {GPUSHARE_UNSUPPORTED,
-              base::format("va_map: shared memory is mapped from its start: CUDA accepts no offset, not %llu",
-                           hex(offset))};
+              base::format("va_map: shared memory is mapped as a whole, %llu bytes: CUDA maps no part of a "
+                           "handle, such as %llu bytes from %llu on",
+                           hex(held), hex(bytes), hex(offset))};
     }
     if (it->second->shared && count > 1)
       return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: shared memory is mapped by va_map"};

@@ -19,6 +19,8 @@ Context* make_context(const std::string& call, int device) {
   context->born = call;
   context->device = device;
   context->multiprocessors = static_cast<unsigned>(w.setting("multiprocessors"));
+  context->hardware.resize(static_cast<size_t>(w.setting("hardware_queues")));
+  cost(Cost::kContext);
   w.contexts[context] = std::move(owned);
   context->legacy = make_stream(call + " (default stream)", context, 0, /*blocking=*/true);
   return context;
@@ -163,6 +165,7 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
   STANDIN_ENTRY(cuDeviceGetAttribute);
   if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
   World& w = world();
+  const uint64_t version = w.setting("driver_version");
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       *value = static_cast<int>(w.setting("multiprocessors"));
@@ -174,7 +177,20 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
       *value = w.setting("granularity_bytes") != 0 ? 1 : 0;
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
-      *value = w.setting("granularity_bytes") != 0 ? 0 : -1;
+      if (version < 12020) return CUDA_ERROR_INVALID_VALUE;
+      *value = static_cast<int>(static_cast<int64_t>(w.setting("host_numa_id")));
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
+      if (version < 12080) return CUDA_ERROR_INVALID_VALUE;
+      *value = w.setting("granularity_bytes") != 0 &&
+               w.setting(attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+                             ? "host_numa_memory"
+                             : "host_numa_pools") != 0;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      if (version < 13000) return CUDA_ERROR_INVALID_VALUE;
+      *value = w.setting("granularity_bytes") != 0 && w.setting("host_memory") != 0;
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:  // as cuDeviceGetPCIBusId says
       *value = device + 1;
@@ -461,7 +477,9 @@ STANDIN_API int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* 
   const std::lock_guard<std::mutex> lock(world().mutex);
   if (*count < 1) return 7;  // NVML_ERROR_INSUFFICIENT_SIZE
   *count = 1;
-  const Info info{static_cast<unsigned>(getpid()),
+  // Of another namespace, where the process has another number.
+  const bool listed = world().setting("nvml_lists_process") != 0;
+  const Info info{listed ? static_cast<unsigned>(getpid()) : 1,
                   used_here(static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1), 0, 0};
   std::memcpy(out_processes, &info, sizeof(info));
   return 0;

@@ -35,8 +35,9 @@ void read_environment(World& w) {
     const std::string pair = rest.substr(0, rest.find(','));
     rest = pair.size() < rest.size() ? rest.substr(pair.size() + 1) : "";
     const size_t equals = pair.find('=');
-    if (equals == std::string::npos ||
-        !set(w, pair.substr(0, equals), std::strtoull(pair.c_str() + equals + 1, nullptr, 10))) {
+    const std::string value = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    if (value.empty() ||
+        !set(w, pair.substr(0, equals), value == "h100" ? 1 : std::strtoull(value.c_str(), nullptr, 10))) {
       std::fprintf(stderr, "cuda stand-in: CUDA_STANDIN has '%s', which is no setting\n", pair.c_str());
       std::abort();
     }
@@ -75,6 +76,20 @@ World& world() {
                        {"driver_version", 13000},
                        {"other_user_bytes", 0},
                        {"context_bytes", 0},
+                       {"module_bytes", 64u << 10},
+                       {"page_bytes", 2ull << 20},
+                       {"fill", 1},
+                       {"hidden", 1},
+                       {"host_numa_id", 0},
+                       {"host_numa_memory", 1},
+                       {"host_numa_pools", 1},
+                       {"host_memory", 1},
+                       {"host_create_fails", 0},
+                       {"hardware_queues", 8},
+                       {"event_step_ns", 500},
+                       {"late_wake_ns", 0},
+                       {"nvml_lists_process", 1},
+                       {"costs", 0},
                        {"copy_bytes_per_s", 0},
                        {"pinned_limit_bytes", 0},
                        {"serial_host_functions", 1},
@@ -104,6 +119,18 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                    std::chrono::steady_clock::now().time_since_epoch())
                                    .count());
+}
+
+void cost(Cost what) {
+  static constexpr uint64_t kNs[] = {29'000, 8'000, 38'000, 34'000, 23'000, 300'000'000};
+  World& w = world();
+  if (w.setting("costs") != 0) w.cost_ns += kNs[static_cast<size_t>(what)];
+}
+
+void cost_of_pinning(uint64_t bytes) {
+  constexpr double kNsAByte = 0.4;
+  World& w = world();
+  if (w.setting("costs") != 0) w.cost_ns += static_cast<uint64_t>(kNsAByte * static_cast<double>(bytes));
 }
 
 void record_misuse(const std::string& call, const std::string& what) {
@@ -283,6 +310,16 @@ STANDIN_API size_t standin_leaks(char* text, size_t size) {
   const size_t count = standin::list_leaks(&all);
   if (size > 0) std::snprintf(text, size, "%s", all.c_str());
   return count;
+}
+
+STANDIN_API uint64_t standin_cost_ns(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().cost_ns;
+}
+
+STANDIN_API void* standin_storage(uint64_t address) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return reinterpret_cast<void*>(standin::storage_of(address));
 }
 
 STANDIN_API uint64_t standin_calls(const char* name) {

@@ -1,11 +1,14 @@
 // Device, pinned and managed memory, and the check of every access to memory of any kind.
 //
-// A block is an anonymous mapping with a guard page behind it.
+// A block is an anonymous mapping with a guard page behind it. The host sees managed and pinned memory at its address; that of
+// the device it does not: at the device's addresses nothing can be touched, and the bytes are elsewhere (Storage).
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "memory.hpp"
 
@@ -48,6 +51,89 @@ void unplace(uint64_t address, uint64_t bytes) {
   munmap(reinterpret_cast<void*>(address), round_up(bytes, kPage) + kPage);
 }
 
+uint64_t place_on_device(uint64_t bytes, uint64_t alignment, int protection) {
+  if (world().setting("hidden") == 0) return place(bytes, alignment, protection);
+  const uint64_t address = place(bytes, alignment, PROT_NONE);
+  if (address == 0) return 0;
+  const uint64_t storage = place(bytes, kPage, protection);
+  if (storage == 0) {
+    unplace(address, bytes);
+    return 0;
+  }
+  world().storage[address] = {bytes, storage};
+  return address;
+}
+
+void unplace_on_device(uint64_t address, uint64_t bytes) {
+  auto& storage = world().storage;
+  if (const auto it = storage.find(address); it != storage.end()) {
+    unplace(it->second.address, bytes);
+    storage.erase(it);
+  }
+  unplace(address, bytes);
+}
+
+uint64_t storage_of(uint64_t address) {
+  const auto& storage = world().storage;
+  auto it = storage.upper_bound(address);
+  if (it == storage.begin()) return address;
+  --it;
+  const uint64_t offset = address - it->first;
+  return offset < it->second.bytes ? it->second.address + offset : address;
+}
+
+namespace {
+constexpr uint64_t kFilledStep = 2u << 20;
+
+// The parts of new memory that are filled: all of it would take too long, and pages of the machine.
+template <class Fill>
+void fill_parts(uint64_t bytes, Fill fill) {
+  if (world().setting("fill") == 0) return;
+  static const std::vector<char> pattern(kPage, static_cast<char>(0xA5));
+  for (uint64_t at = 0; at < bytes; at += kFilledStep) fill(at, pattern.data(), std::min(kPage, bytes - at));
+  if (bytes > kPage) fill(bytes - kPage, pattern.data(), kPage);
+}
+}  // namespace
+
+void fill_new(int file, uint64_t offset, uint64_t bytes) {
+  fill_parts(bytes, [&](uint64_t at, const char* pattern, uint64_t count) {
+    // A part that cannot be filled is as good: it holds zeros.
+    const ssize_t ignored = pwrite(file, pattern, count, static_cast<off_t>(offset + at));
+    (void)ignored;
+  });
+}
+
+void fill_new(uint64_t address, uint64_t bytes) {
+  fill_parts(bytes, [&](uint64_t at, const char* pattern, uint64_t count) {
+    std::memcpy(reinterpret_cast<void*>(address + at), pattern, count);
+  });
+}
+
+bool take_memory(int device, uint64_t bytes) {
+  World& w = world();
+  Device& d = w.devices[static_cast<size_t>(device)];
+  const uint64_t page = w.setting("page_bytes");
+  if (bytes >= page / 2) {
+    const uint64_t pages = round_up(bytes, page);
+    if (pages < bytes || pages > free_on(device)) return false;
+    d.used_bytes += pages;
+    return true;
+  }
+  if (round_up(d.small_bytes + bytes, page) - round_up(d.small_bytes, page) > free_on(device)) return false;
+  d.small_bytes += bytes;
+  return true;
+}
+
+void give_memory(int device, uint64_t bytes) {
+  World& w = world();
+  Device& d = w.devices[static_cast<size_t>(device)];
+  const uint64_t page = w.setting("page_bytes");
+  if (bytes >= page / 2)
+    d.used_bytes -= round_up(bytes, page);
+  else
+    d.small_bytes -= bytes;
+}
+
 void bury(uint64_t address, uint64_t bytes, const std::string& how) {
   World& w = world();
   if (w.graves.size() >= kGraves) w.graves.erase(w.graves.begin());
@@ -82,7 +168,8 @@ uint64_t used_here(int device) {
   const auto contexts = std::count_if(w.contexts.begin(), w.contexts.end(), [device](const auto& entry) {
     return entry.second->device == device && entry.second->parent == nullptr && entry.second->alive();
   });
-  return w.devices[static_cast<size_t>(device)].used_bytes +
+  const Device& d = w.devices[static_cast<size_t>(device)];
+  return d.used_bytes + round_up(d.small_bytes, w.setting("page_bytes")) +
          static_cast<uint64_t>(contexts) * w.setting("context_bytes");
 }
 
@@ -151,8 +238,10 @@ void wait_for_context(Call& call, Context* context) {
 
 uint64_t add_block(BlockKind kind, Context* context, const std::string& born, uint64_t bytes,
                    uint64_t accounted) {
-  const uint64_t address = place(bytes, 512, PROT_READ | PROT_WRITE);
+  const uint64_t address = kind == BlockKind::kDevice ? place_on_device(bytes, 512, PROT_READ | PROT_WRITE)
+                                                      : place(bytes, 512, PROT_READ | PROT_WRITE);
   if (address == 0) return 0;
+  fill_new(storage_of(address), bytes);
   unbury(address, round_up(bytes, kPage));
   Block block;
   block.born = born;
@@ -169,10 +258,12 @@ CUresult alloc_device(Call& call, Context* context, BlockKind kind, CUdeviceptr*
   if (out_address == nullptr || bytes == 0)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes, or no output");
   const uint64_t accounted = round_up(bytes, 512);
-  if (accounted < bytes || accounted > free_on(context->device)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (accounted < bytes || !take_memory(context->device, accounted)) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t address = add_block(kind, context, call.text(), bytes, accounted);
-  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  world().devices[static_cast<size_t>(context->device)].used_bytes += accounted;
+  if (address == 0) {
+    give_memory(context->device, accounted);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   *out_address = address;
   return CUDA_SUCCESS;
 }
@@ -184,10 +275,10 @@ void remove_block(const std::string& call, uint64_t address) {
   if (block.kind == BlockKind::kPinned) {
     w.pinned_bytes -= block.accounted;
   } else {
-    w.devices[static_cast<size_t>(block.device)].used_bytes -= block.accounted;
+    give_memory(block.device, block.accounted);
   }
   bury(address, block.bytes, "freed by " + call);
-  unplace(address, block.bytes);
+  unplace_on_device(address, block.bytes);
 }
 
 }  // namespace
@@ -357,14 +448,14 @@ STANDIN_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   World& w = world();
   const uint64_t bytes = block->bytes;
   const uint64_t accounted = block->accounted;
-  const auto device = static_cast<size_t>(block->device);
+  const int device = block->device;
   bury(address, bytes, "freed by " + call.text());
   w.blocks.erase(address);
   Work work;
   work.run = [address, bytes, accounted, device] {
     std::lock_guard<std::mutex> lock(world().mutex);
-    world().devices[device].used_bytes -= accounted;
-    unplace(address, bytes);
+    give_memory(device, accounted);
+    unplace_on_device(address, bytes);
   };
   return enqueue(call, stream, std::move(work));
 }
@@ -383,6 +474,7 @@ STANDIN_API CUresult cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned f
   const uint64_t address = add_block(BlockKind::kPinned, context, call.text(), bytes, accounted);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   w.pinned_bytes += accounted;
+  cost_of_pinning(accounted);
   *out_pointer = reinterpret_cast<void*>(address);
   return CUDA_SUCCESS;
 }

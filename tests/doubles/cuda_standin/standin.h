@@ -16,13 +16,31 @@ extern "C" {
 
 /* Sets one property of the imaginary machine; 0, or -1 for an unknown key. Also from the environment, when
  * the library is loaded: CUDA_STANDIN="devices=2,memory_bytes=4294967296". Set before the first context is
- * made, except the last four. devices             1 memory_bytes        1 GiB    of each device
+ * made, except those after copy_bytes_per_s. "-1" is a value; costs takes "h100" as well.
+ *   devices             1
+ *   memory_bytes        1 GiB    of each device
  *   multiprocessors     132
  *   sm_granularity      8        smallest share of them; 0 = devices without green contexts
  *   granularity_bytes   2 MiB    of virtual memory; 0 = devices without it
  *   driver_version      13000    symbols that are newer are absent from cuGetProcAddress
  *   other_user_bytes    0        memory of each device that somebody else holds
  *   context_bytes       0        memory that each context takes beside its blocks
+ *   module_bytes        64 KiB   memory that each loaded module takes
+ *   page_bytes          2 MiB    blocks take whole pages; those below half a page share pages
+ *   fill                1        new memory holds 0xA5, in the first and last 4 KiB of it and of each 2 MiB; 0 = zeros
+ *   hidden              1        the host cannot touch device addresses, only copies and kernels can (standin_storage);
+ *                                0 = it can
+ *   host_numa_id        0        attribute 134: the node nearest to a device; -1 = the machine has none
+ *   host_numa_memory    1        attribute 141: whether physical memory of a node can be had
+ *   host_numa_pools     1        attribute 142
+ *   host_memory         1        attribute 145: whether physical memory of the host without a node can be had
+ *   host_create_fails   0        the result of cuMemCreate for memory of the host; 0 = it succeeds
+ *   hardware_queues     8        queues that all streams of a context share in turn. Ops of one queue begin in the order in which
+ *                                they were enqueued; 0 = each stream has one of its own
+ *   event_step_ns       500      resolution of events' times
+ *   late_wake_ns        0        a thread that waits is woken so much later than what it waits for
+ *   nvml_lists_process  1        0: NVML does not list this process, as in a namespace of process ids of its own
+ *   costs               0        1 or "h100": standin_cost_ns() counts what calls would cost there
  *   copy_bytes_per_s    0        bandwidth of copies between host and device; 0 = as fast as memory
  *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit
  *   serial_host_functions 1      host functions of all streams of a context run one at a time, as the driver may;
@@ -56,6 +74,14 @@ int standin_take_misuse(char* text, size_t size);
 /* Everything alive now: writes one line an object ("stream of cuStreamCreate#7") and returns their number.
  * Objects of a poisoned context do not count. The same list ends the process with status 99 when it exits. */
 size_t standin_leaks(char* text, size_t size);
+
+/* With costs=h100: what the calls so far would have taken on an H100, in ns: for each handle cuMemCreate 29 us, cuMemMap 8,
+ * cuMemSetAccess 38, cuMemUnmap 34, cuMemRelease 23; pinning 0.4 s a GB; a context 0.3 s. The calls themselves take no longer. */
+uint64_t standin_cost_ns(void);
+
+/* Where the host, and so the function of a kernel, finds the bytes of a device address. The address itself if the host may
+ * touch it, or if nothing is there. */
+void* standin_storage(uint64_t address);
 
 /* How often the entry point was called, failures included. */
 uint64_t standin_calls(const char* name);

@@ -12,6 +12,11 @@ using namespace standin;  // NOLINT(google-build-using-namespace): entry points 
 namespace standin {
 namespace {
 
+uint64_t stepped(uint64_t ns) {
+  const uint64_t step = world().setting("event_step_ns");
+  return step == 0 ? ns : ns / step * step;
+}
+
 void run_stream(Stream* stream) {
   World& w = world();
   std::unique_lock<std::mutex> lock(w.mutex);
@@ -21,6 +26,12 @@ void run_stream(Stream* stream) {
     QueuedOp op = std::move(stream->queue.front());
     stream->queue.pop_front();
     if (op.waits_for != nullptr) wait_completed(lock, op.waits_for, op.waits_until);
+    if (op.ticket != 0) {
+      HardwareQueue& hardware = *stream->hardware;
+      w.progress.wait(lock, [&] { return hardware.begun + 1 == op.ticket; });
+      ++hardware.begun;
+      w.progress.notify_all();
+    }
     // The driver may run the host functions of independent streams one after the other: one that waits for another
     // stream's function waits for ever.
     Context* const owner = root(stream->context);
@@ -48,7 +59,7 @@ void run_stream(Stream* stream) {
     }
     if (takes_turns) ++owner->host_functions_gone;
     if (op.work.records != nullptr && op.work.records->stamp == op.record_stamp)
-      op.work.records->time_ns = now_ns();
+      op.work.records->time_ns = stepped(now_ns());
     ++stream->completed;
     w.progress.notify_all();
   }
@@ -56,6 +67,7 @@ void run_stream(Stream* stream) {
 
 void push(Stream* stream, QueuedOp op) {
   op.number = ++stream->enqueued;
+  if (stream->hardware != nullptr) op.ticket = ++stream->hardware->enqueued;
   if (op.work.host_function) op.before = finished_by(stream), op.before[stream->id] = op.number - 1;
   stream->queue.push_back(std::move(op));
   if (!stream->thread.joinable()) stream->thread = std::thread(run_stream, stream);
@@ -92,6 +104,15 @@ CUresult capture_work(Call& call, Stream* stream, Work work) {
   capture->graph->nodes.push_back(std::move(work));
   if (stream != capture->origin) capture->unjoined.insert(stream);
   return CUDA_SUCCESS;
+}
+
+// A thread that has waited for the device is woken some time after that.
+void wake_late(std::unique_lock<std::mutex>& lock) {
+  const uint64_t late = world().setting("late_wake_ns");
+  if (late == 0) return;
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::nanoseconds(late));
+  lock.lock();
 }
 
 CUresult refuse_capturing(Call& call, Stream* stream) {
@@ -132,6 +153,9 @@ Stream* make_stream(const std::string& call, Context* context, int priority, boo
   stream->context = context;
   stream->priority = priority;
   stream->blocking = blocking;
+  Context* const owner = root(context);
+  if (!owner->hardware.empty())
+    stream->hardware = &owner->hardware[owner->next_hardware++ % owner->hardware.size()];
   w.streams[stream] = std::move(owned);
   return stream;
 }
@@ -225,6 +249,7 @@ STANDIN_API CUresult cuStreamSynchronize(CUstream handle) {
   if (call.unsafe_during_capture()) return call.verdict();
   const Clock finished = finished_by(stream);
   wait_completed(call.lock(), stream, stream->enqueued);
+  wake_late(call.lock());
   join(world().observed, finished);
   return root(stream->context)->error;
 }
@@ -242,6 +267,7 @@ STANDIN_API CUresult cuCtxSynchronize(void) {
     wait_completed(call.lock(), stream, stream->enqueued);
     join(world().observed, finished);
   }
+  wake_late(call.lock());
   return root(context)->error;
 }
 
@@ -349,6 +375,7 @@ STANDIN_API CUresult cuEventSynchronize(CUevent handle) {
   if (event->stream == nullptr) return CUDA_SUCCESS;
   const Clock finished = event->after;
   wait_completed(call.lock(), event->stream, event->number);
+  wake_late(call.lock());
   join(world().observed, finished);
   return root(event->context)->error;
 }

@@ -1,8 +1,8 @@
 // Virtual memory: reserved ranges, physical memory, mappings, and physical memory shared between processes.
 //
-// Physical memory is a range of one memory file; mapping it is mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory.
-// A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. Shared memory has a memory file
-// of its own.
+// Physical memory is a range of one memory file; mapping it is mmap(MAP_FIXED | MAP_SHARED) over the storage of the addresses, so that
+// data move with the physical memory. A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. Shared
+// memory has a memory file of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -20,6 +20,15 @@ namespace {
 
 constexpr const char* kSharedName = "cuda-standin-shared";
 
+// Whether physical memory of a node of the host can be had, and how many nodes there are.
+bool has_host_nodes() {
+  const World& w = world();
+  return w.setting("driver_version") >= 12020 && w.setting("host_numa_memory") != 0;
+}
+uint64_t host_nodes() {
+  return std::max<int64_t>(static_cast<int64_t>(world().setting("host_numa_id")), 0) + 1;
+}
+
 CUresult bad_granules(Call& call, const char* what, uint64_t value) {
   return call.misuse(CUDA_ERROR_INVALID_VALUE,
                      std::string(what) + " " + hex(value) + " is no multiple of the granularity");
@@ -32,8 +41,7 @@ void drop_physical_if_unused(uint64_t handle) {
   World& w = world();
   Physical& physical = w.physicals[handle];
   if (!physical.released || physical.mappings > 0) return;
-  if (!physical.imported && !physical.on_host)
-    w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
+  if (!physical.imported && !physical.on_host) give_memory(physical.device, physical.bytes);
   if (physical.own_file >= 0) {
     (void)close(physical.own_file);
     physical.died = "released";
@@ -47,7 +55,7 @@ void drop_physical_if_unused(uint64_t handle) {
 // Nobody may touch these pages until access is given. By the system call, like the host device: ThreadSanitizer is to keep its
 // record of a range that is mapped again.
 bool map_over(uint64_t address, uint64_t bytes, int flags, int file, uint64_t offset) {
-  return syscall(SYS_mmap, address, bytes, PROT_NONE, MAP_FIXED | flags, file, offset) != -1;
+  return syscall(SYS_mmap, storage_of(address), bytes, PROT_NONE, MAP_FIXED | flags, file, offset) != -1;
 }
 
 // An access to the block that the host has not seen finish.
@@ -71,6 +79,9 @@ STANDIN_API CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAll
   STANDIN_ENTRY(cuMemGetAllocationGranularity);
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || option < 0 || option > 1)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or option");
+  // Before 12.2 the driver knows no such place.
+  if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && !has_host_nodes())
+    return world().setting("driver_version") < 12020 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
   *bytes = world().setting("granularity_bytes");
   return CUDA_SUCCESS;
 }
@@ -84,7 +95,7 @@ STANDIN_API CUresult cuMemAddressReserve(CUdeviceptr* out_address, size_t bytes,
   if (flags != 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "flags are not 0");
   (void)hint;
   const uint64_t address =
-      place(bytes, std::max<uint64_t>(alignment, world().setting("granularity_bytes")), PROT_NONE);
+      place_on_device(bytes, std::max<uint64_t>(alignment, world().setting("granularity_bytes")), PROT_NONE);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   unbury(address, bytes);
   Reservation reservation;
@@ -110,7 +121,7 @@ STANDIN_API CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "the range still has the mapping of " + mapped->second.born);
   w.reservations.erase(it);
   bury(address, bytes, "freed by " + call.text());
-  unplace(address, bytes);
+  unplace_on_device(address, bytes);
   return CUDA_SUCCESS;
 }
 
@@ -120,14 +131,21 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   if (call.unsafe_during_capture()) return call.verdict();
   World& w = world();
   const bool on_host = prop != nullptr && prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  if (on_host && w.setting("host_create_fails") != 0)
+    return static_cast<CUresult>(w.setting("host_create_fails"));
+  if (on_host && !has_host_nodes()) return CUDA_ERROR_NOT_SUPPORTED;
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || flags != 0 ||
       (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE && !on_host) || prop->location.id < 0 ||
-      static_cast<uint64_t>(prop->location.id) >= (on_host ? 1 : w.setting("devices")) ||
+      static_cast<uint64_t>(prop->location.id) >= (on_host ? host_nodes() : w.setting("devices")) ||
       prop->win32HandleMetaData != nullptr || prop->requestedHandleTypes < 0 ||
       prop->requestedHandleTypes > CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or flags");
   if (bytes == 0 || !granular(bytes)) return bad_granules(call, "the size", bytes);
-  if (!on_host && bytes > free_on(prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!on_host && !take_memory(prop->location.id, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto no_memory = [&] {
+    if (!on_host) give_memory(prop->location.id, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  };
   Physical physical;
   physical.born = call.text();
   physical.on_host = on_host;
@@ -135,18 +153,18 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   physical.bytes = bytes;
   if (prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     physical.own_file = memfd_create(kSharedName, MFD_CLOEXEC);
-    if (physical.own_file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (physical.own_file < 0) return no_memory();
     if (ftruncate(physical.own_file, static_cast<off_t>(bytes)) != 0) {
       (void)close(physical.own_file);
-      return CUDA_ERROR_OUT_OF_MEMORY;
+      return no_memory();
     }
   } else {
     physical.file_offset = w.memory_file_end;
-    if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0)
-      return CUDA_ERROR_OUT_OF_MEMORY;
+    if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0) return no_memory();
     w.memory_file_end += bytes;
   }
-  if (!on_host) w.devices[static_cast<size_t>(physical.device)].used_bytes += bytes;
+  fill_new(physical.own_file >= 0 ? physical.own_file : w.memory_file, physical.file_offset, bytes);
+  cost(Cost::kCreate);
   *out_handle = w.next_physical++;
   w.physicals[*out_handle] = std::move(physical);
   return CUDA_SUCCESS;
@@ -161,6 +179,7 @@ STANDIN_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return call.misuse(CUDA_ERROR_INVALID_VALUE,
                        "double free: the memory of " + it->second.born + " was released");
   it->second.released = true;
+  cost(Cost::kRelease);
   drop_physical_if_unused(handle);
   return CUDA_SUCCESS;
 }
@@ -178,6 +197,9 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "use after release: not live physical memory");
   if (bytes > physical->second.bytes)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "past the end of the physical memory");
+  if (bytes < physical->second.bytes)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "a part of the physical memory: a handle is mapped as a whole");
   auto reservation = w.reservations.upper_bound(address);
   if (reservation == w.reservations.begin() ||
       (--reservation, address + bytes > reservation->first + reservation->second.bytes))
@@ -190,6 +212,7 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                 physical->second.file_offset))
     return CUDA_ERROR_OUT_OF_MEMORY;
   ++physical->second.mappings;
+  cost(Cost::kMap);
   unbury(address, bytes);
   Block block;
   block.born = call.text();
@@ -226,7 +249,9 @@ STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUm
     block.accessible = true;
     block.device = access->location.id;
     block.writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    mprotect(reinterpret_cast<void*>(at), block.bytes, block.writable ? PROT_READ | PROT_WRITE : PROT_READ);
+    cost(Cost::kSetAccess);
+    mprotect(reinterpret_cast<void*>(storage_of(at)), block.bytes,
+             block.writable ? PROT_READ | PROT_WRITE : PROT_READ);
     at += block.bytes;
   }
   return CUDA_SUCCESS;
@@ -259,6 +284,7 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     const Block block = std::move(w.blocks[at]);
     w.blocks.erase(at);
     (void)map_over(at, block.bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cost(Cost::kUnmap);
     bury(at, block.bytes, "unmapped by " + call.text());
     --w.physicals[block.physical].mappings;
     drop_physical_if_unused(block.physical);

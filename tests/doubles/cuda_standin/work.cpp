@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "world.hpp"
+#include "memory.hpp"
 
 using namespace standin;  // NOLINT(google-build-using-namespace): entry points live in the global namespace
 
@@ -28,8 +28,8 @@ CUresult copy(Call& call, CUstream handle, Side destination, Side source, size_t
     work.ranges.push_back({destination.address, bytes, true});
   const bool pageable_source = !source.device && !is_pinned(source.address, bytes);
   const bool pageable_destination = !destination.device && !is_pinned(destination.address, bytes);
-  auto* to = reinterpret_cast<char*>(destination.address);
-  const auto* from = reinterpret_cast<const char*>(source.address);
+  auto* to = reinterpret_cast<char*>(storage_of(destination.address));
+  const auto* from = reinterpret_cast<const char*>(storage_of(source.address));
   if (pageable_source && stream->capture == nullptr) {
     // Pageable memory is staged before the call returns: the caller may reuse it at once.
     auto staged = std::make_shared<std::vector<char>>(from, from + bytes);
@@ -56,7 +56,8 @@ CUresult fill(Call& call, CUstream handle, CUdeviceptr address, unsigned char va
   if (bytes == 0) return CUDA_SUCCESS;
   Work work;
   work.ranges = {{address, bytes, true}};
-  work.run = [address, value, bytes] { std::memset(reinterpret_cast<void*>(address), value, bytes); };
+  void* const to = reinterpret_cast<void*>(storage_of(address));
+  work.run = [to, value, bytes] { std::memset(to, value, bytes); };
   return enqueue(call, stream, std::move(work));
 }
 
@@ -128,6 +129,7 @@ STANDIN_API CUresult cuModuleLoadData(CUmodule* out_module, const void* image) {
   STANDIN_ENTRY(cuModuleLoadData);
   STANDIN_CONTEXT();
   if (image == nullptr) return call.misuse(CUDA_ERROR_INVALID_IMAGE, "the image is null");
+  if (!take_memory(context->device, world().setting("module_bytes"))) return CUDA_ERROR_OUT_OF_MEMORY;
   auto owned = std::make_unique<Object>();
   owned->born = call.text();
   *out_module = reinterpret_cast<CUmodule>(owned.get());
@@ -143,6 +145,7 @@ STANDIN_API CUresult cuModuleUnload(CUmodule module) {
   if (!it->second->alive())
     return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: unloaded by " + it->second->died);
   it->second->died = call.text();
+  give_memory(context->device, world().setting("module_bytes"));
   return CUDA_SUCCESS;
 }
 

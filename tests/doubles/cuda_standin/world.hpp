@@ -80,7 +80,15 @@ struct QueuedOp {
   Clock before;                 // what had finished when it starts, for host functions
   Stream* waits_for = nullptr;  // until that stream has completed `waits_until` ops
   uint64_t waits_until = 0;
+  uint64_t ticket = 0;  // its number in the stream's hardware queue, from 1; 0: it needs none
   uint64_t record_stamp = 0;
+};
+
+// A hardware queue: ops begin in the order in which they were enqueued, whatever their streams, so that one that has to wait
+// holds up all behind it.
+struct HardwareQueue {
+  uint64_t enqueued = 0;
+  uint64_t begun = 0;
 };
 
 struct Context : Object {
@@ -93,10 +101,13 @@ struct Context : Object {
   uint64_t host_functions_come = 0;  // in this order they run, one at a time
   uint64_t host_functions_gone = 0;
   unsigned multiprocessors = 0;
+  std::vector<HardwareQueue> hardware;  // shared by the streams in turn
+  size_t next_hardware = 0;
 };
 
 struct Stream : Object {
   uint32_t id = 0;
+  HardwareQueue* hardware = nullptr;  // null: their number is not limited
   Context* context = nullptr;
   int priority = 0;
   bool blocking = false;  // waits for the legacy default stream, and it for this one
@@ -148,6 +159,10 @@ struct Access {
 };
 
 enum class BlockKind { kDevice, kManaged, kPinned, kMapping };
+
+// The calls that cost time with costs=h100 (control.cpp).
+enum class Cost { kCreate, kMap, kSetAccess, kUnmap, kRelease, kContext };
+
 struct Block : Object {
   BlockKind kind = BlockKind::kDevice;
   Context* context = nullptr;
@@ -161,6 +176,11 @@ struct Block : Object {
 };
 struct Reservation : Object {
   uint64_t bytes = 0;
+};
+// Where the bytes of device addresses are: at addresses of their own, so that the host cannot touch the device's.
+struct Storage {
+  uint64_t bytes;
+  uint64_t address;
 };
 struct Physical : Object {
   int device = 0;
@@ -187,7 +207,8 @@ struct Fault {
 };
 
 struct Device {
-  uint64_t used_bytes = 0;
+  uint64_t used_bytes = 0;   // of whole pages: physical memory, and blocks of half a page or more
+  uint64_t small_bytes = 0;  // of the blocks that share pages
   Context* primary = nullptr;
 };
 
@@ -219,10 +240,12 @@ struct World {
   uint32_t next_stream_id = 1;
   std::map<uint64_t, Block> blocks;
   std::map<uint64_t, Reservation> reservations;
+  std::map<uint64_t, Storage> storage;
   std::map<uint64_t, Physical> physicals;
   std::map<uint64_t, std::pair<uint64_t, std::string>> graves;  // begin -> (end, "freed by cuMemFree#3")
   uint64_t next_physical = 1;
   uint64_t pinned_bytes = 0;
+  uint64_t cost_ns = 0;
   int memory_file = -1;
   uint64_t memory_file_end = 0;
 
@@ -268,6 +291,9 @@ class Call {
 #define STANDIN_API extern "C" __attribute__((visibility("default")))
 
 uint64_t now_ns();
+// Adds what a call costs to the clock of costs. The lock is held.
+void cost(Cost what);
+void cost_of_pinning(uint64_t bytes);
 // Thread-local: contexts pushed by the calling thread; whether it runs a host function; its capture mode.
 std::vector<Context*>& context_stack();
 int& host_function_depth();
@@ -295,6 +321,8 @@ Context* root(Context* context);
 // Checks one access of an op about to be enqueued and remembers it. Not CUDA_SUCCESS after a misuse.
 CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range,
                       bool* out_unordered = nullptr);
+// Where the host finds the bytes of a device address; the address itself for memory that the host may touch too.
+uint64_t storage_of(uint64_t address);
 // Whether the whole range lies in pinned memory of ours.
 bool is_pinned(uint64_t address, uint64_t bytes);
 size_t list_leaks(std::string* out_text);

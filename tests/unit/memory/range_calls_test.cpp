@@ -74,3 +74,25 @@ TEST_CASE("a commit gives access to all granules with one call, a decommit asks 
   for (memory::ElasticRange* range : ranges) f.memory->close_range(range);
   for (PersistentHeap* heap : heaps) REQUIRE_OK(f.memory->close_heap(heap));
 }
+
+TEST_CASE("spilled blocks lie in pinned memory once the driver refuses memory of the host") {
+  Fixture f("cuda?total_bytes=256MiB&driver=" GPUSHARE_CUDA_STANDIN, Layout::kVirtual, 64 * kMiB);
+  REQUIRE(f.memory->has_host_tier());
+  auto* heap = f.heap(0, 0);
+  std::vector<Address> blocks;
+  const auto spill = [&] {
+    const auto block = heap->alloc_spilled(Kind::kModel, 2 * kMiB, 0);
+    INFO(block.status().to_string());
+    REQUIRE(block.ok());
+    blocks.push_back(*block);
+  };
+  spill();
+  REQUIRE(standin_configure("host_create_fails", 801) == 0);
+  const uint64_t pinned = standin_calls("cuMemHostAlloc");
+  for (int i = 0; i < 8; ++i) spill();
+  CHECK(standin_calls("cuMemHostAlloc") == pinned + 1);  // one pool for all
+  REQUIRE(standin_configure("host_create_fails", 0) == 0);
+  for (const Address block : blocks) REQUIRE_OK(f.memory->free(block));
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(f.memory->close_heap(heap));
+}

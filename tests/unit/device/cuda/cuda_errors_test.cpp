@@ -415,7 +415,7 @@ TEST_CASE("memory of other users of the context can be copied and filled, memory
   check_clean();
 }
 
-TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no support", "[cuda]") {
+TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no parts, no support", "[cuda]") {
   auto device = open("total_bytes=64MiB&pool_bytes=64MiB");
   const uint64_t granule = device->info().mapping_granularity_bytes;
   REQUIRE(device->can(GPUSHARE_DEVICE_CAP_IPC));
@@ -428,16 +428,18 @@ TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no 
   CHECK(device->phys_create(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   standin_fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_SUPPORTED);
   CHECK(device->phys_export(*shared, GPUSHARE_ACCESS_READ).status().code() == GPUSHARE_IO_ERROR);
-  const auto range = device->va_reserve(2 * granule);
+  const auto range = device->va_reserve(32 * granule);
   REQUIRE_OK(range.status());
-  const Status offset = device->va_map(*range, granule, *shared, granule);
-  CHECK(offset.code() == GPUSHARE_UNSUPPORTED);
-  CHECK(mentions(offset, "from its start"));
+  for (const uint64_t from : {uint64_t{0}, granule}) {
+    const Status part = device->va_map(*range, granule, *shared, from);
+    CHECK(part.code() == GPUSHARE_UNSUPPORTED);
+    CHECK(mentions(part, "as a whole"));
+  }
   standin_fail_call("cuMemMap", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  CHECK(device->va_map(*range, granule, *shared, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  REQUIRE_OK(device->va_map(*range, granule, *shared, 0));
-  REQUIRE_OK(device->va_unmap(*range, granule));
-  REQUIRE_OK(device->va_free(*range, 2 * granule));
+  CHECK(device->va_map(*range, 32 * granule, *shared, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, 32 * granule, *shared, 0));
+  REQUIRE_OK(device->va_unmap(*range, 32 * granule));
+  REQUIRE_OK(device->va_free(*range, 32 * granule));
   REQUIRE_OK(device->phys_release(*shared));
   standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(device->phys_create_shared(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
@@ -457,4 +459,46 @@ TEST_CASE("the toolkit's stub of libcuda is named for what it is", "[cuda]") {
   CHECK(mentions(refused, GPUSHARE_CUDA_TOOLKIT_STUB " is the CUDA toolkit's stub"));
   CHECK(mentions(refused, "LD_LIBRARY_PATH"));
   CHECK_FALSE(mentions(refused, "lacks"));
+}
+
+TEST_CASE("host memory behind device addresses is there where the driver really gives it", "[cuda]") {
+  const auto configure = [](const char* key, int64_t value) {
+    REQUIRE(standin_configure(key, static_cast<uint64_t>(value)) == 0);
+  };
+  struct Machine {
+    const char* key;
+    int64_t value, usual;
+    bool can;
+  };
+  const Machine machines[] = {
+      {"host_numa_id", -1, 0, true},           // no nodes: that of node 0
+      {"host_numa_id", 1, 0, true},            //
+      {"host_numa_memory", 0, 1, false},       // attribute 141
+      {"driver_version", 12020, 13000, true},  // has the memory, but not attribute 141
+      {"driver_version", 12010, 13000, false},
+      {"host_create_fails", CUDA_ERROR_NOT_SUPPORTED, 0, false},
+      {"host_create_fails", CUDA_ERROR_OUT_OF_MEMORY, 0, false}};
+  for (const Machine& machine : machines) {
+    INFO(machine.key << " = " << machine.value);
+    configure(machine.key, machine.value);
+    auto device = open();
+    CHECK(device->can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL) == machine.can);
+    const uint64_t granule = device->info().mapping_granularity_bytes;
+    const auto memory = device->phys_create_host(granule);
+    CHECK(memory.status().code() == (machine.can ? GPUSHARE_OK : GPUSHARE_UNSUPPORTED));
+    if (memory.ok()) REQUIRE_OK(device->phys_release(*memory));
+    REQUIRE_OK(device->close());
+    configure(machine.key, machine.usual);
+  }
+  // It fails later.
+  auto device = open();
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  configure("host_create_fails", CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->phys_create_host(granule).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  configure("host_create_fails", CUDA_ERROR_INVALID_DEVICE);
+  CHECK(device->phys_create_host(granule).status().code() == GPUSHARE_UNSUPPORTED);
+  configure("host_create_fails", 0);
+  REQUIRE_OK(device->phys_release(*device->phys_create_host(granule)));
+  REQUIRE_OK(device->close());
+  check_clean();
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "cuda_support.hpp"
 #include "device/registry.hpp"
 
@@ -55,7 +56,7 @@ TEST_CASE("memory that other threads take and return meanwhile is not taken for 
     std::atomic<bool> stop{false};
     std::thread thread([&] {
       while (!stop) {
-        const auto block = other->alloc(3 << 20);
+        const auto block = other->alloc(4 << 20);
         const auto granule = other->phys_create(2 << 20), shared = other->phys_create_shared(4 << 20);
         std::this_thread::yield();
         if (block.ok()) (void)other->free(*block);
@@ -93,14 +94,14 @@ TEST_CASE("what the process's context takes is told apart from the memory of its
       return bytes.ok() ? *bytes : 0;
     };
     CHECK(context_bytes() == 5 << 20);
-    const auto block = device->alloc(3 << 20);
+    const auto block = device->alloc(4 << 20);  // whole pages of the driver, which counts those
     REQUIRE_OK(block.status());
     const auto memory = device->phys_create(2 << 20);
     REQUIRE_OK(memory.status());
     CHECK(context_bytes() == 5 << 20);
     {
       const auto second = open();  // of the same GPU, so also of the same context
-      const auto other = second->alloc(1 << 20);
+      const auto other = second->alloc(2 << 20);
       REQUIRE_OK(other.status());
       CHECK(context_bytes() == 5 << 20);
       CHECK_OK(second->free(*other));
@@ -571,5 +572,68 @@ TEST_CASE("where the driver unmaps one handle a call, granules are unmapped one 
   REQUIRE_OK(device->phys_release(*memory));
   REQUIRE_OK(device->va_free(*range, 4 * granule));
   REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a wait asks for spin_us before it sleeps", "[cuda]") {
+  for (const char* mode : {"block", "callback"}) {
+    for (const bool spins : {true, false}) {
+      INFO(mode << (spins ? ", asks" : ", sleeps"));
+      auto device = open(std::string("wait=") + mode + (spins ? "&spin_us=60000000" : "&spin_us=0"));
+      auto stream = device->create_stream();
+      auto event = device->create_event();
+      REQUIRE_OK(stream.status());
+      REQUIRE_OK(event.status());
+      for (const bool by_event : {true, false}) {
+        Gate gate;
+        REQUIRE_OK(stream->launch_host(&Gate::block, &gate));
+        REQUIRE_OK(stream->record(*event));
+        const bool sleeps = std::string(mode) == "block";
+        const auto slept = [&] { return standin_calls(sleeps ? "cuEventSynchronize" : "cuStreamWaitEvent"); };
+        const auto asked = [&] { return standin_calls(by_event ? "cuEventQuery" : "cuStreamQuery"); };
+        const uint64_t slept_before = slept(), asked_before = asked();
+        std::thread opens([&] {
+          while (spins ? asked() < asked_before + 10 : slept() == slept_before) std::this_thread::yield();
+          gate.open();
+        });
+        CHECK_OK(by_event ? event->synchronize() : stream->synchronize());
+        opens.join();
+        CHECK((slept() == slept_before) == spins);
+      }
+      *event = {};
+      *stream = {};
+      REQUIRE_OK(device->close());
+    }
+  }
+  check_clean();
+}
+
+TEST_CASE("the stream that first shares a hardware queue is told of, once a device", "[cuda]") {
+  const char* const before = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const std::string kept = before != nullptr ? before : "";
+  for (const size_t queues : {8, 12}) {
+    REQUIRE(setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(queues).c_str(), 1) == 0);
+    std::vector<std::string> lines;
+    gpushare::base::set_log_sink(
+        [](void* data, int32_t, const char* line) {
+          static_cast<std::vector<std::string>*>(data)->push_back(line);
+        },
+        &lines, gpushare::base::kWarning);
+    auto device = open();
+    std::vector<gpushare::device::Stream> streams;
+    for (size_t i = 0; i < queues + 4; ++i) {
+      CHECK(lines.size() == (i > queues ? 1 : 0));
+      streams.push_back(std::move(*device->create_stream()));
+    }
+    CHECK(lines.size() == 1);
+    CHECK(lines[0].find("CUDA_DEVICE_MAX_CONNECTIONS") != std::string::npos);
+    streams.clear();
+    REQUIRE_OK(device->close());
+    gpushare::base::set_log_sink(nullptr, nullptr, gpushare::base::kWarning);
+  }
+  if (before != nullptr)
+    REQUIRE(setenv("CUDA_DEVICE_MAX_CONNECTIONS", kept.c_str(), 1) == 0);
+  else
+    REQUIRE(unsetenv("CUDA_DEVICE_MAX_CONNECTIONS") == 0);
   check_clean();
 }

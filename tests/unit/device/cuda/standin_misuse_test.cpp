@@ -90,6 +90,14 @@ TEST_CASE("freeing a range that is still mapped, mapping over a mapping", "[misu
   CHECK(misused("cuMemMap", "no reserved range"));
   CHECK(cuMemMap(mapped.range + kGranule, kGranule, kGranule, mapped.memory, 0) != CUDA_SUCCESS);
   CHECK(misused("cuMemMap", "offset"));
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle larger = 0;
+  REQUIRE(cuMemCreate(&larger, 2 * kGranule, &prop, 0) == CUDA_SUCCESS);
+  CHECK(cuMemMap(mapped.range + kGranule, kGranule, 0, larger, 0) != CUDA_SUCCESS);
+  CHECK(misused("cuMemMap", "a part of the physical memory"));
+  CHECK(cuMemRelease(larger) == CUDA_SUCCESS);
   mapped.release();
   CHECK(cuMemMap(mapped.range, kGranule, 0, mapped.memory, 0) != CUDA_SUCCESS);
   CHECK(misused("cuMemMap", "use after release"));

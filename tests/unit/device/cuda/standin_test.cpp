@@ -1,5 +1,8 @@
 // The stand-in without misuse: faults on demand, kernels, graphs, the symbol table, virtual memory.
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,7 +18,8 @@ using namespace standin_test;  // NOLINT(google-build-using-namespace)
 namespace {
 
 void scale(const standin_launch* launch) {
-  float* values = *static_cast<float**>(launch->params[0]);
+  auto* const values = static_cast<float*>(
+      standin_storage(reinterpret_cast<uint64_t>(*static_cast<float**>(launch->params[0]))));
   const float factor = *static_cast<float*>(launch->params[1]);
   const unsigned count = launch->grid[0] * launch->block[0];
   for (unsigned i = 0; i < count; ++i) values[i] *= factor;
@@ -188,12 +192,17 @@ TEST_CASE("cuGetProcAddress hands out the version that was asked for", "[standin
   int found = -1;
   CHECK(cuGetProcAddress_v2("cuMemAlloc", &function, 3020, 1, &found) == CUDA_SUCCESS);
   CHECK(function == reinterpret_cast<void*>(&cuMemAlloc_v2));
-  CHECK(cuGetProcAddress_v2("cuMemAlloc", &function, 2000, 1, &found) == CUDA_ERROR_NOT_FOUND);
+  // Of what is absent whoever takes the status has success and null, as the driver answers.
+  CHECK(cuGetProcAddress_v2("cuMemAlloc", &function, 2000, 1, &found) == CUDA_SUCCESS);
   CHECK(found == 2);
-  CHECK(cuGetProcAddress_v2("cuNoSuchThing", &function, 13000, 1, &found) == CUDA_ERROR_NOT_FOUND);
+  CHECK(function == nullptr);
+  CHECK(cuGetProcAddress_v2("cuNoSuchThing", &function, 13000, 1, &found) == CUDA_SUCCESS);
   CHECK(found == 1);
+  CHECK(function == nullptr);
+  CHECK(cuGetProcAddress_v2("cuNoSuchThing", &function, 13000, 1, nullptr) == CUDA_ERROR_NOT_FOUND);
   REQUIRE(standin_configure("driver_version", 12020) == 0);
-  CHECK(cuGetProcAddress_v2("cuGreenCtxCreate", &function, 13000, 1, &found) == CUDA_ERROR_NOT_FOUND);
+  CHECK(cuGetProcAddress_v2("cuGreenCtxCreate", &function, 13000, 1, &found) == CUDA_SUCCESS);
+  CHECK(function == nullptr);
   REQUIRE(standin_configure("driver_version", 13000) == 0);
   CHECK(cuGetProcAddress_v2("cuGreenCtxCreate", &function, 13000, 1, &found) == CUDA_SUCCESS);
   const char* name = nullptr;
@@ -249,4 +258,93 @@ TEST_CASE("a free that waits keeps the calls of other threads waiting", "[standi
   asker.join();
   CHECK(asked);
   CHECK(freed == CUDA_SUCCESS);
+}
+
+TEST_CASE("new memory is not zero, and shares pages of 2 MiB", "[standin]") {
+  Stage stage;
+  size_t before = 0, after = 0, total = 0;
+  REQUIRE(cuMemGetInfo_v2(&before, &total) == CUDA_SUCCESS);
+  const CUdeviceptr large = stage.alloc(kGranule - 1);
+  REQUIRE(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS);
+  CHECK(before - after == kGranule);
+  const CUdeviceptr blocks[3] = {large, stage.alloc(100), stage.alloc(1000)};
+  REQUIRE(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS);
+  CHECK(before - after <= 2 * kGranule);  // the small ones share a page
+  std::vector<unsigned char> seen(100);
+  for (const CUdeviceptr block : blocks) {
+    REQUIRE(cuMemcpyDtoHAsync_v2(seen.data(), block, 100, stage.a) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stage.a) == CUDA_SUCCESS);
+    CHECK(seen == std::vector<unsigned char>(100, 0xA5));
+    CHECK(cuMemFree_v2(block) == CUDA_SUCCESS);
+  }
+  const Mapped mapped;
+  REQUIRE(cuMemcpyDtoHAsync_v2(seen.data(), mapped.range + kGranule - 100, 100, stage.a) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(stage.a) == CUDA_SUCCESS);
+  CHECK(seen == std::vector<unsigned char>(100, 0xA5));
+  mapped.release();
+  REQUIRE(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS);
+  CHECK(before == after);
+}
+
+TEST_CASE("the host cannot touch device memory, only pinned memory", "[standin]") {
+  Stage stage;
+  const auto readable = [](const void* at) {
+    // As a system call reads it, which fails where a load would end the process.
+    const int file = memfd_create("probe", MFD_CLOEXEC);
+    REQUIRE(file >= 0);
+    const bool could = write(file, at, 1) == 1;
+    close(file);
+    return could;
+  };
+  const CUdeviceptr block = stage.alloc(64);
+  const Mapped mapped;
+  CHECK_FALSE(readable(reinterpret_cast<const void*>(block)));
+  CHECK_FALSE(readable(reinterpret_cast<const void*>(mapped.range)));
+  CHECK(readable(standin_storage(block)));
+  CHECK(readable(standin_storage(mapped.range)));
+  void* pinned = nullptr;
+  REQUIRE(cuMemHostAlloc(&pinned, 64, 0) == CUDA_SUCCESS);
+  CHECK(readable(pinned));
+  CHECK(standin_storage(reinterpret_cast<uint64_t>(pinned)) == pinned);
+  CHECK(cuMemFreeHost(pinned) == CUDA_SUCCESS);
+  mapped.release();
+  CHECK(cuMemFree_v2(block) == CUDA_SUCCESS);
+}
+
+TEST_CASE("streams share eight hardware queues, where one that waits holds up the others", "[standin]") {
+  Stage stage;
+  REQUIRE(standin_configure("serial_host_functions", 0) == 0);
+  Gate gate;
+  // The default stream, a and b have three queues; of nine more streams the last has that of the first.
+  CUstream more[9];
+  for (CUstream& stream : more)
+    REQUIRE(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+  const auto pass = [](void* data) { static_cast<std::atomic<bool>*>(data)->store(true); };
+  std::atomic<bool> ran[2] = {false, false};
+  REQUIRE(cuLaunchHostFunc(more[0], &Gate::block, &gate) == CUDA_SUCCESS);
+  REQUIRE(cuLaunchHostFunc(more[0], pass, &ran[0]) == CUDA_SUCCESS);
+  REQUIRE(cuLaunchHostFunc(more[8], pass, &ran[1]) ==
+          CUDA_SUCCESS);  // behind a function that waits for the gate
+  std::atomic<bool> other{false};
+  REQUIRE(cuLaunchHostFunc(more[1], pass, &other) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(more[1]) == CUDA_SUCCESS);
+  CHECK(other.load());
+  CHECK_FALSE(ran[1].load());
+  CHECK(cuStreamQuery(more[8]) == CUDA_ERROR_NOT_READY);
+  gate.open();
+  REQUIRE(cuStreamSynchronize(more[8]) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(more[0]) == CUDA_SUCCESS);
+  CHECK(ran[0].load());
+  for (const CUstream stream : more) CHECK(cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  REQUIRE(standin_configure("serial_host_functions", 1) == 0);
+}
+
+TEST_CASE("what calls would cost is counted, not spent", "[standin]") {
+  REQUIRE(standin_configure("costs", 1) == 0);
+  Stage stage;
+  const uint64_t before = standin_cost_ns();
+  const Mapped mapped;
+  mapped.release();
+  CHECK(standin_cost_ns() - before == (29 + 8 + 38 + 34 + 23) * 1000);
+  REQUIRE(standin_configure("costs", 0) == 0);
 }
