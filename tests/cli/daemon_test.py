@@ -21,7 +21,8 @@ class Daemon(ToolTest):
             daemon = self.start("--policy", "priority")
             self.assertEqual((self.folder / "socket").stat().st_mode & 0o777, 0o600)
             status = json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
-            self.assertEqual(sorted(status), ["devices", "images", "pid", "processes", "sessions", "socket", "uptime_s"])
+            self.assertEqual(sorted(status), ["devices", "images", "lost_processes", "pid", "processes", "refusals", "sessions", "socket", "uptime_s",
+                                              "version"])
             self.assertEqual(status["pid"], daemon.pid)
             self.assertEqual(status["devices"][0]["policy"], "priority")
             self.assertEqual(status["devices"][0]["capacity_bytes"], 64 << 20)
