@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "daemon/metrics.hpp"
 #include "daemon/metrics_server.hpp"
 #include "daemon/service.hpp"
+#include "gpushare/gpushare.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -54,7 +56,9 @@ cannot share; 3 no such device.
            "XDG_RUNTIME_DIR, for root in /run]")
         ->type_name("PATH");
     app.add_option("--device", devices_,
-                   "Device to share, as 'gpushare devices' names it; may be given again [auto]")
+                   "Device to share, as 'gpushare devices' names it; may be given again. all: every GPU. "
+                   "auto: the first GPU, else the "
+                   "host device, but with --all-users a GPU or none [auto]")
         ->type_name("NAME");
     add(app, "--capacity", &options_.capacity_bytes, parse_size, "SIZE",
         "Memory to promise of each device: 8GiB, ... [what is free]");
@@ -106,6 +110,7 @@ cannot share; 3 no such device.
     if (set_capacity_) return set_capacity();
     GPUSHARE_ASSIGN_OR_RETURN(options_.socket, socket_to_serve());
     if (!devices_.empty()) options_.devices = devices_;
+    GPUSHARE_RETURN_IF_ERROR(find_gpus());
     options_.share_lanes = !private_lanes_ && options_.max_lanes == 1;
     if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
     if (!policies_.empty()) options_.make_policy = [policy = policies_[0]] { return policy.make(); };
@@ -157,6 +162,30 @@ cannot share; 3 no such device.
       return bad_option("--set-capacity", base::format_bytes(*set_capacity_), set.message());
     if (!set.ok()) return set;
     return kExitOk;
+  }
+  // "all" is every GPU that can be used. For all users of a machine "auto" is a GPU: a driver that is missing there must not
+  // have the host device served in its place, silently.
+  base::Status find_gpus() {
+    const bool all = std::find(devices_.begin(), devices_.end(), "all") != devices_.end();
+    const bool is_auto =
+        devices_.empty() || std::find(devices_.begin(), devices_.end(), "auto") != devices_.end();
+    if (!all && !(is_auto && options_.all_users)) return {};
+    if (devices_.size() > 1) return bad_option("--device", all ? "all" : "auto", "name no device beside it");
+    options_.devices.clear();
+    std::string reasons;
+    for (const gpushare_device_info& device : gpushare::devices()) {
+      const std::string_view spec = device.spec;
+      if (spec == "host" || spec == "sim") continue;
+      if (device.status == GPUSHARE_OK)
+        options_.devices.emplace_back(spec);
+      else
+        reasons += "; " + std::string(spec) + ": " + device.reason;
+    }
+    if (options_.devices.empty())
+      return {GPUSHARE_UNAVAILABLE,
+              "no GPU can be used" + reasons + "; '--device host' shares the host device"};
+    if (!all) options_.devices.resize(1);
+    return {};
   }
   // Where clients look, in a folder that only this user can write.
   base::Result<std::string> socket_to_serve() const {

@@ -53,10 +53,12 @@ std::string manual(const CLI::App& root) {
                     "\" \"User Commands\"\n.SH NAME\ngpushare \\- many deep-learning jobs sharing one GPU\n"
                     ".SH SYNOPSIS\n.B gpushare\n.I COMMAND\n[\\fIOPTIONS\\fR]\n";
   each_app(root, [&](const CLI::App& app) {
-    out += app.get_parent() == nullptr ? ".SH OPTIONS\n"
-                                       : ".SH \"" + troff(path_of(app)) + "\"\n" + troff(app.get_description()) + ".\n";
+    out += app.get_parent() == nullptr
+               ? ".SH OPTIONS\n"
+               : ".SH \"" + troff(path_of(app)) + "\"\n" + troff(app.get_description()) + ".\n";
     for (const CLI::Option* option : app.get_options()) {
-      out += ".TP\n\\fB" + troff(option->get_positional() ? option->get_type_name() : names_of(*option)) + "\\fR";
+      out += ".TP\n\\fB" + troff(option->get_positional() ? option->get_type_name() : names_of(*option)) +
+             "\\fR";
       if (!option->get_positional() && option->get_type_size() != 0)
         out += " \\fI" + troff(option->get_type_name()) + "\\fR";
       out += '\n' + troff(option->get_description()) + '\n';
@@ -85,11 +87,13 @@ std::string bash(const CLI::App& root) {
   std::string cases, words;
   each_app(root, [&](const CLI::App& app) {
     if (app.get_parent() != nullptr) cases += (cases.empty() ? "      '" : "|'") + path_of(app) + "'";
-    words += "    '" + path_of(app) + "') COMPREPLY=($(compgen -W '" + words_of(app) + "' -- \"$word\")) ;;\n";
+    words +=
+        "    '" + path_of(app) + "') COMPREPLY=($(compgen -W '" + words_of(app) + "' -- \"$word\")) ;;\n";
   });
   out += cases + ") path+=\" ${COMP_WORDS[i]}\" ;;\n    esac\n  done\n";
   out += "  [[ $path != gpushare && $word != -* && ${COMP_WORDS[COMP_CWORD-1]} == -* ]] && return\n";
-  out += "  case $path in\n" + words + "  esac\n}\ncomplete -o bashdefault -o default -F _gpushare gpushare\n";
+  out +=
+      "  case $path in\n" + words + "  esac\n}\ncomplete -o bashdefault -o default -F _gpushare gpushare\n";
   return out;
 }
 
@@ -118,7 +122,9 @@ std::string zsh_arguments(const CLI::App& app) {
 }
 
 std::string zsh(const CLI::App& root) {
-  std::string out = "#compdef gpushare\n# zsh completion for gpushare, from `gpushare generate zsh`.\n_gpushare() {\n  local path=gpushare i\n"
+  std::string out =
+      "#compdef gpushare\n# zsh completion for gpushare, from `gpushare generate zsh`.\n_gpushare() {\n  "
+      "local path=gpushare i\n"
       "  for ((i = 2; i < CURRENT; ++i)); do\n    case \"$path ${words[i]}\" in\n      ";
   std::string cases, arguments;
   each_app(root, [&](const CLI::App& app) {

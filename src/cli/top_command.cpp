@@ -88,7 +88,8 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
   // The terminal gives keys at once and does not show them, for as long as this lives.
   class Keys {
    public:
-    explicit Keys(bool live) : live_(live && isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before_) == 0) {
+    explicit Keys(bool live)
+        : live_(live && isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before_) == 0) {
       if (!live_) return;
       termios quiet = before_;
       quiet.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
@@ -132,17 +133,20 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
       if (key == kEscape) look_.filter.clear();
       return true;
     }
-    if (key == 's') look_.sort = static_cast<TopSort>((static_cast<size_t>(look_.sort) + 1) % std::size(kTopSorts));
+    if (key == 's')
+      look_.sort = static_cast<TopSort>((static_cast<size_t>(look_.sort) + 1) % std::size(kTopSorts));
     if (key == '/') types_filter_ = true, look_.filter.clear();
     return key != 'q';
   }
   base::Status show(const client::ServiceStatus& status, const std::vector<TopRow>& rows) {
     winsize size{};
     look_.width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-    std::string keys = types_filter_ ? "filter: " + base::to_printable(look_.filter) + "_"
-                                     : std::string("sorted by ") + kTopSorts[static_cast<size_t>(look_.sort)] +
-                                           (look_.filter.empty() ? "" : ", filter '" + base::to_printable(look_.filter) + "'") +
-                                           "   keys: s sort, / filter, q quit";
+    std::string keys =
+        types_filter_
+            ? "filter: " + base::to_printable(look_.filter) + "_"
+            : std::string("sorted by ") + kTopSorts[static_cast<size_t>(look_.sort)] +
+                  (look_.filter.empty() ? "" : ", filter '" + base::to_printable(look_.filter) + "'") +
+                  "   keys: s sort, / filter, q quit";
     return write_stdout_bytes("\033[H\033[J" + keys + "\n\n" + top_text(status, rows, look_));
   }
 

@@ -138,19 +138,23 @@ const Column kColumns[] = {
      [](const TopRow& r) {
        return r.session.cap > 0 ? base::format("%g%%", 100 * r.session.cap) : std::string("-");
      }},
-    {"now", Table::Align::kRight, 0, [](const TopRow& r) { return base::format("%.1f%%", 100 * r.share_now); }},
+    {"now", Table::Align::kRight, 0,
+     [](const TopRow& r) { return base::format("%.1f%%", 100 * r.share_now); }},
     {"share", Table::Align::kRight, 1,
      [](const TopRow& r) { return base::format("%.1f%%", 100 * r.session.share); }},
     {"service", Table::Align::kRight, 9,
      [](const TopRow& r) { return base::format_duration_ns(r.session.service_ns); }},
-    {"iterations", Table::Align::kRight, 9, [](const TopRow& r) { return std::to_string(r.session.iterations); }},
+    {"iterations", Table::Align::kRight, 9,
+     [](const TopRow& r) { return std::to_string(r.session.iterations); }},
     {"persistent", Table::Align::kRight, 2,
      [](const TopRow& r) { return base::format_bytes(r.session.persistent_bytes); }},
     {"ephemeral", Table::Align::kRight, 4,
      [](const TopRow& r) { return base::format_bytes(r.session.ephemeral_bytes); }},
     {"held", Table::Align::kRight, 4, [](const TopRow& r) { return bytes_or_dash(r.session.held_bytes); }},
-    {"spilled", Table::Align::kRight, 6, [](const TopRow& r) { return bytes_or_dash(r.session.spilled_bytes); }},
-    {"pinned", Table::Align::kRight, 8, [](const TopRow& r) { return bytes_or_dash(r.session.pinned_bytes); }},
+    {"spilled", Table::Align::kRight, 6,
+     [](const TopRow& r) { return bytes_or_dash(r.session.spilled_bytes); }},
+    {"pinned", Table::Align::kRight, 8,
+     [](const TopRow& r) { return bytes_or_dash(r.session.pinned_bytes); }},
     {"limit", Table::Align::kRight, 10, [](const TopRow& r) { return bytes_or_dash(r.session.limit_bytes); }},
     {"container", Table::Align::kLeft, 10,
      [](const TopRow& r) { return r.container.empty() ? std::string("-") : r.container; }},
@@ -160,9 +164,8 @@ const Column kColumns[] = {
 constexpr int kMostRank = 12;
 
 size_t code_points(std::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char each) {
-    return (static_cast<unsigned char>(each) & 0xc0) != 0x80;
-  }));
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char each) { return (static_cast<unsigned char>(each) & 0xc0) != 0x80; }));
 }
 
 // At most `width` characters of the line.
@@ -207,8 +210,9 @@ std::string sessions_text(const std::vector<TopRow>& rows, const TopLook& look) 
       table.add_row(std::move(cells));
     }
     lines = lines_of(table.to_string());
-    const size_t needed = most == kMostRank ? lines.front().size() - std::string("command").size() + kLeastCommand
-                                            : code_points(lines[1]);
+    const size_t needed = most == kMostRank
+                              ? lines.front().size() - std::string("command").size() + kLeastCommand
+                              : code_points(lines[1]);
     if (look.width == 0 || needed <= look.width) break;
   }
   std::string out;
@@ -259,7 +263,6 @@ std::string images_text(const client::ServiceStatus& status) {
   }
   return out;
 }
-
 
 }  // namespace
 

@@ -134,14 +134,16 @@ void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
   std::vector<MetricsText::Labels> labels;
   for (const SessionStatus& session : status.sessions) {
     const auto& [user, container] = owners[{session.pid, session.device}];
-    labels.push_back({{"device", session.device},
-                      {"name", session.name},
-                      {"pid", std::to_string(session.pid)},
-                      {"session", std::to_string(session.session)},
-                      {"group", session.group == 0 ? "" : base::format("%016llx", static_cast<unsigned long long>(session.group))},
-                      {"user", user},
-                      {"container", container},
-                      {"class", session.cls}});
+    labels.push_back(
+        {{"device", session.device},
+         {"name", session.name},
+         {"pid", std::to_string(session.pid)},
+         {"session", std::to_string(session.session)},
+         {"group",
+          session.group == 0 ? "" : base::format("%016llx", static_cast<unsigned long long>(session.group))},
+         {"user", user},
+         {"container", container},
+         {"class", session.cls}});
   }
   for (const SessionFigure& figure : kSessionFigures) {
     figure.counts ? out.counter(figure.name, figure.help) : out.gauge(figure.name, figure.help);
@@ -151,8 +153,11 @@ void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
   }
   out.gauge("gpushare_process_context_bytes", "Device memory of the process's contexts.");
   for (const client::ProcessStatus& process : status.processes)
-    out.sample({{"device", process.device}, {"pid", std::to_string(process.pid)}, {"program", process.program},
-                {"user", std::to_string(process.uid)}, {"state", process.state}},
+    out.sample({{"device", process.device},
+                {"pid", std::to_string(process.pid)},
+                {"program", process.program},
+                {"user", std::to_string(process.uid)},
+                {"state", process.state}},
                bytes(process.context_bytes));
 }
 

@@ -43,9 +43,9 @@ base::Status cannot(const std::string& what, const std::string& address) {
 }
 
 base::Status wrong(const std::string& address) {
-  return {GPUSHARE_INVALID_ARGUMENT,
-          "the address '" + address +
-              "' is neither IP:PORT, as 127.0.0.1:9477 or [::1]:9477, nor the path of a Unix socket of at most 107 bytes with a '/'"};
+  return {GPUSHARE_INVALID_ARGUMENT, "the address '" + address +
+                                         "' is neither IP:PORT, as 127.0.0.1:9477 or [::1]:9477, nor the "
+                                         "path of a Unix socket of at most 107 bytes with a '/'"};
 }
 
 base::Result<socklen_t> parse_address(const std::string& text, Address* out) {
@@ -165,7 +165,8 @@ base::Result<std::unique_ptr<MetricsServer>> MetricsServer::start(const std::str
   try {
     server->thread_ = base::ServiceThread([it = server.get()] { it->serve(); });
   } catch (const std::system_error& error) {
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the thread for metrics: ") + error.what());
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        std::string("cannot start the thread for metrics: ") + error.what());
   }
   return server;
 }
@@ -186,27 +187,28 @@ void MetricsServer::serve() {
 }
 
 void MetricsServer::serve_once(std::vector<Connection>& connections) {
-    std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const Connection& connection : connections)
-      waits.push_back({connection.socket.get(), static_cast<short>(connection.reply.empty() ? POLLIN : POLLOUT), 0});
-    (void)poll(waits.data(), waits.size(), connections.empty() ? -1 : 1000);
-    const uint64_t now_ns = base::host_now_ns();
-    for (size_t i = connections.size(); i-- > 0;) {
-      const bool over = waits[i + 2].revents != 0 ? !advance(connections[i], now_ns)
-                                                  : now_ns - connections[i].moved_ns > kPatienceNs;
-      if (over) connections.erase(connections.begin() + static_cast<ptrdiff_t>(i));
+  std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+  for (const Connection& connection : connections)
+    waits.push_back(
+        {connection.socket.get(), static_cast<short>(connection.reply.empty() ? POLLIN : POLLOUT), 0});
+  (void)poll(waits.data(), waits.size(), connections.empty() ? -1 : 1000);
+  const uint64_t now_ns = base::host_now_ns();
+  for (size_t i = connections.size(); i-- > 0;) {
+    const bool over = waits[i + 2].revents != 0 ? !advance(connections[i], now_ns)
+                                                : now_ns - connections[i].moved_ns > kPatienceNs;
+    if (over) connections.erase(connections.begin() + static_cast<ptrdiff_t>(i));
+  }
+  while (!stop_) {
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      // Without a descriptor to give, the listener stays readable: others end meanwhile.
+      if (errno == EMFILE || errno == ENFILE) (void)poll(waits.data(), 1, 100);
+      break;
     }
-    while (!stop_) {
-      Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket) {
-        // Without a descriptor to give, the listener stays readable: others end meanwhile.
-        if (errno == EMFILE || errno == ENFILE) (void)poll(waits.data(), 1, 100);
-        break;
-      }
-      // The oldest makes place, so that connections which say nothing keep nobody out.
-      if (connections.size() == kMostConnections) connections.erase(connections.begin());
-      connections.push_back({std::move(socket), now_ns, {}, {}, 0});
-    }
+    // The oldest makes place, so that connections which say nothing keep nobody out.
+    if (connections.size() == kMostConnections) connections.erase(connections.begin());
+    connections.push_back({std::move(socket), now_ns, {}, {}, 0});
+  }
 }
 
 }  // namespace gpushare::daemon
