@@ -1,5 +1,5 @@
 // Tiresias with several settings of its queues on a job file, without noise. Prints one line of JSON for each;
-// scripts/experiments/training makes a table of docs/experiments/training.md of it. Usage: queue_experiments JOBS.csv
+// scripts/experiments/training makes a table of benchmarks/results/training.md of it. Usage: queue_experiments JOBS.csv
 // DEVICES
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>

@@ -1,5 +1,5 @@
 // measure_two_jobs [seconds of work of the longer job, 6] [rounds, 7]: the two jobs of AntMan's tables 1 and 2 on the
-// host device, with real bytes and real work, scaled down. Prints the tables of docs/experiments/antman-host.md
+// host device, with real bytes and real work, scaled down. Prints the tables of benchmarks/results/antman-host.md
 // (scripts/experiments/antman_host).
 //
 // Job A (3.5 of 32 GB, opportunistic) is there first. Job B (30 GB, guaranteed) comes when A has done 26 of its 43

@@ -1,4 +1,4 @@
-// Opportunistic sessions beside guaranteed ones, on virtual time: the tables of docs/experiments/antman.md, each behind a line
+// Opportunistic sessions beside guaranteed ones, on virtual time: the tables of benchmarks/results/antman.md, each behind a line
 // "<!-- NAME -->". scripts/experiments/antman runs it and writes the page. Usage: sharing_experiments PAIRS.json
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>

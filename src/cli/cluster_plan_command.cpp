@@ -44,7 +44,7 @@ class ClusterPlanCommand final : public Command {
         "  gpushare cluster plan examples/cluster/services.json --scheduler milp-ao,milp-wao --json -\n"
         "\n"
         "JSON: version, kind, results[] {scheduler or objective, solve_ms, the fields of the kind}; "
-        "docs/cli.md "
+        "docs/cli-cluster.md "
         "has them.\n"
         "\n"
         "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad document.\n";

@@ -30,7 +30,7 @@ class ClusterRunCommand final : public Command {
   ClusterRunCommand() {
     help_ =
         "Plays a document of any kind with noise, or with --jobs a file of training jobs: one of "
-        "docs/cli.md, run, which may\n"
+        "docs/cli-play.md, run, which may\n"
         "have a column gang, or a trace of Muri's or Gavel's layout. Kinds and their schedulers (the default "
         "first):\n";
     for (const cluster::Kind* kind : sim::all_cluster_kinds()) help_ += schedulers_line(*kind);
@@ -42,7 +42,8 @@ class ClusterRunCommand final : public Command {
         "cilantro,oracle\n"
         "  gpushare cluster run --jobs examples/jobs/mixed.csv --devices 2 --json -\n"
         "\n"
-        "JSON: version, kind, seed, results[] {scheduler, solve_ms, the fields of the kind}; docs/cli.md has "
+        "JSON: version, kind, seed, results[] {scheduler, solve_ms, the fields of the kind}; "
+        "docs/cli-cluster.md has "
         "them.\n"
         "Of training also device, devices, layout, notes.\n"
         "\n"
@@ -78,7 +79,7 @@ class ClusterRunCommand final : public Command {
         "With --jobs of a layout without classes: part of the jobs that is guaranteed, drawn by "
         "the seed [0]");
     add(app, "--noise", &noise_, number(0, true, 10), "X",
-        "Relative standard deviation of what schedulers are told or see; docs/cli.md has of what "
+        "Relative standard deviation of what schedulers are told or see; docs/cli-cluster.md has of what "
         "[the document's]");
     add(app, "--rounds", &rounds_, count(1'000'000, 1), "N", "For kind shares: how many [the document's]");
     add(app, "--restart-s", &restart_s_, number(0, true, 1e9), "S",

@@ -31,6 +31,7 @@ std::vector<std::unique_ptr<Command>> commands() {
   out.push_back(make_daemon_command());
   out.push_back(make_top_command());
   out.push_back(make_devices_command());
+  out.push_back(make_generate_command());
   return out;
 }
 

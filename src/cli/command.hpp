@@ -61,6 +61,7 @@ std::unique_ptr<Command> make_daemon_command();
 std::unique_ptr<Command> make_top_command();
 std::unique_ptr<Command> make_devices_command();
 std::unique_ptr<Command> make_cluster_command();
+std::unique_ptr<Command> make_generate_command();
 
 // All commands, in the order in which --help lists them.
 std::vector<std::unique_ptr<Command>> commands();

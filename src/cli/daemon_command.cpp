@@ -1,135 +1,28 @@
-// `gpushare daemon`: shares devices between processes until it is told to stop. `gpushare top`: what it is doing.
+// `gpushare daemon`: shares devices between processes until it is told to stop.
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <type_traits>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
 #include "cli/policy_choice.hpp"
 #include "cli/stop_signals.hpp"
 #include "client/remote_authority.hpp"
 #include "client/status.hpp"
-#include "cluster/json.hpp"
+#include "daemon/metrics.hpp"
+#include "daemon/metrics_server.hpp"
 #include "daemon/service.hpp"
+#include "gpushare/gpushare.hpp"
 
 namespace gpushare::cli {
 namespace {
-
-// An object of the line's fields. Times are seconds here; what there is none of is null.
-template <class Line>
-cluster::OrderedJson object_of(const Line& line) {
-  cluster::OrderedJson out;
-  Line::for_each_field(line, [&](const std::string& name, const auto& value) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, uint64_t>) {
-      if (name.ends_with("_ns")) {
-        out[name.substr(0, name.size() - 2) + "s"] = static_cast<double>(value) / 1e9;
-        return;
-      }
-    }
-    out[name] = value;
-  });
-  return out;
-}
-
-template <class Line>
-cluster::OrderedJson array_of(const std::vector<Line>& lines) {
-  auto out = cluster::OrderedJson::array();
-  for (const Line& line : lines) out.push_back(object_of(line));
-  return out;
-}
-
-cluster::OrderedJson to_json(const client::ServiceStatus& status, const std::string& socket) {
-  cluster::OrderedJson out = cluster::object({{"socket", socket}});
-  out.update(object_of(status));
-  out["devices"] = array_of(status.devices);
-  out["processes"] = array_of(status.processes);
-  out["sessions"] = array_of(status.sessions);
-  for (size_t i = 0; i < status.sessions.size(); ++i) {
-    if (status.sessions[i].lane == UINT64_MAX) out["sessions"][i]["lane"] = nullptr;
-    if (status.sessions[i].cap == 0) out["sessions"][i]["cap"] = nullptr;
-  }
-  out["images"] = array_of(status.images);
-  return out;
-}
-
-std::string to_text(const client::ServiceStatus& status) {
-  std::string out;
-  for (const client::DeviceStatus& device : status.devices)
-    out += base::format(
-        "device %s, policy %s, up %s: %s of %s promised to %llu sessions, %llu wait for memory\n"
-        "turns %llu, taken back after the lease %llu\n",
-        device.device.c_str(), device.policy.c_str(), base::format_duration_ns(status.uptime_ns).c_str(),
-        base::format_bytes(device.promised_bytes).c_str(), base::format_bytes(device.capacity_bytes).c_str(),
-        static_cast<unsigned long long>(device.resident), static_cast<unsigned long long>(device.waiting),
-        static_cast<unsigned long long>(device.turns), static_cast<unsigned long long>(device.cut_off));
-  for (const client::DeviceStatus& device : status.devices)
-    if (device.max_guaranteed > 0)
-      out +=
-          base::format("device %s: a coordinator lets %llu guaranteed and %llu opportunistic sessions run\n",
-                       device.device.c_str(), static_cast<unsigned long long>(device.max_guaranteed),
-                       static_cast<unsigned long long>(device.max_opportunistic));
-  for (const client::DeviceStatus& device : status.devices)
-    if (device.context_bytes > 0)
-      out += base::format("device %s: contexts of processes have %s of what is promised\n",
-                          device.device.c_str(), base::format_bytes(device.context_bytes).c_str());
-  for (const client::DeviceStatus& device : status.devices)
-    if (device.effective_capacity_bytes > device.capacity_bytes)
-      out += base::format("device %s: %s are promised, more than the capacity, and fall at boundaries\n",
-                          device.device.c_str(), base::format_bytes(device.effective_capacity_bytes).c_str());
-  if (!status.processes.empty()) {
-    Table table;
-    for (const char* title : {"pid", "uid"}) table.add_column(title, Table::Align::kRight);
-    for (const char* title : {"program", "state"}) table.add_column(title, Table::Align::kLeft);
-    for (const char* title : {"sessions", "context"}) table.add_column(title, Table::Align::kRight);
-    for (const client::ProcessStatus& process : status.processes)
-      table.add_row({std::to_string(process.pid), std::to_string(process.uid), process.program, process.state,
-                     std::to_string(process.sessions),
-                     process.context_bytes == 0 ? "-" : base::format_bytes(process.context_bytes)});
-    out += '\n' + table.to_string();
-  }
-  if (!status.sessions.empty()) {
-    Table table;
-    table.add_column("session", Table::Align::kLeft);
-    table.add_column("pid", Table::Align::kRight);
-    for (const char* title : {"state", "class"}) table.add_column(title, Table::Align::kLeft);
-    for (const char* title :
-         {"weight", "cap", "share", "service", "iterations", "persistent", "ephemeral", "limit"})
-      table.add_column(title, Table::Align::kRight);
-    table.add_column("waits for", Table::Align::kLeft);
-    for (const client::SessionStatus& session : status.sessions)
-      table.add_row(
-          {session.name, std::to_string(session.pid), session.state, session.cls,
-           base::format("%g", session.weight),
-           session.cap > 0 ? base::format("%g%%", 100 * session.cap) : "-",
-           base::format("%.1f%%", 100 * session.share), base::format_duration_ns(session.service_ns),
-           std::to_string(session.iterations), base::format_bytes(session.persistent_bytes),
-           base::format_bytes(session.ephemeral_bytes),
-           session.limit_bytes == 0 ? "-" : base::format_bytes(session.limit_bytes), session.waits_for});
-    out += '\n' + table.to_string();
-  }
-  if (!status.images.empty()) {
-    Table table;
-    for (const char* title : {"image", "state"}) table.add_column(title, Table::Align::kLeft);
-    for (const char* title : {"bytes", "first layers kept", "layers there", "loads", "sessions"})
-      table.add_column(title, Table::Align::kRight);
-    for (const client::ImageStatus& image : status.images)
-      table.add_row({image.path, image.state, base::format_bytes(image.bytes),
-                     base::format_bytes(image.kept_bytes),
-                     base::format("%llu of %llu", static_cast<unsigned long long>(image.arrived),
-                                  static_cast<unsigned long long>(image.layers)),
-                     std::to_string(image.loads), std::to_string(image.sessions)});
-    out += '\n' + table.to_string();
-  }
-  return out;
-}
 
 class DaemonCommand final : public Command {
  public:
@@ -148,6 +41,7 @@ return UNAVAILABLE, sessions keep their memory, and a daemon started again at th
 
 Examples:
   gpushare daemon --socket shared.sock --device host --capacity 512MiB --for 0.2
+  gpushare daemon --socket shared.sock --device host --capacity 512MiB --metrics 127.0.0.1:0 --for 0.2
 
 JSON: what it is doing is told by gpushare top --json.
 
@@ -162,7 +56,9 @@ cannot share; 3 no such device.
            "XDG_RUNTIME_DIR, for root in /run]")
         ->type_name("PATH");
     app.add_option("--device", devices_,
-                   "Device to share, as 'gpushare devices' names it; may be given again [auto]")
+                   "Device to share, as 'gpushare devices' names it; may be given again. all: every GPU. "
+                   "auto: the first GPU, else the "
+                   "host device, but with --all-users a GPU or none [auto]")
         ->type_name("NAME");
     add(app, "--capacity", &options_.capacity_bytes, parse_size, "SIZE",
         "Memory to promise of each device: 8GiB, ... [what is free]");
@@ -203,12 +99,18 @@ cannot share; 3 no such device.
         "Largest weight of a session or group; one that asks for more has this [100]");
     add(app, "--max-priority", &options_.ranks.max_priority, count(INT32_MAX), "N",
         "Highest priority of a session; one that asks for more has this [1000]");
+    app.add_option(
+           "--metrics", metrics_,
+           "Answer GET /metrics, in Prometheus' format, at this address: 127.0.0.1:9477, [::1]:9477, or "
+           "the path of a Unix socket")
+        ->type_name("ADDRESS");
     add(app, "--for", &for_s_, number(0, false, 1e9), "S", "Stop by itself after so many seconds");
   }
   base::Result<ExitCode> run() override {
     if (set_capacity_) return set_capacity();
     GPUSHARE_ASSIGN_OR_RETURN(options_.socket, socket_to_serve());
     if (!devices_.empty()) options_.devices = devices_;
+    GPUSHARE_RETURN_IF_ERROR(find_gpus());
     options_.share_lanes = !private_lanes_ && options_.max_lanes == 1;
     if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
     if (!policies_.empty()) options_.make_policy = [policy = policies_[0]] { return policy.make(); };
@@ -224,6 +126,11 @@ cannot share; 3 no such device.
       std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s, policy %s\n", socket.c_str(),
                    device->name().c_str(), base::format_bytes(device->capacity_bytes()).c_str(),
                    device->policy_name().c_str());
+    std::unique_ptr<daemon::MetricsServer> metrics;
+    if (!metrics_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(metrics, serve_metrics(socket));
+      std::fprintf(stderr, "gpushare daemon: metrics at %s\n", metrics->address().c_str());
+    }
     (void)signals.wait(for_s_);
     return kExitOk;
   }
@@ -232,6 +139,15 @@ cannot share; 3 no such device.
   static base::Result<uint64_t> seconds(const char* option, const std::string& text) {
     GPUSHARE_ASSIGN_OR_RETURN(const double value, parse_number(option, text, 0, false, 1e9));
     return static_cast<uint64_t>(value * 1e9) + 1;
+  }
+  // The figures are asked for as gpushare top asks: scraping takes nothing from the daemon but one answer.
+  base::Result<std::unique_ptr<daemon::MetricsServer>> serve_metrics(const std::string& socket) const {
+    auto server = daemon::MetricsServer::start(metrics_, [socket]() -> base::Result<std::string> {
+      GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, client::query_service(socket));
+      return daemon::metrics_text(status);
+    });
+    if (!server.ok()) return bad_option("--metrics", metrics_, server.status().message());
+    return server;
   }
   static base::Result<uint64_t> size_or_0(const char* option, const std::string& text) {
     return text == "0" ? base::Result<uint64_t>(uint64_t{0}) : parse_size(option, text);
@@ -246,6 +162,30 @@ cannot share; 3 no such device.
       return bad_option("--set-capacity", base::format_bytes(*set_capacity_), set.message());
     if (!set.ok()) return set;
     return kExitOk;
+  }
+  // "all" is every GPU that can be used. For all users of a machine "auto" is a GPU: a driver that is missing there must not
+  // have the host device served in its place, silently.
+  base::Status find_gpus() {
+    const bool all = std::find(devices_.begin(), devices_.end(), "all") != devices_.end();
+    const bool is_auto =
+        devices_.empty() || std::find(devices_.begin(), devices_.end(), "auto") != devices_.end();
+    if (!all && !(is_auto && options_.all_users)) return {};
+    if (devices_.size() > 1) return bad_option("--device", all ? "all" : "auto", "name no device beside it");
+    options_.devices.clear();
+    std::string reasons;
+    for (const gpushare_device_info& device : gpushare::devices()) {
+      const std::string_view spec = device.spec;
+      if (spec == "host" || spec == "sim") continue;
+      if (device.status == GPUSHARE_OK)
+        options_.devices.emplace_back(spec);
+      else
+        reasons += "; " + std::string(spec) + ": " + device.reason;
+    }
+    if (options_.devices.empty())
+      return {GPUSHARE_UNAVAILABLE,
+              "no GPU can be used" + reasons + "; '--device host' shares the host device"};
+    if (!all) options_.devices.resize(1);
+    return {};
   }
   // Where clients look, in a folder that only this user can write.
   base::Result<std::string> socket_to_serve() const {
@@ -272,71 +212,16 @@ cannot share; 3 no such device.
   sched::CoordinatorOptions coordinator_;
   std::optional<uint64_t> set_capacity_;
   std::vector<PolicyChoice> policies_;
+  std::string metrics_;
   double for_s_ = 0;
   std::vector<std::string> devices_;
   bool private_lanes_ = false, coordinate_ = false;
-};
-
-class TopCommand final : public Command {
- public:
-  const char* name() const override { return "top"; }
-  const char* summary() const override { return "Show the processes and sessions that share a device"; }
-  const char* help() const override {
-    return R"(Asks the daemon for its devices, processes and sessions: who has the turn, who waits and for what, bytes, and shares of
-the device's time. A user is shown his own processes and sessions, root all. Updates every second on a terminal, until
-interrupted; prints once otherwise, and with --once or --json.
-
-States of a session: turn (has it), idle (keeps it, nothing runs), ready (waits for it), resting (has nothing to run),
-queued (waits for memory), paging, paged_out, overdue (its turn was taken back after the lease).
-
-Examples:
-  gpushare top --socket shared.sock --once
-  gpushare top --socket shared.sock --json -
-
-JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, effective_capacity_bytes,
-promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cut_off,
-max_guaranteed, max_opportunistic},
-processes[] {pid, uid, program, device, state, sessions, context_bytes}, sessions[] {pid, session, name, device, state,
-waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, priority, class,
-limit_bytes, share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, sessions}.
-
-Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
-)";
-  }
-  void declare(CLI::App& app) override {
-    app.add_option("--socket", socket_, "Path of the daemon's socket [as for 'gpushare daemon']")
-        ->type_name("PATH");
-    app.add_flag("--once", once_, "Print once");
-    json_.declare(app);
-  }
-  base::Result<ExitCode> run() override {
-    const std::string socket = socket_.empty() ? client::default_socket() : socket_;
-    GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
-    const bool live = !once_ && !json_.wanted() && isatty(STDOUT_FILENO) == 1;
-    const StopSignals signals;
-    for (;;) {
-      GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, client::query_service(socket));
-      GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket)));
-      if (live) GPUSHARE_RETURN_IF_ERROR(write_stdout_bytes("\033[H\033[J"));
-      if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(to_text(status)));
-      if (!live || signals.wait(1)) return kExitOk;
-    }
-  }
-
- private:
-  std::string socket_;
-  bool once_ = false;
-  JsonOption json_;
 };
 
 }  // namespace
 
 std::unique_ptr<Command> make_daemon_command() {
   return std::make_unique<DaemonCommand>();
-}
-
-std::unique_ptr<Command> make_top_command() {
-  return std::make_unique<TopCommand>();
 }
 
 }  // namespace gpushare::cli

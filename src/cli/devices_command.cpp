@@ -47,7 +47,7 @@ Examples:
   gpushare devices
   gpushare devices --json -
 
-JSON: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, free_bytes, capabilities[]}.
+JSON: version, devices[] {spec, name, usable, status, reason, compute_units, total_bytes, free_bytes, capabilities[]}.
 
 Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.
 )";

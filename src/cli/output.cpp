@@ -14,6 +14,7 @@
 
 #include "base/file_sink.hpp"
 #include "base/utf8.hpp"
+#include "gpushare/version.h"
 
 namespace gpushare::cli {
 namespace {
@@ -154,8 +155,12 @@ void JsonOption::declare(CLI::App& app) {
 base::Status JsonOption::write(const nlohmann::ordered_json& document) const {
   if (!wanted()) return {};
   // Names come from files; bytes that are not UTF-8 become U+FFFD instead of an exception.
+  // What made the document comes first in it.
+  nlohmann::ordered_json versioned = nlohmann::ordered_json::object();
+  versioned["version"] = GPUSHARE_VERSION_STRING;
+  versioned.update(document);
   const std::string text =
-      document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+      versioned.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   return on_stdout() ? write_stdout_bytes(text) : write_file(path_, text);
 }
 

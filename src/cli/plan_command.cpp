@@ -193,7 +193,7 @@ Examples:
   gpushare plan --model examples/models/cnn.csv --bandwidth-gbs 12 --call-overhead-us 10 --group-overhead-us 20
 With --exec-ms examples/models/cnn_exec.csv it plans for given execution times.
 
-JSON: layers, groups[] {first, last, bytes}, makespan_ms, lower_bound_ms, one_shot_ms, per_layer_ms,
+JSON: version, layers, groups[] {first, last, bytes}, makespan_ms, lower_bound_ms, one_shot_ms, per_layer_ms,
 best_uniform_ms, solve_us, optimal (false: the search of very many layers was cut short). first and last count
 layers from 0, both included; resident layers are in no group.
 

@@ -84,7 +84,7 @@ Examples:
   gpushare replay --alloc examples/traces/training.csv --allocator heap,planned --json -
   gpushare replay --alloc examples/traces/training.csv --time-ms 0
 
-JSON: results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, min_arena_bytes,
+JSON: version, results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, min_arena_bytes,
 min_arena_ratio, skipped_frees, for planned also solve_s, method}, notes[]. ns_per_op and p99_ns are null with
 --time-ms 0.
 

@@ -62,8 +62,9 @@ Examples:
 The table has policies as rows; durations share one unit. The timeline opens in ui.perfetto.dev, the snapshot in
 pytorch.org/memory_viz (JSON if FILE ends in .json, else pickle), the report in any browser.
 
-JSON: device, label ('sim': virtual time; 'host': measured on CPU threads; 'device'), jobs_file, layout (of that file),
-capacity_bytes, lanes, seed, time_scale, notes[], and policies[] {policy, jobs, completed, refused, failed, makespan_s,
+JSON: version, device, label ('sim': virtual time; 'host': measured on CPU threads; 'device'), jobs_file,
+layout (of that file), capacity_bytes, lanes, seed, time_scale, notes[], and
+policies[] {policy, jobs, completed, refused, failed, makespan_s,
 jct_mean_s, jct_p50_s, jct_p95_s, queue_mean_s, utilization, switches, peak_bytes, oom, paged_bytes,
 most_inside, most_apart_bytes, switch_s, stay_s, simulated_makespan_s, simulated_jct_mean_s, interference[] {name,
 beside, iteration_s or slowdown, confidence}, not_completed[] {name, state, reason}}, interrupted, findings[].

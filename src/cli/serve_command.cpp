@@ -46,8 +46,8 @@ Examples:
   gpushare serve --synthetic static:50 --limit 200 --report serving.html
   gpushare serve --synthetic modes:2 --device host --time-scale 0.02 --limit 100 --slo-x-p99 3
 
-JSON: device, label ('sim' or 'host'), source, c0_ms, c1, and cases[] {case, slo_x_p99, load, policy, requests,
-finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, cancelled},
+JSON: version, device, label ('sim' or 'host'), source, c0_ms, c1, and cases[] {case, slo_x_p99, load, policy,
+requests, finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, cancelled},
 decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, predicted_miss_rate, price_per_s, batch_sizes
 {size: how often}}.
 

@@ -65,6 +65,7 @@ std::string encode_status(const ServiceStatus& status) {
   for (const ProcessStatus& process : status.processes) write_line(out, "process", process);
   for (const SessionStatus& session : status.sessions) write_line(out, "session", session);
   for (const ImageStatus& image : status.images) write_line(out, "image", image);
+  for (const RefusalStatus& refusal : status.refusals) write_line(out, "refusal", refusal);
   return out;
 }
 
@@ -101,6 +102,8 @@ base::Result<ServiceStatus> parse_service_status(std::string_view text) {
       good = read_line(given, status.sessions.emplace_back());
     else if (kind == "image")
       good = read_line(given, status.images.emplace_back());
+    else if (kind == "refusal")
+      good = read_line(given, status.refusals.emplace_back());
     if (!good)
       return base::Status(GPUSHARE_MALFORMED_INPUT,
                           base::format("status line %zu has a number that is none", number));

@@ -1,5 +1,5 @@
 // status.hpp: what the daemon tells about itself: devices, processes and sessions, as text of one line each, so that a
-// reader of another version finds the fields that it knows. A user is told of his own sessions, root of all.
+// reader of another version finds the fields that it knows. A user is told of his own sessions, root and the daemon's user of all.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,8 +25,10 @@ struct DeviceStatus {
   uint64_t lanes = 0;
   uint64_t resident = 0;  // sessions, of all users
   uint64_t waiting = 0;
-  uint64_t turns = 0;    // given
-  uint64_t cut_off = 0;  // turns taken back after the lease
+  uint64_t turns = 0;                    // given
+  uint64_t cut_off = 0;                  // turns taken back after the lease
+  uint64_t service_ns = 0;               // given to all sessions so far, also to those that have left
+  uint64_t page_outs = 0, page_ins = 0;  // of sessions and groups, begun
   // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
   uint64_t max_guaranteed = 0, max_opportunistic = 0;
   template <class Line, class Visit>
@@ -43,6 +45,9 @@ struct DeviceStatus {
     visit("waiting", line.waiting);
     visit("turns", line.turns);
     visit("cut_off", line.cut_off);
+    visit("service_ns", line.service_ns);
+    visit("page_outs", line.page_outs);
+    visit("page_ins", line.page_ins);
     visit("max_guaranteed", line.max_guaranteed);
     visit("max_opportunistic", line.max_opportunistic);
   }
@@ -88,6 +93,10 @@ struct SessionStatus {
   uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
   double share = 0;          // of all service on the device so far
   uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
+  // What the preloaded programs of its group hold together, on the line of the group's first session; else 0.
+  uint64_t held_bytes = 0;     // on the device
+  uint64_t spilled_bytes = 0;  // blocks in host memory
+  uint64_t pinned_bytes = 0;   // pinned host memory, spilled blocks included
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
@@ -108,6 +117,9 @@ struct SessionStatus {
     visit("limit_bytes", line.limit_bytes);
     visit("share", line.share);
     visit("group", line.group);
+    visit("held_bytes", line.held_bytes);
+    visit("spilled_bytes", line.spilled_bytes);
+    visit("pinned_bytes", line.pinned_bytes);
   }
 };
 // An image that sessions have open.
@@ -134,17 +146,30 @@ struct ImageStatus {
     visit("sessions", line.sessions);
   }
 };
+// Requests that the daemon has refused with one status, since it began.
+struct RefusalStatus {
+  std::string cause;  // the status's name
+  uint64_t count = 0;
+  template <class Line, class Visit>
+  static void for_each_field(Line& line, Visit&& visit) {
+    visit("cause", line.cause);
+    visit("count", line.count);
+  }
+};
 struct ServiceStatus {
   uint64_t pid = 0;
   uint64_t uptime_ns = 0;
+  uint64_t lost_processes = 0;  // that ended with sessions open
   std::vector<DeviceStatus> devices;
   std::vector<ProcessStatus> processes;
   std::vector<SessionStatus> sessions;
   std::vector<ImageStatus> images;
+  std::vector<RefusalStatus> refusals;
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
     visit("uptime_ns", line.uptime_ns);
+    visit("lost_processes", line.lost_processes);
   }
 };
 

@@ -26,6 +26,9 @@ client::DeviceStatus SharedDevice::status() const {
   out.waiting = scheduler_.waiting();
   out.turns = turns_;
   out.cut_off = cut_off_;
+  out.service_ns = service_ns_;
+  out.page_outs = page_outs_;
+  out.page_ins = page_ins_;
   if (const auto coordination = scheduler_.coordination()) {
     out.max_guaranteed = coordination->max_guaranteed;
     out.max_opportunistic = coordination->max_opportunistic;
@@ -54,6 +57,12 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
   out.share =
       service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
   out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
+  if (claim.page != nullptr && claim.members.front().get() == &session) {
+    const GroupPage::Held held = claim.page->held();
+    out.held_bytes = held.device_bytes;
+    out.spilled_bytes = held.spilled_bytes;
+    out.pinned_bytes = held.pinned_bytes;
+  }
   const Claim* holder =
       claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
   if (session.overdue) {

@@ -103,16 +103,19 @@ bool GroupPage::set_lent(uint64_t bytes) {
   return false;
 }
 
-uint64_t GroupPage::held_bytes() const {
+GroupPage::Held GroupPage::held() const {
   uint32_t used = 0;
-  if (!read_at(file_.get(), offsetof(shim::GroupPage, slots_used), &used)) return UINT64_MAX;
-  uint64_t held = 0;
+  if (!read_at(file_.get(), offsetof(shim::GroupPage, slots_used), &used)) return {UINT64_MAX, 0, 0};
+  Held held;
   for (uint32_t i = 0; i < std::min<uint32_t>(used, shim::kSlots); ++i) {
     shim::Slot slot;
-    if (!read_at(file_.get(), offsetof(shim::GroupPage, slots) + i * sizeof slot, &slot)) return UINT64_MAX;
+    if (!read_at(file_.get(), offsetof(shim::GroupPage, slots) + i * sizeof slot, &slot))
+      return {UINT64_MAX, 0, 0};
     const uint64_t bytes = base::add_saturated(slot.counted[place_], slot.overhead[place_]);
-    if (slot.identity == 0 || bytes == 0 || !is_alive(i)) continue;
-    held = base::add_saturated(held, bytes);
+    if (slot.identity == 0 || (bytes == 0 && slot.pinned == 0) || !is_alive(i)) continue;
+    held.device_bytes = base::add_saturated(held.device_bytes, bytes);
+    held.spilled_bytes = base::add_saturated(held.spilled_bytes, slot.spilled[place_]);
+    held.pinned_bytes = base::add_saturated(held.pinned_bytes, slot.pinned);
   }
   return held;
 }

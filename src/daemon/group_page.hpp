@@ -34,7 +34,12 @@ class GroupPage {
   bool set_lent(uint64_t bytes);
   // The bytes that living programs of the group hold on the device, at least: those of programs that have ended, and whose slots nobody
   // has emptied, count too where the user's patience is over.
-  uint64_t held_bytes() const;
+  uint64_t held_bytes() const { return held().device_bytes; }
+  // The same with what they hold on the host: blocks of the device's that were spilled, and pinned memory, those blocks included.
+  struct Held {
+    uint64_t device_bytes = 0, spilled_bytes = 0, pinned_bytes = 0;
+  };
+  Held held() const;
 
  private:
   GroupPage(client::Descriptor file, int place, uid_t user, Patience& patience)

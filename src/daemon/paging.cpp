@@ -13,6 +13,7 @@ namespace gpushare::daemon {
 using client::MessageType;
 
 void SharedDevice::start_paging(Claim& claim, bool out) {
+  ++(out ? page_outs_ : page_ins_);
   claim.pages_out = out;
   claim.page_out_failed = false;
   claim.part_bytes = 0;

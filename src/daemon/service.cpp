@@ -273,6 +273,7 @@ void Service::accept_processes() {
     if (refused.ok()) refused = watch(epoll_.get(), process->socket.get(), 2 * process->id);
     if (refused.ok()) refused = watch(epoll_.get(), process->pidfd.get(), 2 * process->id + 1);
     if (!refused.ok()) {
+      count_refusal(refused);
       auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
       welcome.code = refused.code();
       client::put_text(welcome.text, refused.message());
@@ -335,12 +336,14 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
     welcome.code = welcomed.code();
     client::put_text(welcome.text, welcomed.message());
+    count_refusal(welcomed);
     (void)send_to(process, client::bytes_of(welcome));
     return welcomed;
   }
   if (!process.welcome) return {GPUSHARE_MALFORMED_INPUT, "the first message is no Hello"};
   SharedDevice& device = *process.device;
   const auto answer = [&](const base::Status& status, uint32_t value, const std::string& told = {}) {
+    count_refusal(status);
     if (sequence == 0) return;
     auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
     reply.code = status.code();
@@ -477,9 +480,11 @@ client::ServiceStatus Service::status(uid_t user) const {
   client::ServiceStatus out;
   out.pid = static_cast<uint64_t>(getpid());
   out.uptime_ns = base::host_now_ns() - started_ns_;
+  out.lost_processes = lost_processes_;
+  const bool all = user == 0 || user == geteuid();
   for (const auto& device : devices_) out.devices.push_back(device->status());
   for (const auto& [id, process] : processes_) {
-    if (!process->welcome || (user != 0 && process->peer.uid != user)) continue;
+    if (!process->welcome || (!all && process->peer.uid != user)) continue;
     client::ProcessStatus line;
     line.pid = static_cast<uint64_t>(process->peer.pid);
     line.uid = process->peer.uid;
@@ -493,10 +498,15 @@ client::ServiceStatus Service::status(uid_t user) const {
       out.sessions.push_back(process->device->status_of(*session));
   }
   // Images are of the service's own user, and tell what is on its disk.
-  if (user == 0 || user == geteuid())
-    for (const auto& device : devices_)
-      for (client::ImageStatus& image : device->images().status()) out.images.push_back(std::move(image));
+  if (!all) return out;
+  for (const auto& device : devices_)
+    for (client::ImageStatus& image : device->images().status()) out.images.push_back(std::move(image));
+  for (const auto& [cause, count] : refusals_) out.refusals.push_back({cause, count});
   return out;
+}
+
+void Service::count_refusal(const base::Status& status) {
+  if (!status.ok()) ++refusals_[base::status_name(status.code())];
 }
 
 base::Status Service::set_capacity(const Process& process, const client::SetCapacity& message) {
@@ -539,6 +549,7 @@ void Service::disconnect(Process& process, const std::string& why) {
 
 void Service::died(Process& process) {
   process.dead = true;
+  if (!process.sessions.empty()) ++lost_processes_;
   while (!process.sessions.empty()) process.device->remove(*process.sessions.begin()->second);
   if (process.device != nullptr) process.device->died(process);
   process.socket = Descriptor();

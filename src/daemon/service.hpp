@@ -113,6 +113,7 @@ struct RemoteSession {
   uint64_t epoch = 0;
   uint64_t seen_service_ns = 0, seen_iterations = 0;
   uint64_t service_ns = 0, iterations = 0;  // that were believed
+  uint64_t unread_ns = 0;                   // of its claim's
   std::vector<ImageUse*> images;            // none where it is of a group
   bool waits_for_images = false;            // set aside until they are there
   bool has_images = false;                  // for its turn
@@ -408,7 +409,7 @@ class SharedDevice {
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   std::vector<uint64_t> short_;   // claims with short bytes
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
-  uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
+  uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;
   sched::ElasticRanges elastic_;
   std::map<sched::RangeId, RemoteSession*> ranges_;
   sched::RangeId next_range_ = 1;
@@ -454,6 +455,8 @@ class Service {
   void make_place(uid_t user);
   size_t sessions_of(uid_t user) const;
   client::ServiceStatus status(uid_t user) const;
+  // Counts it if it is one.
+  void count_refusal(const base::Status& status);
 
   const ServiceOptions options_;
   uint64_t started_ns_ = 0;
@@ -464,6 +467,8 @@ class Service {
   client::Descriptor wake_, epoll_;
   std::map<uint64_t, std::unique_ptr<Process>> processes_;
   uint64_t next_id_ = 1;
+  uint64_t lost_processes_ = 0;
+  std::map<std::string, uint64_t> refusals_;  // by the status's name
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

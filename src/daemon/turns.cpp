@@ -213,7 +213,7 @@ void SharedDevice::collect(RemoteSession& session, uint64_t now_ns) {
       std::min(iterations - std::min(iterations, session.seen_iterations), kMostIterations);
   session.seen_service_ns = service_ns;
   session.seen_iterations = iterations;
-  session.service_ns += spent_ns;
+  session.unread_ns = base::add_saturated(session.unread_ns, spent_ns);
   session.iterations += count;
   claim.unread_ns = base::add_saturated(claim.unread_ns, spent_ns);
   claim.unread_iterations += count;
@@ -236,7 +236,13 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   for (const auto& member : claim.members)
     if (member->leased) collect(*member, now_ns);
   // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
-  const uint64_t spent_ns = std::min(std::exchange(claim.unread_ns, 0), grace_ns(claim, now_ns));
+  const uint64_t said_ns = std::exchange(claim.unread_ns, 0),
+                 spent_ns = std::min(said_ns, grace_ns(claim, now_ns));
+  // Each has its part of the turn, so that the members' times add up to the group's.
+  for (const auto& member : claim.members)
+    if (const uint64_t own_ns = std::exchange(member->unread_ns, 0); said_ns > 0)
+      member->service_ns += static_cast<uint64_t>(static_cast<double>(own_ns) / static_cast<double>(said_ns) *
+                                                  static_cast<double>(spent_ns));
   const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
@@ -319,7 +325,7 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
       // The session is charged for the time now, whatever it reports when it is done.
       collect(*member, now_ns);
       const uint64_t held_ns = grace_ns(claim, now_ns);
-      member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);
+      member->unread_ns += held_ns - std::min(held_ns, claim.unread_ns);
       claim.unread_ns = std::max(claim.unread_ns, held_ns);
       lease(*member).set({++epoch_of(*member), LeaseState::kFree});
       set_overdue(*member, true);

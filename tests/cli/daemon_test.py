@@ -21,7 +21,8 @@ class Daemon(ToolTest):
             daemon = self.start("--policy", "priority")
             self.assertEqual((self.folder / "socket").stat().st_mode & 0o777, 0o600)
             status = json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
-            self.assertEqual(sorted(status), ["devices", "images", "pid", "processes", "sessions", "socket", "uptime_s"])
+            self.assertEqual(sorted(status), ["devices", "images", "lost_processes", "pid", "processes", "refusals", "sessions", "socket", "uptime_s",
+                                              "version"])
             self.assertEqual(status["pid"], daemon.pid)
             self.assertEqual(status["devices"][0]["policy"], "priority")
             self.assertEqual(status["devices"][0]["capacity_bytes"], 64 << 20)
@@ -102,6 +103,18 @@ class Daemon(ToolTest):
         if os.geteuid() != 0:
             self.tool("daemon", "--device", "host", "--capacity", "64MiB", "--for", "0.1", code=0, env=environment)
             self.assertEqual((self.folder / "gpushare").stat().st_mode & 0o777, 0o700)
+
+    def test_a_missing_gpu_is_not_replaced_by_the_host_device(self):
+        usable = [device["spec"] for device in json.loads(self.tool("devices", "--json", "-", code=0).out)["devices"] if device["usable"]]
+        if set(usable) != {"host", "sim"}:
+            self.skipTest("there is a GPU")
+        base = ["daemon", "--socket", "s", "--for", "0.1", "--device"]
+        self.refused([*base, "all"], "no GPU can be used", "--device host", code=3)
+        self.refused([*base, "auto", "--all-users"], "no GPU can be used", "libcuda", "--device host", code=3)
+        self.refused([*base[:-1], "--all-users"], "no GPU can be used", code=3)
+        self.refused([*base, "all", "--device", "host"], "no device beside it")
+        self.tool(*base, "host", "--all-users", "--capacity", "64MiB", code=0)
+        self.tool(*base, "auto", "--capacity", "64MiB", code=0)
 
     def test_bad_usage(self):
         base = ["daemon", "--socket", "s", "--device", "host"]

@@ -64,7 +64,7 @@ class Help(ToolTest):
                 return set()
             return set(value) | keys(list(value.values()))
 
-        self.assertEqual(set(commands()) - set(self.JSON), {"cluster", "daemon", "exec", "top"})  # tests of their own look at their keys
+        self.assertEqual(set(commands()) - set(self.JSON), {"cluster", "daemon", "exec", "generate", "top"})  # tests of their own look at their keys
         for command, arguments in self.JSON.items():
             with self.subTest(command=command):
                 written = keys(json.loads(self.tool(command, *arguments, "--json", "-").out))
@@ -104,14 +104,14 @@ class Help(ToolTest):
 
 
 class Page(ToolTest):
-    """docs/cli.md shows what the tool prints."""
+    """docs/cli-play.md shows what the tool prints."""
 
     # Measured figures of a page differ from run to run.
     MEASURED = {"serve": r" +[\d.]+$", "replay": r"(?<=576) +[\d.]+ +\d+ ", "plan": r"planned in \d+ us"}
 
     def test_the_page_shows_what_the_tool_prints(self):
         compared = set()
-        for block in re.findall(r"^```\n(\$ gpushare .*?)^```$", (OPTIONS.source / "docs" / "cli.md").read_text(), re.M | re.S):
+        for block in re.findall(r"^```\n(\$ gpushare .*?)^```$", (OPTIONS.source / "docs" / "cli-play.md").read_text(), re.M | re.S):
             line, _, printed = block.replace("\\\n", "").partition("\n")
             command, *arguments = shlex.split(line)[2:]
             if not printed or command not in ("run", "replay", "serve", "plan") or not any(a.startswith(("examples/", "modes:")) for a in arguments):

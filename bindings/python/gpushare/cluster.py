@@ -1,4 +1,4 @@
-"""Decisions above one device, by libgpushare_cluster. Documents are dictionaries; docs/cli.md says what their fields mean.
+"""Decisions above one device, by libgpushare_cluster. Documents are dictionaries; docs/cli-cluster.md says what their fields mean.
 
     from gpushare import cluster
     cluster.plan({"version": 1, "kind": "trials", "devices": 2, ...}, "gpushare")["results"][0]["shares"]

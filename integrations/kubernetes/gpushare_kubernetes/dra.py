@@ -39,7 +39,7 @@ def slice_of(node: str, driver: str, devices: list[Device], generation: int, mem
         entries.append({
             "name": device.name,
             "allowMultipleAllocations": True,
-            "attributes": {"device": {"string": device.spec[:64]}},
+            "attributes": {"device": {"string": device.spec[:64]}, "type": {"string": device.type}},
             "capacity": {
                 "memory": {"value": str(memory), "requestPolicy": {"default": str(memory), "validRange": {
                     "min": str(memory_step), "max": str(memory), "step": str(memory_step)}}},

@@ -22,6 +22,11 @@ class Device:
     capacity_bytes: int
 
     @property
+    def type(self) -> str:
+        """'gpu', or 'host' for the devices that are there without one."""
+        return "host" if self.spec.partition(":")[0] in ("host", "sim") else "gpu"
+
+    @property
     def index(self) -> str:
         """The device's number for its vendor's tools: '1' of 'cuda:1', else '0'."""
         found = re.match(r"\w+:(\d+)", self.spec)

@@ -4,19 +4,23 @@ With a new `kubernetes` client from PyPI (scripts/check-manifests) they are also
 resource.k8s.io/v1 yet.
 """
 import copy
+import json
 import pathlib
 import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
 
 from cluster import ApiServer, Scheduler, check_slice
-from conftest import DRIVER
+from conftest import DRIVER, TOOL
 from gpushare_kubernetes.__main__ import check, parser
 from gpushare_kubernetes.dra import slice_of
 from gpushare_kubernetes.inventory import Device
 
 FOLDER = pathlib.Path(__file__).parent.parent / "manifests"
+CHART = FOLDER.parent / "helm" / "gpushare"
 DOCUMENTS = [(path.name, document) for path in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text())]
 
 
@@ -42,6 +46,70 @@ def test_the_agent_s_command_is_right():
     assert 'gpushare-kubernetes-agent = "gpushare_kubernetes.__main__:main"' in project
 
 
+def rendered(values):
+    """The chart's documents. Templates use little of Go's language: values, `if` of a value, and toYaml with indent. `helm` itself, where it is there,
+    has to say the same (scripts/check-manifests)."""
+    def value(path):
+        found = values if path.startswith(".Values.") else {"Release": {"Namespace": "gpushare"}}
+        for part in path.removeprefix(".Values.").removeprefix(".").split("."):
+            found = found[part]
+        return found
+
+    def render(text):
+        text = re.sub(r"\n\{\{- if (\S+) \}\}(.*?)\n\{\{- end \}\}", lambda m: m.group(2) if value(m.group(1)) else "", text, flags=re.S)
+
+        def insert(match):
+            expression = match.group(1)
+            if expression.startswith("toYaml "):
+                path, indent = re.fullmatch(r"toYaml (\S+) \| indent (\d+)", expression).groups()
+                return "\n".join(" " * int(indent) + line for line in yaml.safe_dump(value(path)).strip().split("\n"))
+            return str(value(expression))
+
+        return re.sub(r"\{\{ (.*?) \}\}", insert, text)
+
+    return [document for path in sorted((CHART / "templates").glob("*.yaml")) for document in yaml.safe_load_all(render(path.read_text()))]
+
+
+def test_the_chart_makes_the_manifests():
+    """The manifests are its golden files; Helm makes the namespace."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    made = rendered(values)
+    for document in made:
+        if document["kind"] == "DaemonSet":
+            for container in document["spec"]["template"]["spec"]["containers"]:
+                assert container.pop("imagePullPolicy") == "IfNotPresent"
+    plain = [document for name, document in DOCUMENTS if name in ("agent.yaml", "device-class.yaml") and document["kind"] != "Namespace"]
+    assert made == plain
+    values["image"].update(repository="registry.example/gpushare", pullSecrets=[{"name": "key"}])
+    values["runtimeClassName"] = "nvidia"
+    values["daemon"].update(device="host", metrics="", extraArgs=["--policy", "priority"])
+    values["agent"]["extraArgs"] = ["--cdi-device", "nvidia.com/gpu={index}"]
+    spec = next(document for document in rendered(values) if document["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("nvidia", [{"name": "key"}])
+    daemon, agent = spec["containers"]
+    assert daemon["command"][5:] == ["--device", "host", "--policy", "priority"]
+    assert (daemon["image"], agent["command"][3:]) == ("registry.example/gpushare:1.0.0", ["--cdi-device", "nvidia.com/gpu={index}"])
+
+
+def test_helm_makes_the_same():
+    if not shutil.which("helm"):
+        pytest.skip("no helm")
+    made = subprocess.run(["helm", "template", "gpushare", CHART, "--namespace", "gpushare"], capture_output=True, text=True, check=True).stdout
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    key = lambda document: (document["kind"], document["metadata"]["name"])
+    assert sorted(filter(None, yaml.safe_load_all(made)), key=key) == sorted(rendered(values), key=key)
+
+
+def test_the_daemon_serves_gpus_or_nothing():
+    daemon = of_kind("DaemonSet")[0]["spec"]["template"]["spec"]["containers"][0]
+    assert daemon["command"][daemon["command"].index("--device") + 1] == "all" and "--all-users" in daemon["command"]
+    done = subprocess.run([TOOL, "devices", "--json", "-"], capture_output=True, text=True, check=True)
+    if any(device["usable"] and device["spec"] not in ("host", "sim") for device in json.loads(done.stdout)["devices"]):
+        pytest.skip("there is a GPU")
+    done = subprocess.run([TOOL, "daemon", "--all-users", "--socket", "/nonexistent/socket", "--device", "all"], capture_output=True, text=True)
+    assert done.returncode == 3 and "no GPU can be used" in done.stderr
+
+
 def test_the_role_allows_what_the_agent_calls(dra, api, kubelet, scheduler):
     """And nothing else: every right is used by one of the API's methods."""
     claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi"}))
@@ -58,7 +126,8 @@ def test_the_role_allows_what_the_agent_calls(dra, api, kubelet, scheduler):
 
 def test_names_agree():
     assert of_kind("DeviceClass")[0]["metadata"]["name"] == DRIVER == parser().get_default("driver")
-    assert of_kind("DeviceClass")[0]["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{DRIVER}"'
+    for entry, kind in zip(of_kind("DeviceClass"), ("gpu", "host")):
+        assert entry["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}"'
     plugin_pod = next(document for name, document in DOCUMENTS if name == "example-device-plugin.yaml")
     assert list(plugin_pod["spec"]["containers"][0]["resources"]["limits"]) == [f"{DRIVER}/share"]
 

@@ -215,7 +215,7 @@ class Best final : public Lending {
   double slowed(JobId job) const { return jobs_[job].slowdown / known_->tuner.best_alone(jobs_[job].info); }
   // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least
   // weighted completion on one device). A gang counts less than all its devices, since it leaves room beside it:
-  // docs/experiments/training.md has other exponents.
+  // benchmarks/results/training.md has other exponents.
   struct Key {
     int32_t priority = 0;
     double length = 0;

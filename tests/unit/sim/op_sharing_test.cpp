@@ -113,7 +113,7 @@ TEST_CASE("the two jobs of AntMan's tables 1 and 2") {
   CHECK(near(rows[2].a_min, 43.1));
   CHECK(rows[2].b_min == 0);
   CHECK(near(rows[3].a_min, 43.4));
-  // B's 541.6 min under unified memory do not follow from the text: see docs/experiments/antman.md.
+  // B's 541.6 min under unified memory do not follow from the text: see benchmarks/results/antman.md.
   CHECK(rows[3].b_min > 91.1);
   CHECK(near(rows[4].a_min, 43.9));
   CHECK(near(rows[4].b_min, 91.8));
