@@ -2,7 +2,8 @@
 //
 // Welfare is maximised at the upper ends of the bounds (optimism), by the exact solvers of cilantro.hpp. For no
 // justified complaints every job has a demand that is recommended from its bounds (3.5), (3.6). Ours learns by the
-// kernel that forgets, and is less optimistic: the welfare is that of the estimate and a part of the margin above it.
+// kernel that forgets, and is less optimistic: the welfare is that of the estimate and a part of the margin above it. The
+// least utility is one job's, so that an error of hope costs more there than in a mean.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -57,7 +58,9 @@ class Learned final : public Policy {
   // Cilantro takes performance as never falling with more units, which tightens its bounds; ours does not.
   double hoped(const PerformanceBounds& bounds) const {
     if (!ours_) return bounds.high;
-    return bounds.estimate + kOptimism * (bounds.high - bounds.estimate);
+    const double optimism =
+        known_.objective == ShareObjective::kSocialWelfare ? kOptimismOfMean : kOptimismOfLeast;
+    return bounds.estimate + optimism * (bounds.high - bounds.estimate);
   }
 
   std::vector<int64_t> by_welfare() {
@@ -147,7 +150,7 @@ class Learned final : public Policy {
     });
   }
 
-  static constexpr double kOptimism = 0.2, kCaution = 0.3;
+  static constexpr double kOptimismOfMean = 0.5, kOptimismOfLeast = 0.2, kCaution = 0.3;
   const Known known_;
   const bool ours_;
   std::vector<int64_t> units_;
