@@ -305,6 +305,63 @@ TEST_CASE("gpushare: a job moves to a device that becomes free, where that pays 
   }
 }
 
+TEST_CASE("gpushare: a device stays free where sharing costs nobody anything") {
+  // .68 beside the gang's .23 slows nobody, so that the third device is there for the last job.
+  std::vector<JobInfo> jobs = {training_job(0, 130, 2), training_job(90, 37), training_job(96, 13)};
+  const double demands[] = {0.23, 0.68, 0.86};
+  for (size_t j = 0; j < jobs.size(); ++j) jobs[j].demands = {demands[j]};
+  sim::ClusterOptions options;
+  options.restart_s = 30;
+  const auto result = played("gpushare", jobs, 3, options);
+  CHECK(result.jobs[1].end_s == Approx(127));
+  CHECK(result.jobs[2].end_s == Approx(109));
+}
+
+TEST_CASE("gpushare: company on the faster device of a guaranteed gang costs it nothing") {
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  std::vector<JobInfo> jobs = {training_job(0, 200, 2), training_job(100, 300)};
+  jobs[0].demands = {0.74};
+  jobs[1].demands = {0.62};
+  jobs[1].guaranteed = false;
+  sim::ClusterOptions options;
+  options.restart_s = 30;
+  const auto made = cluster::make_training_scheduler("gpushare");
+  const auto result = sim::run_cluster(jobs, devices, *made, options);
+  REQUIRE(result.ok());
+  CHECK(result->jobs[0].end_s == Approx(800));
+  CHECK(result->jobs[1].end_s < 100 + 300 * 1.37);
+  CHECK(result->company_p99 <= 1.0 + 1e-9);
+}
+
+TEST_CASE("gpushare: a gang on unequal devices is not taken for faster than it is") {
+  // The gang waits for its slow device, while company slows it on the fast one only: its pace alone is as declared.
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  const struct {
+    double arrival_s, work_s, demand;
+    uint32_t gang;
+  } drawn[] = {{0.5, 354.6, 0.67, 1},   {44.7, 800, 0.08, 1},    {90.5, 115, 0.6, 1},
+               {99.1, 315.3, 0.2, 1},   {137, 100.2, 0.54, 1},   {157.7, 50.4, 0.87, 2},
+               {157.8, 73.7, 0.2, 1},   {159.5, 192.9, 0.94, 1}, {173.7, 39.5, 0.5, 1},
+               {187.2, 62.9, 0.55, 1},  {219.9, 229.6, 0.26, 1}, {257.4, 84.3, 0.87, 2},
+               {294.8, 207.7, 0.31, 1}, {326.2, 203.1, 0.1, 1}};
+  std::vector<JobInfo> jobs;
+  for (const auto& job : drawn) {
+    jobs.push_back(training_job(job.arrival_s, job.work_s, job.gang, kGiB, job.demand));
+    jobs.back().guaranteed = false;
+  }
+  sim::ClusterOptions options;
+  options.restart_s = 5;
+  const auto play = [&](const char* name) {
+    const auto made = cluster::make_training_scheduler(name);
+    const auto result = sim::run_cluster(jobs, devices, *made, options);
+    REQUIRE(result.ok());
+    return result->jct_mean_s;
+  };
+  CHECK(play("gpushare") <= 1.1 * play("iadeep"));
+}
+
 TEST_CASE("gpushare: what runs beside others parts when it is slower than was believed") {
   // Their demands say that they fit; a table says otherwise.
   const auto table = sim::InterferenceTable::parse(
