@@ -79,6 +79,23 @@ TEST_CASE("the worst-off job is found where nearly nothing is reached and noise 
   CHECK(ours > 0.9 * greedy);
 }
 
+TEST_CASE("a job that needs more than a step before it gains is found") {
+  // All units together nearly meet the first job's objective, and half of them are worth next to nothing to it.
+  shares::RoundsProblem problem{100, 5, 60, 0.1, 1, {}};
+  problem.jobs.resize(2);
+  problem.jobs[0].job = {"steep", 15.28, 0.95, UtilityShape::kQuadratic, {}};
+  problem.jobs[0].job.curve.logistic = true;
+  problem.jobs[0].job.curve.offset = 3.63;
+  problem.jobs[1].job = {"flat", 27.39, 0.88, UtilityShape::kSqrt, {}};
+  problem.jobs[1].job.curve.points = {{0, 0}, {4.88, 0.105}};
+  double ours = 0, fair = 0;
+  for (problem.seed = 1; problem.seed <= 4; ++problem.seed) {
+    ours += shares::play_rounds(problem, "gpushare", ShareObjective::kSocialWelfare)->welfare;
+    fair += shares::play_rounds(problem, "fair", ShareObjective::kSocialWelfare)->welfare;
+  }
+  CHECK(ours > 1.5 * fair);  // 0.75 of it without looking further than a step
+}
+
 TEST_CASE("no policy hands out more than there is, and each changes shares within the step") {
   for (const char* name : shares::kPolicies) {
     for (uint64_t seed = 1; seed <= 4; ++seed) {
