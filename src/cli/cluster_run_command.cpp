@@ -31,7 +31,7 @@ class ClusterRunCommand final : public Command {
     help_ =
         "Plays a document of any kind with noise, or with --jobs a file of training jobs: one of "
         "docs/cli-play.md, run, which may\n"
-        "have a column gang, or a trace of Muri's or Gavel's layout. Kinds and their schedulers (the default "
+        "have a column gang, or a published trace: Philly, Helios, Alibaba PAI, Gavel, Muri. Kinds and their schedulers (the default "
         "first):\n";
     for (const cluster::Kind* kind : sim::all_cluster_kinds()) help_ += schedulers_line(*kind);
     help_ +=

@@ -130,12 +130,25 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
     cluster::OrderedJson results = cluster::OrderedJson::array();
     std::vector<std::string> notes;
     ProgressLine line;
-    for (const std::string& file : files_) {
-      GPUSHARE_ASSIGN_OR_RETURN(const memory::LoadedTrace loaded, load(file));
+    std::vector<std::pair<std::string, memory::LoadedTrace>> loads;
+    for (const std::string& path : files_) {
+      GPUSHARE_ASSIGN_OR_RETURN(std::vector<memory::LoadedTrace> devices, load(path));
+      for (memory::LoadedTrace& one : devices)
+        loads.emplace_back(
+            devices.size() > 1 ? base::format("%s, device %d", path.c_str(), one.device) : path,
+            std::move(one));
+    }
+    for (const auto& [file, loaded] : loads) {
       if (loaded.skipped_frees > 0)
         notes.push_back(
             base::format("%s: %llu frees of blocks allocated before the recording began were left out.",
                          file.c_str(), static_cast<unsigned long long>(loaded.skipped_frees)));
+      if (loaded.early_frees > 0)
+        notes.push_back(
+            base::format("%s: %llu blocks end where their address was handed out again; their free was "
+                         "written later or not at all.",
+                         file.c_str(), static_cast<unsigned long long>(loaded.early_frees)));
+      if (loaded.cut) notes.push_back(file + ": the last line is cut off and left out.");
       const uint32_t blocks = loaded.trace.block_count;
       for (const memory::ReplayAllocator allocator : allocators) {
         // The solver compares blocks with each other: a larger trace would take it minutes to hours.
@@ -172,13 +185,20 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
   }
 
  private:
-  static base::Result<memory::LoadedTrace> load(const std::string& file) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file, kMostTraceBytes));
-    if (!is_pickle(text)) return memory::parse_trace(text, file);
-    GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
-                              parse_pickle(text, file, {"frames", "segments", "external_annotations"}));
-    return memory::parse_snapshot_json(
-        snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), file);
+  // A trace for each device of a snapshot.
+  static base::Result<std::vector<memory::LoadedTrace>> load(const std::string& file) {
+    GPUSHARE_ASSIGN_OR_RETURN(std::string text, sim::read_text(file, kMostTraceBytes));
+    if (is_pickle(text)) {
+      GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                                parse_pickle(text, file, {"frames", "segments", "external_annotations"}));
+      text = snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    }
+    const size_t start = text.find_first_not_of(" \t\r\n");
+    if (start != std::string::npos && text[start] == '{') return memory::parse_snapshot_devices(text, file);
+    GPUSHARE_ASSIGN_OR_RETURN(memory::LoadedTrace loaded, memory::parse_trace(text, file));
+    std::vector<memory::LoadedTrace> one;
+    one.push_back(std::move(loaded));
+    return one;
   }
 
   std::vector<std::string> files_;

@@ -104,11 +104,12 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
     std::vector<sim::TimedRequest> recorded;
     std::optional<sim::SyntheticSpec> spec;
     double mean_ns = 0;
+    std::vector<std::string> notes;
     if (!synthetic_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(spec, sim::parse_synthetic(synthetic_));
       mean_ns = sim::mean_execution_ns(*spec);
     } else {
-      GPUSHARE_ASSIGN_OR_RETURN(recorded, sim::read_requests(requests_, rule_));
+      GPUSHARE_ASSIGN_OR_RETURN(recorded, sim::read_requests(requests_, rule_, &notes));
       if (limit_ != 0 && recorded.size() > limit_) recorded.resize(limit_);
       if (recorded.empty())
         return base::Status(GPUSHARE_MALFORMED_INPUT, requests_ + ": no requests after the header line");
@@ -126,6 +127,7 @@ Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage o
     options.features = features_ == "on";
     result_.c0_ms = options.c0_ns / 1e6;
     result_.source = synthetic_.empty() ? requests_ : synthetic_;
+    for (const std::string& note : notes) result_.source += "; " + note;
 
     ProgressLine progress;
     for (const double load : result_.loads) {

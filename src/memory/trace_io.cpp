@@ -45,8 +45,10 @@ bool parse_number(std::string_view text, int base, uint64_t* out) {
   return error == std::errc() && end == text.data() + text.size() && !text.empty();
 }
 
-// Decimal, or hexadecimal after 0x.
+// Decimal, or hexadecimal after 0x; C libraries write a null pointer as (nil).
 bool parse_pointer(std::string_view text, uint64_t* out) {
+  *out = 0;
+  if (text == "(nil)") return true;
   if (text.substr(0, 2) == "0x" || text.substr(0, 2) == "0X") return parse_number(text.substr(2), 16, out);
   return parse_number(text, 10, out);
 }
@@ -55,6 +57,7 @@ bool parse_pointer(std::string_view text, uint64_t* out) {
 class Lines {
  public:
   explicit Lines(std::string_view text) : text_(text) {
+    ended_ = text_.ends_with('\n');
     while (!text_.empty() && (text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
   }
   bool next(std::string_view* line) {
@@ -70,15 +73,16 @@ class Lines {
     ++number_;
     return true;
   }
-  size_t number() const { return number_; }  // of the line last returned, from 1
+  size_t number() const { return number_; }      // of the line last returned, from 1
+  bool cut() const { return done_ && !ended_; }  // that line is the last and does not end: it may be cut off
 
  private:
   std::string_view text_;
   size_t number_ = 0;
-  bool done_ = false;
+  bool done_ = false, ended_ = false;
 };
 
-constexpr size_t kMaxFields = 8;
+constexpr size_t kMaxFields = 16;
 using Fields = std::array<std::string_view, kMaxFields>;
 
 // The number of fields, or kMaxFields + 1 if there are more than fit.
@@ -99,6 +103,54 @@ std::string_view first_line(std::string_view text) {
 }
 
 constexpr std::string_view kRmmHeader = "Thread,Time,Action,Pointer,Size,Stream";
+constexpr std::string_view kOldRmmHeader = "Event Type,Device ID,Address,Stream,Size (bytes)";  // and more
+
+// Blocks by address, as a log's lines come.
+class LiveBlocks {
+ public:
+  explicit LiveBlocks(LoadedTrace* loaded) : loaded_(loaded) {}
+  uint64_t live_bytes() const { return builder_.live_bytes(); }
+
+  void allocate(uint64_t address, uint64_t size) {
+    const auto [entry, inserted] = live_.try_emplace(address, 0);
+    if (!inserted) {  // its free has happened, but is written later
+      builder_.free(entry->second);
+      ++owed_[address];
+      ++loaded_->early_frees;
+    }
+    entry->second = builder_.allocate(size);
+  }
+  void free(uint64_t address) {
+    const auto owed = owed_.find(address);
+    if (owed != owed_.end() && owed->second > 0) {
+      --owed->second;
+      return;
+    }
+    const auto entry = live_.find(address);
+    if (entry == live_.end()) {
+      ++loaded_->skipped_frees;
+      return;
+    }
+    builder_.free(entry->second);
+    live_.erase(entry);
+  }
+  // Of the live block; 0 if there is none, or the free is owed.
+  uint64_t size_of(uint64_t address) {
+    const auto owed = owed_.find(address);
+    const auto entry = live_.find(address);
+    return entry == live_.end() || (owed != owed_.end() && owed->second > 0)
+               ? 0
+               : builder_.size_bytes(entry->second);
+  }
+  Trace take() { return builder_.take(); }
+
+ private:
+  LoadedTrace* loaded_;
+  TraceBuilder builder_;
+  base::FlatHashMap<uint64_t, uint32_t> live_;
+  base::FlatHashMap<uint64_t, uint32_t>
+      owed_;  // frees that are still to be written of blocks that have ended
+};
 constexpr const char* kSizeAllowed = "a whole number of bytes from 1 to 2^50";
 constexpr const char* kTimeAllowed = "a whole number from 0 to 2^62";
 
@@ -165,53 +217,96 @@ base::Result<LoadedTrace> parse_lifetimes_csv(std::string_view text, const std::
   return loaded;
 }
 
+namespace {
+
+struct RmmLine {
+  enum class Action { kAllocate, kFree, kNothing } action = Action::kNothing;
+  uint64_t pointer = 0, size = 0;
+  bool sized = true;  // the line says the size of what is freed
+};
+
+base::Status read_rmm(const Fields& fields, const std::string& name, size_t number, RmmLine* out) {
+  uint64_t stream = 0;
+  const std::string_view action = fields[2];
+  if (action != "allocate" && action != "free" && action != "allocate failure")
+    return bad_field(name, number, "Action", action, "allocate, free, allocate failure");
+  if (!parse_pointer(fields[3], &out->pointer))
+    return bad_field(name, number, "Pointer", fields[3], "an address, decimal or hexadecimal after 0x");
+  if (!parse_number(fields[4], 10, &out->size) || out->size > kMaxSizeBytes)
+    return bad_field(name, number, "Size", fields[4], "a whole number of bytes from 0 to 2^50");
+  if (!parse_pointer(fields[5], &stream))
+    return bad_field(name, number, "Stream", fields[5], "a stream handle, decimal or hexadecimal after 0x");
+  if (action == "allocate failure" || out->size == 0) return {};  // took no memory
+  out->action = action == "free" ? RmmLine::Action::kFree : RmmLine::Action::kAllocate;
+  return {};
+}
+
+base::Status read_old_rmm(const Fields& fields, const std::string& name, size_t number, RmmLine* out) {
+  if (fields[0] != "Alloc" && fields[0] != "Free")
+    return bad_field(name, number, "Event Type", fields[0], "Alloc, Free");
+  if (!parse_pointer(fields[2], &out->pointer))
+    return bad_field(name, number, "Address", fields[2], "an address, decimal or hexadecimal after 0x");
+  if (!parse_number(fields[4], 10, &out->size) || out->size > kMaxSizeBytes)
+    return bad_field(name, number, "Size (bytes)", fields[4], "a whole number of bytes from 0 to 2^50");
+  if (out->pointer == 0) return {};
+  out->sized = false;
+  if (fields[0] == "Free")
+    out->action = RmmLine::Action::kFree;
+  else if (out->size > 0)
+    out->action = RmmLine::Action::kAllocate;
+  return {};
+}
+
+}  // namespace
+
 base::Result<LoadedTrace> parse_rmm_csv(std::string_view text, const std::string& name) {
   Lines lines(text);
-  std::string_view line;
-  if (!lines.next(&line) || line != kRmmHeader)
-    return malformed(name, 1, "header is " + quoted(line) + "; allowed: " + std::string(kRmmHeader));
-  TraceBuilder builder;
-  base::FlatHashMap<uint64_t, uint32_t> live;
+  std::string_view header, line;
+  const bool any = lines.next(&header), old = any && header.starts_with(kOldRmmHeader);
+  if (!any || (!old && header != kRmmHeader))
+    return malformed(name, 1, "header is " + quoted(header) + "; allowed: " + std::string(kRmmHeader));
+  LoadedTrace loaded;
+  loaded.format = TraceFormat::kRmm;
+  LiveBlocks blocks(&loaded);
   Fields fields;
+  const size_t columns = split(header, &fields);
+  std::optional<std::string> device;
   size_t ops = 0;
   while (lines.next(&line)) {
     const size_t number = lines.number();
+    if (line == header) continue;  // a log that was appended to
     const size_t found = split(line, &fields);
-    if (found != 6)
+    if (found < columns && lines.cut()) {
+      loaded.cut = true;
+      break;
+    }
+    if (found != columns)
       return malformed(name, number,
                        "has " + (found > kMaxFields ? "too many" : std::to_string(found)) +
-                           " fields; allowed: 6, " + std::string(kRmmHeader));
-    const std::string_view action = fields[2];
-    uint64_t pointer = 0, size = 0, stream = 0;
-    if (action != "allocate" && action != "free" && action != "allocate failure")
-      return bad_field(name, number, "Action", action, "allocate, free, allocate failure");
-    if (!parse_pointer(fields[3], &pointer))
-      return bad_field(name, number, "Pointer", fields[3], "an address, decimal or hexadecimal after 0x");
-    if (!parse_number(fields[4], 10, &size) || size > kMaxSizeBytes)
-      return bad_field(name, number, "Size", fields[4], "a whole number of bytes from 0 to 2^50");
-    if (!parse_pointer(fields[5], &stream))
-      return bad_field(name, number, "Stream", fields[5], "a stream handle, decimal or hexadecimal after 0x");
-    if (action == "allocate failure" || size == 0) continue;  // took no memory
-    if (++ops > kMaxOps) return malformed(name, number, "more than 2^25 operations, the most allowed");
-    if (action == "allocate") {
-      if (builder.live_bytes() + size > kMaxTotalBytes)
-        return malformed(name, number, "more than 2^62 bytes live at once");
-      const auto [entry, inserted] = live.try_emplace(pointer, 0);
-      if (!inserted) return bad_field(name, number, "Pointer", fields[3], "an address that is not live");
-      entry->second = builder.allocate(size);
-    } else {
-      const auto entry = live.find(pointer);
-      if (entry == live.end())
-        return bad_field(name, number, "Pointer", fields[3], "an address allocated and not freed");
-      if (builder.size_bytes(entry->second) != size)
-        return bad_field(name, number, "Size", fields[4], "the size the block was allocated with");
-      builder.free(entry->second);
-      live.erase(entry);
+                           " fields; allowed: " + std::to_string(columns) + ", " + std::string(header));
+    RmmLine read;
+    GPUSHARE_RETURN_IF_ERROR(old ? read_old_rmm(fields, name, number, &read)
+                                 : read_rmm(fields, name, number, &read));
+    if (old) {
+      if (!device) device = std::string(fields[1]);
+      if (*device != fields[1])
+        return bad_field(name, number, "Device ID", fields[1],
+                         "one device, as in the lines before: split the log");
     }
+    if (read.action == RmmLine::Action::kNothing) continue;
+    if (++ops > kMaxOps) return malformed(name, number, "more than 2^25 operations, the most allowed");
+    if (read.action == RmmLine::Action::kAllocate) {
+      if (blocks.live_bytes() + read.size > kMaxTotalBytes)
+        return malformed(name, number, "more than 2^62 bytes live at once");
+      blocks.allocate(read.pointer, read.size);
+      continue;
+    }
+    const uint64_t size = blocks.size_of(read.pointer);
+    if (read.sized && size != 0 && size != read.size)
+      return bad_field(name, number, "Size", fields[4], "the size the block was allocated with");
+    blocks.free(read.pointer);
   }
-  LoadedTrace loaded;
-  loaded.format = TraceFormat::kRmm;
-  loaded.trace = builder.take();
+  loaded.trace = blocks.take();
   return loaded;
 }
 
@@ -245,8 +340,7 @@ base::Status add_device_trace(const Json& events, size_t device, const std::stri
     const auto action = event.find("action");
     completes = completes || (action != event.end() && *action == "free_completed");
   }
-  TraceBuilder builder;
-  base::FlatHashMap<uint64_t, uint32_t> live;
+  LiveBlocks blocks(loaded);
   for (size_t k = 0; k < events.size(); ++k) {
     const Json& event = events[k];
     const std::string where = at(name, device, k);
@@ -260,32 +354,26 @@ base::Status add_device_trace(const Json& events, size_t device, const std::stri
     const std::optional<uint64_t> address = number_of(event, "addr");
     if (!address) return bad_member(where, "addr", "an address, a whole number from 0");
     if (!is_alloc) {
-      const auto entry = live.find(*address);
-      if (entry == live.end()) {
-        ++loaded->skipped_frees;
-        continue;
-      }
-      builder.free(entry->second);
-      live.erase(entry);
+      blocks.free(*address);
       continue;
     }
     const std::optional<uint64_t> size = number_of(event, "size");
     if (!size || *size > kMaxSizeBytes)
       return bad_member(where, "size", "a whole number of bytes from 0 to 2^50");
     if (*size == 0) continue;
-    if (builder.live_bytes() + *size > kMaxTotalBytes)
+    if (blocks.live_bytes() + *size > kMaxTotalBytes)
       return {GPUSHARE_MALFORMED_INPUT, where + ": more than 2^62 bytes live at once"};
-    const auto [entry, inserted] = live.try_emplace(*address, 0);
-    if (!inserted) return bad_member(where, "addr", "an address that is not live");
-    entry->second = builder.allocate(*size);
+    blocks.allocate(*address, *size);
   }
-  loaded->trace = builder.take();
+  loaded->trace = blocks.take();
   return {};
 }
 
 }  // namespace
 
-base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::string& name, int device) {
+namespace {
+
+base::Result<Json> read_snapshot(std::string_view text, const std::string& name) {
   Json root;
   size_t values = 0;
   struct TooMany {};
@@ -310,7 +398,6 @@ base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::
             ": field 'device_traces' is missing; allowed: a PyTorch memory snapshot, an object with "
             "a list of events for each device under 'device_traces'");
   const Json& traces = root["device_traces"];
-  std::optional<size_t> chosen;
   for (size_t k = 0; k < traces.size(); ++k) {
     if (!traces[k].is_array())
       return base::Status(GPUSHARE_MALFORMED_INPUT,
@@ -318,22 +405,40 @@ base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::
     if (traces[k].size() > kMaxOps)
       return base::Status(GPUSHARE_MALFORMED_INPUT,
                           name + ": device_traces[" + std::to_string(k) + "] holds more than 2^25 events");
-    if (device >= 0 ? k == static_cast<size_t>(device) : !traces[k].empty()) {
-      if (chosen)
-        return base::Status(GPUSHARE_MALFORMED_INPUT, name + ": holds traces of devices " +
-                                                          std::to_string(*chosen) + " and " +
-                                                          std::to_string(k) + "; choose one device");
-      chosen = k;
-    }
   }
-  if (!chosen)
-    return base::Status(GPUSHARE_MALFORMED_INPUT,
-                        name + (device >= 0 ? ": holds no trace of device " + std::to_string(device)
-                                            : std::string(": holds no events; record with history enabled")));
-  LoadedTrace loaded;
-  loaded.format = TraceFormat::kSnapshot;
-  GPUSHARE_RETURN_IF_ERROR(add_device_trace(traces[*chosen], *chosen, name, &loaded));
-  return loaded;
+  return root;
+}
+
+}  // namespace
+
+base::Result<std::vector<LoadedTrace>> parse_snapshot_devices(std::string_view text,
+                                                              const std::string& name) {
+  GPUSHARE_ASSIGN_OR_RETURN(const Json root, read_snapshot(text, name));
+  const Json& traces = root["device_traces"];
+  std::vector<LoadedTrace> all;
+  for (size_t k = 0; k < traces.size(); ++k) {
+    if (traces[k].empty()) continue;
+    LoadedTrace loaded;
+    loaded.format = TraceFormat::kSnapshot;
+    loaded.device = static_cast<int>(k);
+    GPUSHARE_RETURN_IF_ERROR(add_device_trace(traces[k], k, name, &loaded));
+    all.push_back(std::move(loaded));
+  }
+  if (all.empty())
+    return base::Status(GPUSHARE_MALFORMED_INPUT, name + ": holds no events; record with history enabled");
+  return all;
+}
+
+base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::string& name, int device) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::vector<LoadedTrace> all, parse_snapshot_devices(text, name));
+  if (device < 0 && all.size() > 1)
+    return base::Status(GPUSHARE_MALFORMED_INPUT, name + ": holds traces of devices " +
+                                                      std::to_string(all[0].device) + " and " +
+                                                      std::to_string(all[1].device) + "; choose one device");
+  for (LoadedTrace& loaded : all)
+    if (device < 0 || loaded.device == device) return std::move(loaded);
+  return base::Status(GPUSHARE_MALFORMED_INPUT,
+                      name + ": holds no trace of device " + std::to_string(device));
 }
 
 base::Result<LoadedTrace> parse_trace(std::string_view text, const std::string& name, int device) {
@@ -347,7 +452,14 @@ base::Result<LoadedTrace> parse_trace(std::string_view text, const std::string& 
             ": is a Python pickle; convert it: python3 -c \"import json,pickle,sys; "
             "json.dump(pickle.load(open(sys.argv[1],'rb')), open(sys.argv[2],'w'))\" IN OUT.json");
   const std::string_view header = first_line(text);
-  if (header == kRmmHeader) return parse_rmm_csv(text, name);
+  if (header == kRmmHeader || header.starts_with(kOldRmmHeader)) return parse_rmm_csv(text, name);
+  if (header.starts_with("(dp") || header.starts_with("}q"))
+    return base::Status(
+        GPUSHARE_UNSUPPORTED,
+        name +
+            ": is a Python pickle of protocol 0 or 1; write it again with protocol 4: python3 -c "
+            "\"import pickle,sys; pickle.dump(pickle.load(open(sys.argv[1],'rb')), "
+            "open(sys.argv[2],'wb'), 4)\" IN OUT");
   if (header.find("lower") != std::string_view::npos) return parse_lifetimes_csv(text, name);
   return malformed(name, 1,
                    "first line is " + quoted(header) + "; allowed: id,lower,upper,size or " +

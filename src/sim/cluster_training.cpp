@@ -11,6 +11,7 @@
 #include "sim/cluster_mix.hpp"
 #include "sim/csv.hpp"
 #include "sim/job_file.hpp"
+#include "sim/published_jobs.hpp"
 
 namespace gpushare::sim {
 namespace {
@@ -23,6 +24,7 @@ using cluster::OrderedJson;
 
 constexpr double kMegabyte = 1e6;
 constexpr uint64_t kMuriMemoryBytes = uint64_t{4} << 30;
+constexpr uint64_t kMostJobFileBytes = uint64_t{1} << 30;
 constexpr size_t kMostNamed = 20;  // jobs that did not complete, in a result
 
 double demand_of(double stated) {
@@ -129,7 +131,12 @@ void draw_classes(TrainingJobs& out, const TrainingFileOptions& options) {
 
 base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices,
                                               const TrainingFileOptions& options) {
-  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path, kMostJobFileBytes));
+  if (published_layout(text) != nullptr) {
+    GPUSHARE_ASSIGN_OR_RETURN(TrainingJobs published, parse_published(text, path, options));
+    draw_classes(published, options);
+    return published;
+  }
   GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, path));
   if (rows.empty())
     return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": the file is empty; expected a header line");

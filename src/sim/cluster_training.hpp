@@ -11,7 +11,7 @@
 namespace gpushare::sim {
 
 struct TrainingJobs {
-  std::string layout;                  // "gpushare", "salus", "gavel", "muri", "document"
+  std::string layout;  // "gpushare", "salus", "gavel", "muri", "document", or one of published_jobs.hpp
   std::vector<cluster::JobInfo> jobs;  // by arrival
   std::vector<std::string> notes;      // what was assumed
 };
@@ -28,7 +28,7 @@ struct TrainingFileOptions {
 
 // Job files of job_file.hpp, to whose first layout a column `gang` (devices, 1 unless given) may be added, and Muri's traces
 // (job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0..2,priority; times in ms).
-// `devices` is what arrivals of the gavel layout are stretched to load. Errors: as of read_jobs.
+// And the logs of published_jobs.hpp. `devices` is what arrivals of the gavel layout are stretched to load. Errors: as of read_jobs.
 base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices,
                                               const TrainingFileOptions& options);
 

@@ -103,6 +103,8 @@ class Kernel final : public PerformanceLearner {
         if (adaptive_) watch(error / sd);
       }
     }
+    // Performance is not below 0, so noise is cut off there: what was seen as 0 was less in the mean.
+    if (adaptive_ && performance <= 0) performance = -kCutOff * noise_.sd();
     seen_.push_back({units, load, performance});
     if (seen_.size() > kWindow) seen_.pop_front();
     stale_ = true;
@@ -127,11 +129,12 @@ class Kernel final : public PerformanceLearner {
   struct Seen {
     double units, load, performance;
   };
-  // The shape of most performance curves: level x^k / (half^k + x^k). The kernel learns the difference from it, so a
-  // few observations predict shares that were never given. It is fitted by least squares on a grid of `half` and k.
+  // The shape of most performance curves: floor + level x^k / (half^k + x^k). The kernel learns the difference from it,
+  // so a few observations predict shares that were never given. `floor` and `level` are fitted by least squares at each
+  // `half` and k of a grid.
   struct Saturation {
-    double level = 0, half = 1, power = 1;
-    double at(double x) const { return level == 0 ? 0 : level * shape(x, half, power); }
+    double floor = 0, level = 0, half = 1, power = 1;
+    double at(double x) const { return floor + (level == 0 ? 0 : level * shape(x, half, power)); }
     static double shape(double x, double half, double power) {
       return x <= 0 ? 0 : 1 / (1 + std::pow(half / x, power));
     }
@@ -139,8 +142,9 @@ class Kernel final : public PerformanceLearner {
   static constexpr size_t kWindow = 48;
   static constexpr double kDrift = 0.75, kAlarm = 6;  // of the CUSUM, in standard deviations
   static constexpr size_t kKeptAtAlarm = 2;
-  static constexpr double kEdge = 0.05;  // doublings of the units, as a standard deviation
-  static constexpr double kAge = 1.02;   // by which the noise of an observation grows a round
+  static constexpr double kCutOff = 0.8;  // mean of the lower half of a normal distribution, in deviations
+  static constexpr double kEdge = 0.05;   // doublings of the units, as a standard deviation
+  static constexpr double kAge = 1.02;    // by which the noise of an observation grows a round
 
   // Logarithms, since performance saturates: a step from 1 to 2 units is as long as one from 10 to 20.
   double per_load(double units, double load) const { return units / load * load_ / scale_units_; }
@@ -196,29 +200,49 @@ class Kernel final : public PerformanceLearner {
 
   double amplitude() const { return adaptive_ ? 0.2 : 0.5; }
 
+  // Sums over observations of 1, the shape, the performance, and their products.
+  struct Moments {
+    double ones = 0, shape = 0, value = 0, shape2 = 0, shape_value = 0, value2 = 0;
+  };
+  // The floor and level of the least weighted squared error, both bounded, and that error.
+  static std::pair<double, Saturation> fit_level(const Moments& m, double half, double power) {
+    Saturation fitted{0, 0, half, power};
+    const double determinant = m.ones * m.shape2 - m.shape * m.shape;
+    if (determinant > 1e-9)
+      fitted.floor = std::clamp((m.value * m.shape2 - m.shape * m.shape_value) / determinant, 0.0, 1.0);
+    fitted.level = std::clamp((m.shape_value - fitted.floor * m.shape) / std::max(m.shape2, 1e-9), 0.3, 3.0);
+    const double f = fitted.floor, l = fitted.level;
+    return {m.value2 - 2 * f * m.value - 2 * l * m.shape_value + f * f * m.ones + 2 * f * l * m.shape +
+                l * l * m.shape2,
+            fitted};
+  }
+
   void fit_saturation() {
-    // A weak belief that a fair share reaches about 0.8 with level 1 and half at a third of it, worth one observation.
     double best = std::numeric_limits<double>::infinity();
     Saturation chosen;
-    for (double power : {1.0, 2.0, 4.0}) {
+    for (double power : {1.0, 2.0, 4.0, 8.0}) {
       for (int h = -10; h <= 8; ++h) {
         const double half = std::exp2(h * 0.5);
-        double shapes = 0, product = 0, squares = 0;
+        // Weak beliefs, worth one observation each: nothing is reached without units, and level 1 with many.
+        Moments m{2, 1, 1, 1, 1, 1};
         double weight = 1;
         for (size_t i = seen_.size(); i-- > 0; weight /= kAge) {
           const double shape = Saturation::shape(per_load(seen_[i].units, seen_[i].load), half, power);
-          shapes += weight * shape * shape;
-          product += weight * shape * seen_[i].performance;
-          squares += weight * seen_[i].performance * seen_[i].performance;
+          const double value = seen_[i].performance;
+          m.ones += weight;
+          m.shape += weight * shape;
+          m.value += weight * value;
+          m.shape2 += weight * shape * shape;
+          m.shape_value += weight * shape * value;
+          m.value2 += weight * value * value;
         }
-        const double level = std::clamp((product + 1) / (shapes + 1), 0.3, 3.0);
+        // And that half of it is reached at a third of a fair share.
         const double off = std::log2(half) + 1.5;
-        const double cost = squares - 2 * level * product + level * level * shapes +
-                            (level - 1) * (level - 1) +
-                            noise_.sd() * noise_.sd() * (0.3 * off * off + 0.5 * (power - 1));
+        const auto [error, fitted] = fit_level(m, half, power);
+        const double cost = error + noise_.sd() * noise_.sd() * (0.3 * off * off + 0.5 * std::log2(power));
         if (cost >= best) continue;
         best = cost;
-        chosen = {level, half, power};
+        chosen = fitted;
       }
     }
     saturation_ = chosen;

@@ -2,7 +2,8 @@
 //
 // Welfare is maximised at the upper ends of the bounds (optimism), by the exact solvers of cilantro.hpp. For no
 // justified complaints every job has a demand that is recommended from its bounds (3.5), (3.6). Ours learns by the
-// kernel that forgets, and is less optimistic: the welfare is that of the estimate and a part of the margin above it.
+// kernel that forgets, and is less optimistic: the welfare is that of the estimate and a part of the margin above it. The
+// least utility is one job's, so that an error of hope costs more there than in a mean.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -57,27 +58,81 @@ class Learned final : public Policy {
   // Cilantro takes performance as never falling with more units, which tightens its bounds; ours does not.
   double hoped(const PerformanceBounds& bounds) const {
     if (!ours_) return bounds.high;
-    return bounds.estimate + kOptimism * (bounds.high - bounds.estimate);
+    const double optimism =
+        known_.objective == ShareObjective::kSocialWelfare ? kOptimismOfMean : kOptimismOfLeast;
+    return bounds.estimate + optimism * (bounds.high - bounds.estimate);
+  }
+
+  // What is hoped of the job at some numbers of units, ascending.
+  UtilityJob hoped_curve(size_t j, const std::vector<int64_t>& at) {
+    const double load = load_of(j);
+    UtilityJob job{"", load, 1, known_.jobs[j].utility, {}};
+    // A value beyond the objective by little: else all that is hoped for would be equal, and nothing told from it.
+    for (const int64_t units : at)
+      job.curve.points.emplace_back(double(units) / load,
+                                    std::min(2.0, hoped(learners_[j]->at(double(units), load))));
+    if (!ours_)
+      for (size_t i = job.curve.points.size() - 1; i-- > 0;)
+        job.curve.points[i].second = std::min(job.curve.points[i].second, job.curve.points[i + 1].second);
+    return job;
   }
 
   std::vector<int64_t> by_welfare() {
     ShareProblem problem{known_.capacity, {}, units_, known_.max_step};
     for (size_t j = 0; j < known_.jobs.size(); ++j) {
-      const double load = load_of(j);
-      UtilityJob job{"", load, 1, known_.jobs[j].utility, {}};
-      const int64_t low = std::max<int64_t>(0, units_[j] - known_.max_step);
-      const int64_t high = std::min(known_.capacity, units_[j] + known_.max_step);
-      // A value beyond the objective by little: else all that is hoped for would be equal, and nothing told from it.
-      for (int64_t units = low; units <= high; ++units)
-        job.curve.points.emplace_back(double(units) / load,
-                                      std::min(2.0, hoped(learners_[j]->at(double(units), load))));
-      if (!ours_)
-        for (size_t i = job.curve.points.size() - 1; i-- > 0;)
-          job.curve.points[i].second = std::min(job.curve.points[i].second, job.curve.points[i + 1].second);
-      problem.jobs.push_back(std::move(job));
+      std::vector<int64_t> at(1, std::max<int64_t>(0, units_[j] - known_.max_step));
+      while (at.back() < std::min(known_.capacity, units_[j] + known_.max_step)) at.push_back(at.back() + 1);
+      problem.jobs.push_back(hoped_curve(j, at));
     }
     base::Result<ShareResult> divided = divide_shares(problem, known_.objective);
-    return divided.ok() ? with_rest(std::move(divided->units)) : units_;
+    std::vector<int64_t> near = divided.ok() ? with_rest(std::move(divided->units)) : units_;
+    return ours_ ? near_or_far(std::move(near)) : near;
+  }
+
+  // A curve may be flat within a step and steep beyond it. So the best division without a step, in kGrains parts of the
+  // capacity, is compared with the best one within a step, by the mean of kHorizon rounds on the way there.
+  std::vector<int64_t> near_or_far(std::vector<int64_t> near) {
+    const int64_t grain = std::max<int64_t>(1, known_.capacity / kGrains);
+    ShareProblem whole{known_.capacity, {}, {}, {}}, coarse{known_.capacity / grain, {}, {}, {}};
+    for (size_t j = 0; j < known_.jobs.size(); ++j) {
+      std::vector<int64_t> at{units_[j], near[j]};
+      for (int64_t units = 0; units <= known_.capacity; units += grain) at.push_back(units);
+      std::sort(at.begin(), at.end());
+      at.erase(std::unique(at.begin(), at.end()), at.end());
+      whole.jobs.push_back(hoped_curve(j, at));
+      coarse.jobs.push_back(whole.jobs.back());
+      // A unit is a grain there: utility_at() divides by the load.
+      coarse.jobs.back().load /= double(grain);
+    }
+    const base::Result<ShareResult> divided = divide_shares(coarse, known_.objective);
+    if (!divided.ok()) return near;
+    std::vector<int64_t> far;
+    for (const int64_t grains : divided->units) far.push_back(grains * grain);
+    far = with_rest(std::move(far));
+    int64_t distance = 0;
+    for (size_t j = 0; j < far.size(); ++j) distance = std::max(distance, std::abs(far[j] - units_[j]));
+    if (distance <= known_.max_step || known_.max_step == 0) return near;
+    const int64_t rounds = (distance + known_.max_step - 1) / known_.max_step;
+    const auto worth = [&](const std::vector<int64_t>& units) {
+      const ShareResult judged = judge_shares(whole, units);
+      return known_.objective == ShareObjective::kSocialWelfare ? judged.welfare : judged.egalitarian;
+    };
+    double sum = 0;
+    for (int64_t round = 1; round <= kHorizon; ++round)
+      sum += worth(on_the_way(far, std::min(round, rounds), rounds));
+    return sum > kFarGain * double(kHorizon) * worth(near) ? on_the_way(far, 1, rounds) : near;
+  }
+
+  // After so many of the rounds in which the shares go from what they are to `far`.
+  std::vector<int64_t> on_the_way(const std::vector<int64_t>& far, int64_t round, int64_t rounds) const {
+    std::vector<int64_t> units;
+    for (size_t j = 0; j < far.size(); ++j)
+      units.push_back(units_[j] + (far[j] - units_[j]) * round / rounds);
+    int64_t sum = 0;
+    for (const int64_t one : units) sum += one;
+    for (size_t j = 0; sum > known_.capacity; j = (j + 1) % units.size())  // divisions that were rounded up
+      if (units[j] > far[j]) --units[j], --sum;
+    return units;
   }
 
   // Units that nobody needs by what is known stay where they were, within the step: a job that is worse off than
@@ -147,7 +202,10 @@ class Learned final : public Policy {
     });
   }
 
-  static constexpr double kOptimism = 0.2, kCaution = 0.3;
+  static constexpr double kOptimismOfMean = 0.5, kOptimismOfLeast = 0.2, kCaution = 0.3;
+  static constexpr int64_t kGrains = 48, kHorizon = 20;
+  static constexpr double kFarGain =
+      1.25;  // by which it must be better, since it relies on what was never tried
   const Known known_;
   const bool ours_;
   std::vector<int64_t> units_;

@@ -13,6 +13,9 @@ namespace {
 
 constexpr double kLeastSpeed = 1e-3;
 constexpr double kPatienceS = 600, kPatienceOfWork = 10;
+// What a second of a device is worth, in seconds of a job's completion: who arrives later may need it whole. So of plans
+// that are as good, the one that shares where nobody is slowed is taken, and devices stay free.
+constexpr double kDeviceWorth = 0.05;
 constexpr size_t kTicksOfAJob = 40;  // beyond, a rule goes round in circles
 
 uint64_t mixed(uint64_t x) {  // splitmix64
@@ -96,8 +99,10 @@ class Forward {
       double next = wake;
       for (JobId job = 0; job < jobs_.size(); ++job)
         if (jobs_[job].running) next = std::min(next, now_s_ + jobs_[job].remaining_s / speed_[job]);
-      if (next == kNever || sum + weight_left * (next - begin_s_) >= most) return kNever;
+      if (next == kNever) return kNever;
       const double passed = next - now_s_;
+      sum += kDeviceWorth * passed * busy();
+      if (sum + weight_left * (next - begin_s_) >= most) return kNever;
       now_s_ = next;
       for (JobId job = 0; job < jobs_.size(); ++job) {
         BookJob& entry = jobs_[job];
@@ -120,6 +125,10 @@ class Forward {
   }
 
  private:
+  double busy() const {
+    return double(std::count_if(devices_.begin(), devices_.end(),
+                                [](const BookDevice& device) { return !device.jobs.empty(); }));
+  }
   void leave(JobId job) {
     BookJob& entry = jobs_[job];
     for (const DeviceIndex d : entry.devices) {
@@ -168,16 +177,18 @@ class Forward {
       if (!entry.running ||
           std::none_of(entry.devices.begin(), entry.devices.end(), [&](DeviceIndex d) { return dirty_[d]; }))
         continue;
-      double slowest = kNever;
+      double slowest = kNever, slowest_alone = kNever;
       const double alone = alone_slowdown(entry.info);
       for (const DeviceIndex d : entry.devices) {
         others_.clear();
         for (const JobId other : devices_[d].jobs)
           if (other != job) others_.push_back({&jobs_[other], jobs_[other].opportunistic});
         const double slowdown = believed_slowdown(known_, {&entry, entry.opportunistic}, others_);
-        if (entry.info.guaranteed && slowdown > kMostSlowed * alone * (1 + 1e-9)) return false;
         slowest = std::min(slowest, devices_[d].info.speed / slowdown);
+        slowest_alone = std::min(slowest_alone, devices_[d].info.speed / alone);
       }
+      // A gang waits for its slowest device: company on a faster one may cost it nothing.
+      if (entry.info.guaranteed && slowest * kMostSlowed * (1 + 1e-9) < slowest_alone) return false;
       speed_[job] = std::max(kLeastSpeed, slowest * entry.pace);
     }
     std::fill(dirty_.begin(), dirty_.end(), false);

@@ -46,7 +46,8 @@ struct ForwardStart {
 // The same with no job running.
 ForwardStart stopped(const ForwardStart& start);
 
-// The weighted sum of the times until the jobs' completions under `rule`, which has taken over nothing yet. `afresh`:
+// The weighted sum of the times until the jobs' completions under `rule`, which has taken over nothing yet, and a
+// twentieth of the time for which devices hold jobs. `afresh`:
 // the rule places everything anew. kNever if a job is never placed, if a guaranteed job would be slower than its limit,
 // or as soon as the sum reaches `most`.
 double play_forward(Book& rule, const ForwardStart& start, bool afresh, const Knowledge& known, double most);

@@ -112,6 +112,13 @@ class Greedy final : public Lending {
     return std::any_of(here.begin(), here.end(), [&](JobId job) { return jobs_[job].info.guaranteed; });
   }
 
+  // How much slower than a device of that speed the slowest of a running job's devices is.
+  double held_back(const BookJob& job, double speed) const {
+    double slowest = speed;
+    for (const DeviceIndex d : job.devices) slowest = std::min(slowest, devices_[d].info.speed);
+    return speed / slowest;
+  }
+
   Cost cost_on(JobId newcomer, DeviceIndex d) {
     const BookJob& own = jobs_[newcomer];
     const std::vector<JobId>& here = devices_[d].jobs;
@@ -128,10 +135,13 @@ class Greedy final : public Lending {
       const bool way_before = before && !other.info.guaranteed, way_after = after && !other.info.guaranteed;
       const double was = slowdown(job, way_before, here, kNobody, before);
       const double then = slowdown(job, way_after, here, newcomer, after);
-      if (other.info.guaranteed && then > kMostSlowed * alone_slowdown(other.info)) return {};
+      // A gang waits for its slowest device: company on a faster one may cost it nothing.
+      const double held = held_back(other, devices_[d].info.speed);
+      if (other.info.guaranteed && then > held * kMostSlowed * alone_slowdown(other.info)) return {};
       const double there = devices_[d].info.speed * other.pace;
-      others.push_back({other.remaining_s, was / there, then / there, other.info.weight});
-      last_s = std::max(last_s, other.remaining_s * then / there);
+      others.push_back(
+          {other.remaining_s, std::max(was, held) / there, std::max(then, held) / there, other.info.weight});
+      last_s = std::max(last_s, other.remaining_s * std::max(then, held) / there);
     }
     Cost cost{own.remaining_s * slow / speed, 0};
     if (cost.own_s > last_s)  // alone in the end
@@ -156,9 +166,12 @@ class Greedy final : public Lending {
     double cost_now = kNever;
     std::vector<DeviceIndex> devices;
     if (now.size() >= info.gang) {
-      std::sort(now.begin(), now.end(), [](const auto& a, const auto& b) {
-        return std::get<0>(a) != std::get<0>(b) ? std::get<0>(a) < std::get<0>(b)
-                                                : std::get<1>(a) < std::get<1>(b);
+      // Where it costs as little beside others, an idle device is left to who needs one.
+      std::sort(now.begin(), now.end(), [&](const auto& a, const auto& b) {
+        const auto key = [&](const auto& one) {
+          return std::tuple(std::get<0>(one), devices_[std::get<1>(one)].jobs.empty(), std::get<1>(one));
+        };
+        return key(a) < key(b);
       });
       double own_s = 0, harm_s = 0;
       for (uint32_t i = 0; i < info.gang; ++i) {

@@ -117,8 +117,10 @@ class Ours final : public Book {
     if (!entry.running || !(slowdown > 0)) return;
     const double passed = attained_s - entry.attained_s;
     if (std::exchange(progress.fresh, false) || passed <= 0) return;
-    double speed = kNever;
-    for (const DeviceIndex d : entry.devices) speed = std::min(speed, devices_[d].info.speed);
+    // A gang has one slowdown, that of its most crowded device, which need not be the one that it waits for.
+    const double speed = devices_[entry.devices[0]].info.speed;
+    for (const DeviceIndex d : entry.devices)
+      if (devices_[d].info.speed != speed) return;
     progress.expected_s += passed * speed / slowdown;
     progress.made_s += entry.remaining_s - remaining_s;
     if (progress.expected_s > 0) entry.pace = std::clamp(progress.made_s / progress.expected_s, 0.2, 5.0);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <span>
 
@@ -10,6 +11,7 @@
 #include "base/units.hpp"
 #include "sched/slo/feature_model.hpp"
 #include "sim/csv.hpp"
+#include "sim/timestamp.hpp"
 
 namespace gpushare::sim {
 namespace {
@@ -33,29 +35,6 @@ std::vector<std::string_view> split(std::string_view line, char by) {
     if (end == std::string_view::npos) return fields;
     line.remove_prefix(end + 1);
   }
-}
-
-// "2023-11-16 18:15:46.6805900" to nanoseconds since the epoch (proleptic Gregorian, no time zone).
-bool parse_timestamp(std::string_view text, uint64_t* ns) {
-  int year = 0, month = 0, day = 0, hour = 0, minute = 0;
-  double second = 0;
-  int used = 0;
-  const std::string copy(text);
-  if (std::sscanf(copy.c_str(), "%4d-%2d-%2d %2d:%2d:%lf%n", &year, &month, &day, &hour, &minute, &second,
-                  &used) != 6 ||
-      static_cast<size_t>(used) != copy.size())
-    return false;
-  if (year < 1970 || year > 2200 || month < 1 || month > 12 || day < 1 || day > 31 || hour < 0 || hour > 23 ||
-      minute < 0 || minute > 59 || !(second >= 0 && second < 61))
-    return false;
-  const int shifted = year - (month <= 2 ? 1 : 0);
-  const int era = shifted / 400, of_era = shifted % 400;
-  const int64_t of_year = (int64_t{153} * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-  const int64_t days = static_cast<int64_t>(era) * 146097 + int64_t{of_era} * 365 + of_era / 4 -
-                       of_era / 100 + of_year - 719468;
-  *ns = static_cast<uint64_t>((days * 24 + hour) * 3600 + int64_t{minute} * 60) * 1'000'000'000ull +
-        static_cast<uint64_t>(second * 1e9);
-  return true;
 }
 
 }  // namespace
@@ -126,11 +105,21 @@ size_t draw_mode(const SyntheticSpec& spec, std::mt19937_64& random) {
 }
 
 const std::vector<std::string> kOwnHeader = {"arrival_s", "application", "exec_ms"};
-const std::vector<std::string> kTokenHeader = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
+// A public trace of language models: the names of its columns.
+struct TokenLayout {
+  const char *time, *context, *generated;
+  bool dated;              // the time is a date, else seconds
+  bool zero_is_a_failure;  // without generated tokens
+};
+constexpr TokenLayout kTokenLayouts[] = {
+    {"TIMESTAMP", "ContextTokens", "GeneratedTokens", true, false},
+    {"Timestamp", "Request tokens", "Response tokens", false, true},
+};
 constexpr double kMostSeconds = 1e9;
 constexpr double kMostMs = 1e9;
 constexpr double kMostFeature = 1e15;
 constexpr uint64_t kMostTokens = 10'000'000;
+constexpr uint64_t kMostRequestBytes = uint64_t{1} << 30;
 
 // One row's fields by column, for errors that say where.
 class Fields {
@@ -209,13 +198,21 @@ base::Result<TimedRequest> parse_own(const Fields& fields, const OwnLayout& layo
   return request;
 }
 
-// The request's arrival is the time of day here, and later the time since the first request.
-base::Result<TimedRequest> parse_tokens(const Fields& fields, const TokenRule& rule) {
+size_t column_of(const std::vector<std::string>& header, const char* name) {
+  return static_cast<size_t>(std::find(header.begin(), header.end(), name) - header.begin());
+}
+
+const TokenLayout* token_layout(const std::vector<std::string>& header) {
+  for (const TokenLayout& layout : kTokenLayouts)
+    if (column_of(header, layout.time) < header.size() && column_of(header, layout.context) < header.size() &&
+        column_of(header, layout.generated) < header.size())
+      return &layout;
+  return nullptr;
+}
+
+TimedRequest of_tokens(uint64_t arrival_ns, uint64_t context, uint64_t generated, const TokenRule& rule) {
   TimedRequest request;
-  if (!parse_timestamp(fields.text(0), &request.arrival_ns))
-    return fields.fail(0, "must be 'YYYY-MM-DD hh:mm:ss.fraction'");
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t context, fields.count(1, kMostTokens));
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t generated, fields.count(2, kMostTokens));
+  request.arrival_ns = arrival_ns;
   request.execution_ns = static_cast<uint64_t>((static_cast<double>(context) * rule.prefill_ms_per_token +
                                                 static_cast<double>(generated) * rule.decode_ms_per_token) *
                                                1e6) +
@@ -223,6 +220,93 @@ base::Result<TimedRequest> parse_tokens(const Fields& fields, const TokenRule& r
   while ((context >> request.application) > 1) ++request.application;
   request.features = {static_cast<double>(context)};
   return request;
+}
+
+// Requests whose arrivals are times since anything, such that the first one comes at 0. `failed` and `cut` were left out.
+base::Result<std::vector<TimedRequest>> from_first(std::vector<TimedRequest> requests, uint64_t failed,
+                                                   bool cut, std::vector<std::string>* notes) {
+  std::stable_sort(requests.begin(), requests.end(),
+                   [](const TimedRequest& a, const TimedRequest& b) { return a.arrival_ns < b.arrival_ns; });
+  const uint64_t first_ns = requests.empty() ? 0 : requests.front().arrival_ns;
+  for (TimedRequest& request : requests) request.arrival_ns -= first_ns;
+  if (notes != nullptr && failed > 0)
+    notes->push_back(base::format("%llu requests without a response, which failed, are left out",
+                                  static_cast<unsigned long long>(failed)));
+  if (notes != nullptr && cut) notes->emplace_back("the last line is cut off and left out");
+  return requests;
+}
+
+base::Result<std::vector<TimedRequest>> parse_token_rows(std::vector<CsvRow> rows, bool ended,
+                                                         const std::string& file, const TokenRule& rule,
+                                                         std::vector<std::string>* notes) {
+  const std::vector<std::string> header = rows.front().fields;
+  const TokenLayout& layout = *token_layout(header);
+  const size_t time = column_of(header, layout.time), context_at = column_of(header, layout.context),
+               generated_at = column_of(header, layout.generated);
+  const bool cut = rows.size() > 2 && !ended && rows.back().fields.size() < header.size();
+  if (cut) rows.pop_back();
+  std::vector<TimedRequest> requests;
+  uint64_t failed = 0;
+  for (const CsvRow& row : std::span(rows).subspan(1)) {
+    if (row.fields.size() != header.size())
+      return base::Status(GPUSHARE_MALFORMED_INPUT,
+                          base::format("%s:%zu: %zu fields, but the header has %zu columns", file.c_str(),
+                                       row.line, row.fields.size(), header.size()));
+    const Fields fields(file, header, row);
+    uint64_t arrival_ns = 0;
+    if (layout.dated) {
+      if (!parse_timestamp(fields.text(time), &arrival_ns))
+        return fields.fail(time, "must be 'YYYY-MM-DD hh:mm:ss.fraction', with or without a zone");
+      if (!requests.empty() && arrival_ns < requests.front().arrival_ns)
+        return fields.fail(time, "must not be before the first request's");
+    } else {
+      GPUSHARE_ASSIGN_OR_RETURN(const double seconds, fields.number(time, kMostSeconds, false));
+      arrival_ns = static_cast<uint64_t>(seconds * 1e9);
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t context, fields.count(context_at, kMostTokens));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t generated, fields.count(generated_at, kMostTokens));
+    if (layout.zero_is_a_failure && generated == 0)
+      ++failed;
+    else
+      requests.push_back(of_tokens(arrival_ns, context, generated, rule));
+  }
+  return from_first(std::move(requests), failed, cut, notes);
+}
+
+// Mooncake's trace: an object with timestamp (ms), input_length and output_length a line.
+base::Result<std::vector<TimedRequest>> parse_json_lines(std::string_view text, const std::string& file,
+                                                         const TokenRule& rule,
+                                                         std::vector<std::string>* notes) {
+  std::vector<TimedRequest> requests;
+  bool cut = false;
+  const bool ended = text.ends_with('\n');
+  for (size_t number = 1; !text.empty(); ++number) {
+    const size_t end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, false);
+    if (json.is_discarded() && text.empty() && !ended && !requests.empty()) {
+      cut = true;
+      break;
+    }
+    const auto value = [&](const char* key) -> double {
+      const auto found = json.is_object() ? json.find(key) : json.end();
+      if (!json.is_object() || found == json.end() || !found->is_number()) return -1;
+      return found->get<double>();
+    };
+    const double ms = value("timestamp"), context = value("input_length"), generated = value("output_length");
+    const auto most = static_cast<double>(kMostTokens);
+    if (!(ms >= 0 && ms <= kMostSeconds * 1e3 && context >= 0 && context <= most && generated >= 0 &&
+          generated <= most))
+      return base::Status(GPUSHARE_MALFORMED_INPUT,
+                          base::format("%s:%zu: expected an object with timestamp (ms), input_length and "
+                                       "output_length, numbers from 0",
+                                       file.c_str(), number));
+    requests.push_back(of_tokens(static_cast<uint64_t>(ms * 1e6), static_cast<uint64_t>(context),
+                                 static_cast<uint64_t>(generated), rule));
+  }
+  return from_first(std::move(requests), 0, cut, notes);
 }
 
 }  // namespace
@@ -265,48 +349,49 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
 }
 
 base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const std::string& file,
-                                                       const TokenRule& rule) {
-  GPUSHARE_ASSIGN_OR_RETURN(const std::vector<CsvRow> rows, parse_csv(text, file));
+                                                       const TokenRule& rule,
+                                                       std::vector<std::string>* notes) {
+  if (const size_t start = text.find_first_not_of(" \t\r\n");
+      start != std::string_view::npos && text[start] == '{')
+    return parse_json_lines(text, file, rule, notes);
+  const bool ended = text.ends_with('\n');
+  GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, file));
   if (rows.empty())
     return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": the file is empty; expected a header line");
+  if (token_layout(rows.front().fields) != nullptr)
+    return parse_token_rows(std::move(rows), ended, file, rule, notes);
   const std::vector<std::string>& header = rows.front().fields;
-  const bool tokens = header == kTokenHeader;
   const OwnLayout own = own_layout(header);
-  if (!tokens && !own.matches)
-    return base::Status(GPUSHARE_MALFORMED_INPUT,
-                        base::format("%s:%zu: header: no known layout; there are "
-                                     "'arrival_s,application,exec_ms[,slo_ms][,feature...]' "
-                                     "(up to eight columns that begin with 'feature') and "
-                                     "'TIMESTAMP,ContextTokens,GeneratedTokens'",
-                                     file.c_str(), rows.front().line));
+  if (!own.matches)
+    return base::Status(
+        GPUSHARE_MALFORMED_INPUT,
+        base::format("%s:%zu: header: no known layout; there are "
+                     "'arrival_s,application,exec_ms[,slo_ms][,feature...]' "
+                     "(up to eight columns that begin with 'feature'), "
+                     "'TIMESTAMP,ContextTokens,GeneratedTokens' (Azure), "
+                     "'Timestamp,Model,Request tokens,Response tokens' (BurstGPT) and lines of JSON "
+                     "with timestamp, input_length and output_length (Mooncake)",
+                     file.c_str(), rows.front().line));
   std::vector<TimedRequest> requests;
   std::map<std::string, uint32_t> applications;
-  uint64_t first_ns = 0;
   for (const CsvRow& row : std::span(rows).subspan(1)) {
     if (row.fields.size() != header.size())
       return base::Status(GPUSHARE_MALFORMED_INPUT,
                           base::format("%s:%zu: %zu fields, but the header has %zu columns", file.c_str(),
                                        row.line, row.fields.size(), header.size()));
     const Fields fields(file, header, row);
-    if (tokens) {
-      GPUSHARE_ASSIGN_OR_RETURN(TimedRequest request, parse_tokens(fields, rule));
-      if (requests.empty()) first_ns = request.arrival_ns;
-      if (request.arrival_ns < first_ns) return fields.fail(0, "must not be before the first request's");
-      request.arrival_ns -= first_ns;
-      requests.push_back(request);
-    } else {
-      GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, own, applications));
-      requests.push_back(request);
-    }
+    GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, own, applications));
+    requests.push_back(request);
   }
   std::stable_sort(requests.begin(), requests.end(),
                    [](const TimedRequest& a, const TimedRequest& b) { return a.arrival_ns < b.arrival_ns; });
   return requests;
 }
 
-base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule) {
-  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path));
-  return parse_requests(text, path, rule);
+base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule,
+                                                      std::vector<std::string>* notes) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path, kMostRequestBytes));
+  return parse_requests(text, path, rule, notes);
 }
 
 double execution_quantile_ns(const std::vector<TimedRequest>& requests, double q) {

@@ -56,18 +56,22 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
 double mean_execution_ns(const SyntheticSpec& spec);
 
 // CSV with the header arrival_s,application,exec_ms[,slo_ms][,feature...]; applications are any words, numbered in order
-// of appearance; up to eight further columns whose names begin with 'feature' are numbers. Or the public layout
-// TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time is made by the rule context *
-// prefill_ms_per_token + generated * decode_ms_per_token, and the application is the octave of the context length, and
-// the context length the only feature. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column;
-// those of read_text.
+// of appearance; up to eight further columns whose names begin with 'feature' are numbers. Or a public trace of language
+// models: Azure's of 2023 and 2024 (TIMESTAMP,ContextTokens,GeneratedTokens) and of 2025 (NumImages, too), BurstGPT
+// (Timestamp,Model,Request tokens,Response tokens,...) and Mooncake (a JSON object a line). There the execution time is
+// made by the rule context * prefill_ms_per_token + generated * decode_ms_per_token, the application is the octave of
+// the context length, and the context length the only feature. Of the public traces, requests that failed (BurstGPT: no
+// response) and a last line that was cut off are left out; `notes`, unless null, says so. `file` is for messages.
+// Errors: MALFORMED_INPUT naming file, line and column; those of read_text.
 struct TokenRule {
   double prefill_ms_per_token = 0.25;
   double decode_ms_per_token = 20;
 };
 base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const std::string& file,
-                                                       const TokenRule& rule = {});
-base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule = {});
+                                                       const TokenRule& rule = {},
+                                                       std::vector<std::string>* notes = nullptr);
+base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule = {},
+                                                      std::vector<std::string>* notes = nullptr);
 
 // The q quantile of the execution times, ns; 0 when empty.
 double execution_quantile_ns(const std::vector<TimedRequest>& requests, double q);

@@ -218,6 +218,71 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
             .find(":2: gang: 'none' must be a number") != std::string::npos);
 }
 
+TEST_CASE("logs of clusters as they are published: Philly, Helios, Alibaba's PAI, Gavel's .trace") {
+  const struct {
+    const char *layout, *text;
+    double arrival_s, work_s;
+    uint32_t gang;
+    const char* note;
+  } files[] = {
+      {"philly",
+       R"([{"status": "Pass", "vc": "ee9e8c", "jobid": "application_1_2", "attempts": [], "submitted_time": "2017-10-07 01:11:00", "user": "u"},
+{"status": "Failed", "vc": "ee9e8c", "jobid": "application_1_1", "attempts": [{"start_time": "2017-10-07 01:12:09", "end_time": "2017-10-07 01:12:19",
+"detail": [{"ip": "m47", "gpus": ["gpu0", "gpu1"]}]}, {"start_time": "2017-10-07 01:13:00", "end_time": "2017-10-07 01:13:30", "detail": [{"ip": "m1", "gpus": ["gpu0"]},
+{"ip": "m2", "gpus": ["gpu3"]}]}], "submitted_time": "2017-10-07 01:11:39", "user": "ce2f4c"},
+{"status": "Killed", "vc": "v", "jobid": "application_1_3", "attempts": [{"start_time": "2017-10-07 02:11:39", "end_time": null, "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}],
+"submitted_time": "None", "user": "u"},
+{"status": "Pass", "vc": "v", "jobid": "application_1_4", "attempts": [{"start_time": "2017-10-07 02:11:39", "end_time": "2017-10-07 02:12:19", "detail": [{"ip": "m1",
+"gpus": ["gpu0", "gpu1"]}]}], "submitted_time": "2017-10-07 01:12:09", "user": "u"}])",
+       30, 40, 2, "philly: 1 jobs failed or were killed"},
+      {"helios",
+       "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+       "1,u,v,0,4,1,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:42:00,60,0\n"
+       "2,u,v,8,16,2,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0\n"
+       "3,u,v,2,16,1,COMPLETED,2020-06-09 18:41:57,2020-06-09 18:41:57,2020-06-09 18:42:37,40,0\n"
+       "4,u,v,8,16,2,FAI",
+       30, 40, 2, "helios: 1 jobs failed or were killed"},
+      {"pai",
+       "j1,worker,1,Failed,1000,1100,600,29,50,T4\nj2,ps,1,Terminated,1001,1200,600,29,,CPU\n"
+       "j3,tensorflow,2,Terminated,1030,1070,600,29,100,P100\nj4,worker,1,Waiting,,,600,29,100,T4\nj5,wor",
+       30, 40, 2, "pai: 1 jobs failed or were killed"},
+      {"trace",
+       "ResNet-18 (batch size 32)\tpython3 main.py\tcifar10\t--num_steps\t0\t100\t1\t1.0\t-1.0\t5.0\n"
+       "ResNet-18 (batch size 32)\tpython3 main.py\tcifar10\t--num_steps\t0\t400\t2\t1.0\t-1.0\t35.0\nResN",
+       30, 0, 2, "trace: the last line is cut off"},
+  };
+  for (const auto& file : files) {
+    INFO(file.layout);
+    const FileOf written(file.text);
+    sim::TrainingFileOptions options;
+    const auto read = sim::read_training_jobs(written.path(), 4, options);
+    INFO(read.status().message());
+    REQUIRE(read.ok());
+    CHECK(read->layout == file.layout);
+    REQUIRE(read->jobs.size() == 2);
+    CHECK(read->jobs[0].arrival_s == 0);
+    CHECK(read->jobs[1].arrival_s == Approx(file.arrival_s));
+    if (file.work_s > 0) CHECK(read->jobs[1].work_s == Approx(file.work_s));
+    CHECK(read->jobs[1].work_s >= (file.work_s > 0 ? 0 : 3.9 * read->jobs[0].work_s));
+    CHECK(read->jobs[1].gang == file.gang);
+    CHECK(std::any_of(read->notes.begin(), read->notes.end(),
+                      [&](const std::string& note) { return note.find(file.note) == 0; }));
+    CHECK(played("gpushare", read->jobs, 8).completed == 2);
+  }
+  const auto refused = [](const char* text) {
+    const FileOf written(text);
+    return sim::read_training_jobs(written.path(), 4, {}).status().message();
+  };
+  CHECK(
+      refused("j1,worker,1,Failed,1000,soon,600,29,50,T4\n").find(":1: end_time: 'soon' must be a number") !=
+      std::string::npos);
+  CHECK(refused("job_id,gpu_num,node_num,state,submit_time,start_time,end_time,duration\n1,1,1,FAILED,"
+                "yesterday,,,5\n")
+            .find(":2: submit_time: 'yesterday' must be") != std::string::npos);
+  CHECK(refused("[{\"jobid\": \"a\", \"submitted_time\": 7}]").find("[0].submitted_time") !=
+        std::string::npos);
+}
+
 TEST_CASE("iadeep and gpushare choose batch sizes, within memory and by what the table measured alone") {
   // Twice the batch takes no longer here, so that it pays; four times needs more memory than there is.
   const auto table = sim::InterferenceTable::parse(
@@ -303,6 +368,63 @@ TEST_CASE("gpushare: a job moves to a device that becomes free, where that pays 
     REQUIRE(result.ok());
     CHECK(result->jobs[1].end_s == Approx(end_s));  // 20 s at a quarter of the speed, the rest at the whole
   }
+}
+
+TEST_CASE("gpushare: a device stays free where sharing costs nobody anything") {
+  // .68 beside the gang's .23 slows nobody, so that the third device is there for the last job.
+  std::vector<JobInfo> jobs = {training_job(0, 130, 2), training_job(90, 37), training_job(96, 13)};
+  const double demands[] = {0.23, 0.68, 0.86};
+  for (size_t j = 0; j < jobs.size(); ++j) jobs[j].demands = {demands[j]};
+  sim::ClusterOptions options;
+  options.restart_s = 30;
+  const auto result = played("gpushare", jobs, 3, options);
+  CHECK(result.jobs[1].end_s == Approx(127));
+  CHECK(result.jobs[2].end_s == Approx(109));
+}
+
+TEST_CASE("gpushare: company on the faster device of a guaranteed gang costs it nothing") {
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  std::vector<JobInfo> jobs = {training_job(0, 200, 2), training_job(100, 300)};
+  jobs[0].demands = {0.74};
+  jobs[1].demands = {0.62};
+  jobs[1].guaranteed = false;
+  sim::ClusterOptions options;
+  options.restart_s = 30;
+  const auto made = cluster::make_training_scheduler("gpushare");
+  const auto result = sim::run_cluster(jobs, devices, *made, options);
+  REQUIRE(result.ok());
+  CHECK(result->jobs[0].end_s == Approx(800));
+  CHECK(result->jobs[1].end_s < 100 + 300 * 1.37);
+  CHECK(result->company_p99 <= 1.0 + 1e-9);
+}
+
+TEST_CASE("gpushare: a gang on unequal devices is not taken for faster than it is") {
+  // The gang waits for its slow device, while company slows it on the fast one only: its pace alone is as declared.
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  const struct {
+    double arrival_s, work_s, demand;
+    uint32_t gang;
+  } drawn[] = {{0.5, 354.6, 0.67, 1},   {44.7, 800, 0.08, 1},    {90.5, 115, 0.6, 1},
+               {99.1, 315.3, 0.2, 1},   {137, 100.2, 0.54, 1},   {157.7, 50.4, 0.87, 2},
+               {157.8, 73.7, 0.2, 1},   {159.5, 192.9, 0.94, 1}, {173.7, 39.5, 0.5, 1},
+               {187.2, 62.9, 0.55, 1},  {219.9, 229.6, 0.26, 1}, {257.4, 84.3, 0.87, 2},
+               {294.8, 207.7, 0.31, 1}, {326.2, 203.1, 0.1, 1}};
+  std::vector<JobInfo> jobs;
+  for (const auto& job : drawn) {
+    jobs.push_back(training_job(job.arrival_s, job.work_s, job.gang, kGiB, job.demand));
+    jobs.back().guaranteed = false;
+  }
+  sim::ClusterOptions options;
+  options.restart_s = 5;
+  const auto play = [&](const char* name) {
+    const auto made = cluster::make_training_scheduler(name);
+    const auto result = sim::run_cluster(jobs, devices, *made, options);
+    REQUIRE(result.ok());
+    return result->jct_mean_s;
+  };
+  CHECK(play("gpushare") <= 1.1 * play("iadeep"));
 }
 
 TEST_CASE("gpushare: what runs beside others parts when it is slower than was believed") {

@@ -103,6 +103,43 @@ TEST_CASE("request files") {
   CHECK(read_requests("/").status().code() == GPUSHARE_INVALID_ARGUMENT);
 }
 
+TEST_CASE("public traces of language models: Azure, BurstGPT, Mooncake, with failures and cut lines") {
+  const TokenRule rule{.prefill_ms_per_token = 1, .decode_ms_per_token = 5};
+  const char* const files[] = {
+      // 2024: a zone, some times without a fraction. 2025: images, too.
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.5+00:00,1000,10\n2024-05-10 "
+      "00:00:02+00:00,40,3\n2024-05-",
+      "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 01:00:00.5,2,1000,10\n2024-10-15 "
+      "01:00:02,0,40,3\n2024-10-15 01",
+      "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log "
+      "Type\n5,ChatGPT,1000,10,1010,Conversation "
+      "log\n6,GPT-4,9,0,9,API log\n6.5,GPT-4,40,3,43,API log\n7,GPT",
+      "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log "
+      "Type\n5,a,1,ChatGPT,1000,10,1010,Conversation log\n6,,0,GPT-4,9,0,9,API log\n6.5,,1,GPT-4,40,3,43,API "
+      "log\n7,,",
+      "{\"timestamp\": 27482, \"input_length\": 1000, \"output_length\": 10, \"hash_ids\": [46, "
+      "47]}\n{\"timestamp\": 28982, \"input_length\": 40, \"output_length\": 3, \"hash_ids\": []}\n{\"times",
+  };
+  for (const char* text : files) {
+    INFO(text);
+    std::vector<std::string> notes;
+    const auto read = parse_requests(text, "r", rule, &notes);
+    INFO(read.status().message());
+    REQUIRE(read.ok());
+    REQUIRE(read->size() == 2);
+    CHECK((*read)[0].arrival_ns == 0);
+    CHECK((*read)[1].arrival_ns == 1500 * kMs);
+    CHECK((*read)[0].execution_ns == Approx(1050.0 * kMs));
+    CHECK((*read)[1].application == 5);
+    CHECK(notes.size() == (std::string(text).find("Model") == std::string::npos ? 1 : 2));
+    CHECK(notes.back() == "the last line is cut off and left out");
+  }
+  CHECK(parse_requests("{\"timestamp\": 1, \"input_length\": -4}\n", "r.jsonl")
+            .status()
+            .message()
+            .find("r.jsonl:1: expected an object with timestamp") == 0);
+}
+
 TEST_CASE("the parser survives random edits of a good file") {
   test::Random random(test::seed());
   const std::string good =
