@@ -141,6 +141,49 @@ void LaunchGate::shut() {
   std::swap(gone, marks_);
 }
 
+LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed, const Stream* stream,
+                                   uint64_t ns, uint64_t now_ns) {
+  Answer answer;
+  if (allowed.open()) {
+    in_flight_ns_ = unmarked_ns_ = by_call_ns_ = 0;
+    marked_ = 0;
+    debt_ns_ = 0;
+    answer.in = true;
+    return answer;
+  }
+  const auto paid_ns = static_cast<double>(now_ns - std::min(now_ns, paid_at_ns_));
+  debt_ns_ = allowed.share >= 1 ? 0 : std::max(0.0, debt_ns_ - allowed.share * paid_ns);
+  paid_at_ns_ = now_ns;
+  if (allowed.share > 0 && debt_ns_ > 0) {
+    answer.again_ns = now_ns + 1 + static_cast<uint64_t>(std::min(1e18, debt_ns_ / allowed.share));
+    return answer;
+  }
+  if (allowed.share > 0) {
+    answer.again_ns = of_->controller_.admits_at(session_, ns, in_flight_ns_, now_ns);
+    answer.full = in_flight_ns_ > 0 && in_flight_ns_ + ns > allowed.in_flight_ns;
+    answer.in = answer.again_ns <= now_ns && !answer.full;
+    if (answer.in) let_in(stream, ns, now_ns);
+    if (answer.full && answer.again_ns <= now_ns) answer.again_ns = sched::kUnknown;
+  }
+  // Work in flight is in the way, or should be over before something is measured.
+  answer.drains = !answer.in && !draining_ && (marked_ > 0 || (stream != nullptr && unmarked_));
+  return answer;
+}
+
+void LaunchGate::wait(uint64_t again_ns, uint64_t now_ns, const base::Deadline& deadline) {
+  OpGate& op = *of_;
+  if (again_ns != sched::kUnknown) {
+    const auto again =
+        std::chrono::steady_clock::now() +
+        std::chrono::nanoseconds(std::min(again_ns - std::min(again_ns, now_ns), kLongestWaitNs));
+    op.changed_.wait_until(op.mutex_, deadline.never() ? again : std::min(again, deadline.at()));
+  } else if (deadline.never()) {
+    op.changed_.wait(op.mutex_);
+  } else {
+    op.changed_.wait_until(op.mutex_, deadline.at());
+  }
+}
+
 base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
   const GatePass pass(users_);
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
@@ -169,40 +212,15 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     }
     const uint64_t now_ns = op.now_ns_();
     const sched::OpController::Allowance allowed = op.controller_.allowance(session_, now_ns);
-    if (allowed.open()) {
-      in_flight_ns_ = unmarked_ns_ = by_call_ns_ = 0;
-      marked_ = 0;
-      debt_ns_ = 0;
-      return {};
-    }
-    debt_ns_ = allowed.share >= 1
-                   ? 0
-                   : std::max(0.0, debt_ns_ - allowed.share * static_cast<double>(
-                                                                  now_ns - std::min(now_ns, paid_at_ns_)));
-    paid_at_ns_ = now_ns;
-    uint64_t again_ns = sched::kUnknown;  // when to look again though nothing has changed
-    bool full = false;
-    if (allowed.share > 0 && debt_ns_ > 0) {
-      again_ns = now_ns + 1 + static_cast<uint64_t>(std::min(1e18, debt_ns_ / allowed.share));
-    } else if (allowed.share > 0) {
-      again_ns = op.controller_.admits_at(session_, ns, in_flight_ns_, now_ns);
-      full = in_flight_ns_ > 0 && in_flight_ns_ + ns > allowed.in_flight_ns;
-      if (again_ns <= now_ns && !full) {
-        let_in(stream, ns, now_ns);
-        return {};
-      }
-    }
+    Answer answer = ask(allowed, stream, ns, now_ns);
+    if (answer.in) return {};
     held_up_.store(true, std::memory_order_relaxed);
-    // Where the work in flight is in the way, or should be over before something is measured, it is waited for.
-    const bool waits = timeout_ns > 0 && !NoWaitScope::active();
-    if ((full || debt_ns_ <= 0 || allowed.share <= 0) && !draining_ &&
-        (marked_ > 0 || (stream != nullptr && unmarked_))) {
-      base::Status drained = drain(lock, stream, !waits || !(deadline.never() || full));
+    if (answer.drains) {
+      const bool waits = timeout_ns > 0 && !NoWaitScope::active() && (deadline.never() || answer.full);
+      base::Status drained = drain(lock, stream, !waits);
       if (drained.ok()) continue;
       if (drained.code() != GPUSHARE_NOT_READY) return drained;
-      again_ns = std::min(again_ns, now_ns + kLookNs);
-    } else if (full) {
-      again_ns = sched::kUnknown;
+      answer.again_ns = std::min(answer.again_ns, now_ns + kLookNs);
     }
     if (timeout_ns > 0 && NoWaitScope::active())
       return {GPUSHARE_INVALID_STATE,
@@ -213,16 +231,7 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
       ++waiting_;
       ++waits_;
     }
-    if (again_ns != sched::kUnknown) {
-      const auto again =
-          std::chrono::steady_clock::now() +
-          std::chrono::nanoseconds(std::min<uint64_t>(again_ns - std::min(again_ns, now_ns), kLongestWaitNs));
-      op.changed_.wait_until(op.mutex_, deadline.never() ? again : std::min(again, deadline.at()));
-    } else if (deadline.never()) {
-      op.changed_.wait(op.mutex_);
-    } else {
-      op.changed_.wait_until(op.mutex_, deadline.at());
-    }
+    wait(answer.again_ns, now_ns, deadline);
   }
 }
 

@@ -113,7 +113,17 @@ class LaunchGate {
         name_(std::move(name)),
         always_open_(always_open),
         under_way_(under_way) {}
-  void let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) GPUSHARE_REQUIRES(has_gates);
+  struct Answer {
+    bool in = false;
+    bool full = false;                    // the work in flight is as much as it may be
+    bool drains = false;                  // and is waited for
+    uint64_t again_ns = sched::kUnknown;  // when to look again though nothing has changed
+  };
+  Answer ask(const sched::OpController::Allowance& allowed, const Stream* stream, uint64_t ns,
+             uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  void wait(uint64_t again_ns, uint64_t now_ns,
+            const base::Deadline& deadline) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  void let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // The work that events tell about is done.
   void streams_done() GPUSHARE_REQUIRES(has_gates);
   // Tells the controller whether work of the session may be on the device.
