@@ -341,60 +341,73 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
     session.tries_out_ = 0;
     session.parted_ = false;
   }
-  base::Status status;
-  bool done = false;
-  uint64_t device_ns = 0, given = 0;
+  Part part;
   {
     const Unlocked unlocked(runtime_.mutex_);
-    status = make_paging_stream();
+    part.status = make_paging_stream();
     if (out && begins) session.residence_gate_.close();
-    if (out && begins && status.ok()) status = save_ranges(session);
-    if (status.ok()) {
-      const bool timed = paging_stream_.record(paging_start_).ok();
-      status = move_part(session, *heap, out, &done, &given);
-      if (timed && status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
-        const auto elapsed = paging_end_.elapsed_since(paging_start_);
-        if (elapsed.ok()) device_ns = *elapsed;
-      }
-      if (given > 0) runtime_.ladder_.give_back();
-      if (done && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
-    }
+    if (out && begins && part.status.ok()) part.status = save_ranges(session);
+    if (part.status.ok()) move_timed(session, *heap, out, part);
+    if (part.done && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
   }
   if (runtime_.collapsed_) return;
-  paging_ns_ += device_ns;
-  session.parted_ = session.parted_ || given > 0;
-  if (!status.ok()) {
-    base::log(base::kWarning, status.to_string());
-    if (status.code() == GPUSHARE_DEVICE_LOST) return runtime_.lose(status, outbox);
-    if (out && session.parted_ && ++session.tries_out_ > kMaxTriesIn)
-      return runtime_.end_session(
-          session, SessionState::kFailed,
-          status.with_context("session '" + session.name() + "' is out in part, and the rest cannot follow"),
-          outbox);
-    if (!out || !session.parted_) {
-      session.moving_ = SessionImpl::Moving::kNot;
-      if (!out) return not_placed(session, status, outbox);
-      {
-        const Unlocked unlocked(runtime_.mutex_);
-        forget_ranges(session);
-        session.residence_gate_.open();
-      }
-      if (runtime_.collapsed_) return;
-      runtime_.authority_->page_out_failed(session.id_, runtime_.now());
-      runtime_.sessions_.refresh_ready(session);
-      return;
-    }
+  paging_ns_ += part.device_ns;
+  session.parted_ = session.parted_ || part.given > 0;
+  if (!part.status.ok() && part_failed(session, out, part.status, outbox)) return;
+  if (part.done) return moved(session, lane, out, outbox);
+  if (part.given > 0) {
+    runtime_.authority_->page_part(session.id_, part.given, runtime_.now());
+    outbox.memory_changed = true;
   }
+  collect();  // what may go on now comes before the rest
+  parts_.push_back(action);
+}
+
+// A part of the session's bytes, with the device's time for it. Without the lock.
+void ActionRunner::move_timed(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part) {
+  const bool timed = paging_stream_.record(paging_start_).ok();
+  part.status = move_part(session, heap, out, &part.done, &part.given);
+  if (timed && part.status.ok() && paging_stream_.record(paging_end_).ok() &&
+      paging_end_.synchronize().ok()) {
+    const auto elapsed = paging_end_.elapsed_since(paging_start_);
+    if (elapsed.ok()) part.device_ns = *elapsed;
+  }
+  if (part.given > 0) runtime_.ladder_.give_back();
+}
+
+// False: the session is out in part, and goes on.
+bool ActionRunner::part_failed(SessionImpl& session, bool out, const base::Status& status, Outbox& outbox) {
+  base::log(base::kWarning, status.to_string());
+  if (status.code() == GPUSHARE_DEVICE_LOST) {
+    runtime_.lose(status, outbox);
+    return true;
+  }
+  if (out && session.parted_) {
+    if (++session.tries_out_ <= kMaxTriesIn) return false;
+    runtime_.end_session(
+        session, SessionState::kFailed,
+        status.with_context("session '" + session.name() + "' is out in part, and the rest cannot follow"),
+        outbox);
+    return true;
+  }
+  session.moving_ = SessionImpl::Moving::kNot;
+  if (!out) {
+    not_placed(session, status, outbox);
+    return true;
+  }
+  {
+    const Unlocked unlocked(runtime_.mutex_);
+    forget_ranges(session);
+    session.residence_gate_.open();
+  }
+  if (runtime_.collapsed_) return true;
+  runtime_.authority_->page_out_failed(session.id_, runtime_.now());
+  runtime_.sessions_.refresh_ready(session);
+  return true;
+}
+
+void ActionRunner::moved(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
   const uint64_t time = runtime_.now();
-  if (!done) {
-    if (given > 0) {
-      runtime_.authority_->page_part(session.id_, given, time);
-      outbox.memory_changed = true;
-    }
-    collect();  // what may go on now comes before the rest
-    parts_.push_back(action);
-    return;
-  }
   session.moving_ = SessionImpl::Moving::kNot;
   runtime_.record({out ? Timeline::Kind::kPageOut : Timeline::Kind::kPageIn, UINT32_MAX, session.id_,
                    session.moving_since_ns_, time, session.moving_bytes_});

@@ -116,6 +116,15 @@ class ActionRunner {
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void page(const Action& action, LaneSlot* lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  struct Part {
+    base::Status status;
+    bool done = false;
+    uint64_t device_ns = 0, given = 0;
+  };
+  void move_timed(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part);
+  bool part_failed(SessionImpl& session, bool out, const base::Status& status, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
+  void moved(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void page_out_done(const SessionImpl& session) GPUSHARE_REQUIRES(books);
   void turn_back(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void send_out(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);

@@ -529,6 +529,12 @@ base::Status RuntimeImpl::record_use(memory::Address address, const Stream& stre
   return status;
 }
 
+base::Result<std::shared_ptr<const void>> RuntimeImpl::pin(memory::Address address) {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  return memory_->pin(address);
+}
+
 base::Result<memory::BlockInfo> RuntimeImpl::find(memory::Address address) {
   const GatePass pass(memory_gate_.mine());
   if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");

@@ -53,6 +53,10 @@
 #include "sched/elastic.hpp"
 #include "sched/move_rest.hpp"
 
+namespace gpushare::sched {
+struct SchedulerOptions;
+}
+
 namespace gpushare::executor {
 
 class RuntimeImpl;
@@ -432,6 +436,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::shared_ptr<Session> owner(const Stream* stream) override;
   base::Status free(memory::Address address) override;
   base::Status record_use(memory::Address address, const Stream& stream) override;
+  base::Result<std::shared_ptr<const void>> pin(memory::Address address) override;
   base::Result<memory::BlockInfo> find(memory::Address address) override;
   bool free_at_home(memory::Address address, const void* native, base::Status* out_status) override;
   bool look_up(memory::Address address, memory::BlockInfo* out_info) override;
@@ -479,6 +484,16 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Connects to the daemon and puts its choices into the options.
   static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options,
                                                                             const EnvironmentLimits& limits);
+  base::Status open_memory(RuntimeOptions& options);
+  base::Result<sched::SchedulerOptions> scheduling(const RuntimeOptions& options);
+  base::Status make_authority(RuntimeOptions& options, std::unique_ptr<client::RemoteAuthority> remote);
+  base::Status check_options(const SessionOptions& options) const;
+  // The scheduler's view of a session; `complete`: with what the environment adds.
+  sched::SessionSpec spec_of(const SessionOptions& options, const SessionOptions& complete, uint64_t id,
+                             bool may_wait) const GPUSHARE_REQUIRES(books);
+  base::Status check_close() const;
+  void end_all(Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void give_back(std::vector<std::unique_ptr<LaneSlot>> slots);
   base::Status check_open() const GPUSHARE_REQUIRES(books);
   std::string check_memory() GPUSHARE_REQUIRES(books);
   // OK, or why the session takes no more calls.
@@ -522,6 +537,16 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
                                 const base::Status& begun);
   base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                          const base::Status& begun);
+  struct HostEnd {
+    base::Status device;
+    bool passed = false, planned = false, marked = false;
+    bool lent = false;  // the turn stays lent: nothing else is to be done
+    uint64_t peak = 0;
+  };
+  void end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
+                   HostEnd& end);
+  void retire_ended(LaneSlot& lane, const base::Status& begun, bool passed, base::Status& device,
+                    Outbox& outbox) GPUSHARE_REQUIRES(books);
   void run_worker(LaneSlot& lane);
   void run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work);
   bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there

@@ -156,77 +156,59 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   return lost_;
 }
 
-base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane,
-                                                    base::Status outcome, const base::Status& begun) {
+// The end of an iteration on the host that had begun: marks it in the lane's stream and gives the lane's memory back. `borrowed`: the word
+// of a lent turn, 0 without one.
+void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
+                              HostEnd& end) {
   IterationImpl& iteration = session.iteration_;
-  memory::Lane* lane_memory = lane.memory.load(std::memory_order_relaxed);
   InFlight& slot = *iteration.slot_;
-  const uint64_t borrowed = std::exchange(iteration.borrowed_word_, 0);
-  base::Status device = begun;
-  bool passed = false, planned = false, marked = false;
-  uint64_t peak = 0;
-  if (begun.ok()) {
-    iteration.gate_.close();
-    const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
-    unbind(session, serial);
-    const device::Stream& stream = lane.stream->device_stream();
-    device = stream.record(slot.end);
-    if (device.code() == GPUSHARE_INVALID_STATE) {
-      // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
-      const auto dropped = stream.drop_capture();
-      if (dropped.ok() && *dropped) {
-        if (outcome.ok())
-          outcome = {
-              GPUSHARE_INVALID_STATE,
-              "session '" + session.name() +
-                  "': its iteration ended while its stream captured a CUDA graph, which is dropped; end the "
-                  "capture before the iteration"};
-        device = stream.record(slot.end);
-      }
+  iteration.gate_.close();
+  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
+  unbind(session, serial);
+  const device::Stream& stream = lane.stream->device_stream();
+  end.device = stream.record(slot.end);
+  if (end.device.code() == GPUSHARE_INVALID_STATE) {
+    // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
+    const auto dropped = stream.drop_capture();
+    if (dropped.ok() && *dropped) {
+      if (outcome.ok())
+        outcome = {
+            GPUSHARE_INVALID_STATE,
+            "session '" + session.name() +
+                "': its iteration ended while its stream captured a CUDA graph, which is dropped; end the "
+                "capture before the iteration"};
+      end.device = stream.record(slot.end);
     }
-    marked = device.ok();
-    if (!marked && device.code() != GPUSHARE_DEVICE_LOST) {
-      // The iteration's end cannot be marked, so the call waits for the device here. If the stream is
-      // sound otherwise, this is the session's own failure.
-      base::Status refused = stream.synchronize();
-      std::swap(device, refused);
-      passed = device.ok();
-      if (passed && outcome.ok())
-        outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
-    }
-    const base::Status reclaimed = lane_memory->end_iteration(&planned, &peak);
-    if (device.ok()) device = reclaimed;
-    if (borrowed != 0 && marked && device.ok() && outcome.ok()) {
-      const auto elapsed_ns = slot.end.elapsed_since(slot.start);
-      if (elapsed_ns.ok() && mutex_.turn().give_back(borrowed, {*elapsed_ns, planned ? 1u : 0u, peak}))
-        return {};
-    }
-    if (marked && device.ok()) {
-      const base::Status query = slot.end.query();
-      passed = query.ok();
-      if (!passed && query.code() != GPUSHARE_NOT_READY) device = query;
-    }
-  } else if (outcome.ok()) {
-    outcome = begun;
   }
-  Outbox outbox(*this);
-  Section lock(*this);
-  if (collapsed_) return lost_;
+  end.marked = end.device.ok();
+  if (!end.marked && end.device.code() != GPUSHARE_DEVICE_LOST) {
+    // The iteration's end cannot be marked, so the call waits for the device here. If the stream is
+    // sound otherwise, this is the session's own failure.
+    base::Status refused = stream.synchronize();
+    std::swap(end.device, refused);
+    end.passed = end.device.ok();
+    if (end.passed && outcome.ok())
+      outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
+  }
+  const base::Status reclaimed =
+      lane.memory.load(std::memory_order_relaxed)->end_iteration(&end.planned, &end.peak);
+  if (end.device.ok()) end.device = reclaimed;
+  if (borrowed != 0 && end.marked && end.device.ok() && outcome.ok()) {
+    const auto elapsed_ns = slot.end.elapsed_since(slot.start);
+    end.lent =
+        elapsed_ns.ok() && mutex_.turn().give_back(borrowed, {*elapsed_ns, end.planned ? 1u : 0u, end.peak});
+    if (end.lent) return;
+  }
+  if (!end.marked || !end.device.ok()) return;
+  const base::Status query = slot.end.query();
+  end.passed = query.ok();
+  if (!end.passed && query.code() != GPUSHARE_NOT_READY) end.device = query;
+}
+
+// What the end on the host means for what is in flight on the lane. `device` becomes the call's result.
+void RuntimeImpl::retire_ended(LaneSlot& lane, const base::Status& begun, bool passed, base::Status& device,
+                               Outbox& outbox) {
   const uint64_t sequence = lane.next - 1;
-  slot.outcome = outcome;
-  slot.marked = marked;
-  slot.peak_bytes = peak;
-  lane.holder = nullptr;
-  session.open_ = false;
-  if (planned) ++session.planned_iterations_;
-  if (std::exchange(session.leaves_shared_lane_, false))
-    authority_->has_own_lane(session.id_, !lane_memory->is_shared(), now());
-  session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, peak);
-  if (session.profile_left_ > 0 && sessions_.profiled() == &session)
-    sessions_.profile_end(session, lane, peak);
-  ++lane.in_flight;
-  ++session.in_flight_;
-  if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
   if (!lost_.ok()) {
     device = lost_;
     reaper_.retire(lane, sequence, outbox);
@@ -240,12 +222,43 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   } else if (passed && !lane.reaping) {
     reaper_.retire(lane, sequence, outbox);
   }
+}
+
+base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane,
+                                                    base::Status outcome, const base::Status& begun) {
+  InFlight& slot = *session.iteration_.slot_;
+  const uint64_t borrowed = std::exchange(session.iteration_.borrowed_word_, 0);
+  HostEnd end;
+  end.device = begun;
+  if (begun.ok())
+    end_on_host(session, lane, borrowed, outcome, end);
+  else if (outcome.ok())
+    outcome = begun;
+  if (end.lent) return {};
+  Outbox outbox(*this);
+  Section lock(*this);
+  if (collapsed_) return lost_;
+  slot.outcome = outcome;
+  slot.marked = end.marked;
+  slot.peak_bytes = end.peak;
+  lane.holder = nullptr;
+  session.open_ = false;
+  if (end.planned) ++session.planned_iterations_;
+  if (std::exchange(session.leaves_shared_lane_, false))
+    authority_->has_own_lane(session.id_, !lane.memory.load(std::memory_order_relaxed)->is_shared(), now());
+  session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, end.peak);
+  if (session.profile_left_ > 0 && sessions_.profiled() == &session)
+    sessions_.profile_end(session, lane, end.peak);
+  ++lane.in_flight;
+  ++session.in_flight_;
+  if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
+  retire_ended(lane, begun, end.passed, end.device, outbox);
   actions_.tear_down_if_over(session);
   if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
   sessions_.refresh_ready(session);
   carry_out(nullptr, outbox);
-  if (device.ok() && passed) lend_turn(session, lane);
-  return device;
+  if (end.device.ok() && end.passed) lend_turn(session, lane);
+  return end.device;
 }
 
 void RuntimeImpl::run_worker(LaneSlot& lane) {

@@ -33,9 +33,12 @@ inline constexpr base::Role has_gates;  // who holds OpGate's mutex: it guards t
 // The gates of a runtime, which has one OpGate. Threads: any.
 class OpGate {
  public:
+  using NowNs = uint64_t (*)();
+  explicit OpGate(NowNs now_ns = base::host_now_ns) : now_ns_(now_ns) {}
+
   // ---- the runtime, with its lock held; guaranteed sessions
-  void began(uint64_t session, double target_slowdown, uint64_t now_ns);
-  void finished(uint64_t session, uint64_t device_ns, uint64_t now_ns);
+  void began(uint64_t session, double target_slowdown);
+  void finished(uint64_t session, uint64_t device_ns);
   void left(uint64_t session);  // of any class
   void set_target(uint64_t session, double target_slowdown);
   void set_weight(uint64_t session, double weight);
@@ -47,6 +50,7 @@ class OpGate {
   friend class LaunchGate;
   void changed() GPUSHARE_REQUIRES(mutex_, has_gates);  // flags and waiting launches follow the controller
 
+  const NowNs now_ns_;
   base::Mutex mutex_;
   base::ConditionVariable changed_;
   sched::OpController controller_ GPUSHARE_GUARDED_BY(mutex_);
@@ -70,10 +74,11 @@ struct GateInfo {
 // The gate of one session. Threads: any. Outlives its session as an object; entering then fails.
 class LaunchGate {
  public:
-  // `always_open`: of a guaranteed session; OpGate::set_class() changes it. Makes its events on `device`, which outlives shut().
+  // `always_open`: of a guaranteed session; OpGate::set_class() changes it. `under_way`: see there. Makes its events on `device`, which
+  // outlives shut().
   static base::Result<std::shared_ptr<LaunchGate>> make(std::shared_ptr<OpGate> of, device::Device& device,
                                                         uint64_t session, std::string name, double weight,
-                                                        bool always_open);
+                                                        bool always_open, bool under_way);
   ~LaunchGate();
   LaunchGate(const LaunchGate&) = delete;
   LaunchGate& operator=(const LaunchGate&) = delete;
@@ -87,6 +92,8 @@ class LaunchGate {
   // NoWaitScope it would wait; the stream is gone), the device's.
   base::Status enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns);
   void done(uint64_t ns);
+  // Whether iterations of the session are open or on the device. When none is, its work on lanes' streams is done.
+  void under_way(bool any);
   GateInfo info();
 
   // The session ends: waiting calls return. Does not wait.
@@ -100,12 +107,32 @@ class LaunchGate {
     device::Event event;
     uint64_t ns = 0;  // of work that is done when the event has passed
   };
-  LaunchGate(std::shared_ptr<OpGate> of, uint64_t session, std::string name, bool always_open)
-      : of_(std::move(of)), session_(session), name_(std::move(name)), always_open_(always_open) {}
+  LaunchGate(std::shared_ptr<OpGate> of, uint64_t session, std::string name, bool always_open, bool under_way)
+      : of_(std::move(of)),
+        session_(session),
+        name_(std::move(name)),
+        always_open_(always_open),
+        under_way_(under_way) {}
+  struct Answer {
+    bool in = false;
+    bool full = false;                    // the work in flight is as much as it may be
+    bool drains = false;                  // and is waited for
+    uint64_t again_ns = sched::kUnknown;  // when to look again though nothing has changed
+  };
+  Answer ask(const sched::OpController::Allowance& allowed, const Stream* stream, uint64_t ns,
+             uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  void wait(uint64_t again_ns, uint64_t now_ns,
+            const base::Deadline& deadline) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  void let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // The work that events tell about is done.
+  void streams_done() GPUSHARE_REQUIRES(has_gates);
+  // Tells the controller whether work of the session may be on the device.
+  void tell() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // Waits for the oldest work in flight, marking it first if need be. Releases the lock meanwhile.
   // NOT_READY with `poll`, which does not wait.
   base::Status drain(base::RoleLock& lock, const Stream* stream,
                      bool poll) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  base::Status timed_out(const sched::OpController::Allowance& allowed) const;
 
   const std::shared_ptr<OpGate> of_;
   const uint64_t session_;
@@ -119,7 +146,13 @@ class LaunchGate {
   size_t first_mark_ GPUSHARE_GUARDED_BY(has_gates) = 0, marked_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   bool draining_ GPUSHARE_GUARDED_BY(has_gates) = false;  // a thread is in drain()
   bool ended_ GPUSHARE_GUARDED_BY(has_gates) = false;
+  // Entered and not known to be done: all of it, the part that no event follows yet, the part that done() tells about.
   uint64_t in_flight_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0, unmarked_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  uint64_t by_call_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  bool unmarked_ GPUSHARE_GUARDED_BY(has_gates) = false;      // work on streams that no event follows yet
+  bool side_ GPUSHARE_GUARDED_BY(has_gates) = false;          // some of it on streams that belong to no lane
+  bool under_way_ GPUSHARE_GUARDED_BY(has_gates) = false;     // see under_way()
+  uint64_t let_in_at_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;  // the last
   double debt_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;  // work let in that the share has not paid for yet
   uint64_t paid_at_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   uint64_t entries_ GPUSHARE_GUARDED_BY(has_gates) = 0, waits_ GPUSHARE_GUARDED_BY(has_gates) = 0;

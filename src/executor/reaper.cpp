@@ -37,11 +37,14 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     --lane.in_flight;
     --under_way_;
     --session.in_flight_;
-    if (session.launch_gate_ != nullptr && session.launch_gate_->was_held_up())
-      if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
+    if (session.launch_gate_ != nullptr) {
+      if (session.in_flight_ == 0 && !session.open_) session.launch_gate_->under_way(false);
+      if (session.launch_gate_->was_held_up())
+        if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
+    }
     runtime_.authority_->finished(session.id_, device_ns, time);
     if (runtime_.op_gate_ != nullptr && session.guaranteed())
-      runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0, time);
+      runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;
     const base::Status outcome = slot.outcome.ok() ? lost : slot.outcome;

@@ -65,6 +65,74 @@ void RuntimeImpl::drop() {
 
 RuntimeImpl::~RuntimeImpl() = default;
 
+// Memory, and what the options say of the runtime.
+base::Status RuntimeImpl::open_memory(RuntimeOptions& options) {
+  memory::DeviceMemoryOptions memory_options;
+  memory_options.capacity_bytes = options.capacity_bytes;
+  memory_options.layout = options.layout;
+  memory_options.record_allocations = options.record_allocations;
+  memory_options.owner = static_cast<const Runtime*>(this);
+  memory_options.spill_limit_bytes =
+      options.spill_limit_bytes > 0 ? options.spill_limit_bytes : quarter_of_host_memory();
+  if (options.spill_move_bytes > 0) spill_move_bytes_ = options.spill_move_bytes;
+  if (options.spill_move_ns > 0) spill_move_ns_ = options.spill_move_ns;
+  if (options.spill_move_loss > 0) spill_move_loss_ = options.spill_move_loss;
+  GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
+  virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+  record_timeline_ = options.record_timeline;
+  record_allocations_ = options.record_allocations;
+  interference_file_ = options.interference_file;
+  if (options.enqueue_depth > 0) depth_ = options.enqueue_depth;
+  on_progress_ = std::move(options.on_progress);
+  return {};
+}
+
+base::Result<sched::SchedulerOptions> RuntimeImpl::scheduling(const RuntimeOptions& options) {
+  sched::SchedulerOptions scheduling;
+  scheduling.capacity_bytes = memory_->capacity_bytes();
+  scheduling.granularity_bytes = granularity_bytes_ = memory_->granularity_bytes();
+  scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
+  scheduling.paging = memory_->can_page();
+  scheduling.confirms_lanes = true;
+  scheduling.lane_finder = options.lane_finder;
+  scheduling.keeps_lag_ns = sched::kKeepsLagNs;
+  scheduling.measures = true;
+  if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
+    GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());
+    scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;
+    scheduling.granularity_compute_units = granularity_units_ = partitions.granularity_units;
+  }
+  return scheduling;
+}
+
+base::Status RuntimeImpl::make_authority(RuntimeOptions& options,
+                                         std::unique_ptr<client::RemoteAuthority> remote) {
+  GPUSHARE_ASSIGN_OR_RETURN(const sched::SchedulerOptions scheduling, this->scheduling(options));
+  if (shared_ && virtual_time_)
+    return {GPUSHARE_UNSUPPORTED, "the daemon serves device " + options.device +
+                                      ", whose time is virtual: processes cannot share it"};
+  std::unique_ptr<sched::Authority> authority;
+  if (remote != nullptr) {
+    remote->set_granularity(memory_->granularity_bytes());
+    const auto context_bytes = device_->context_bytes();
+    if (context_bytes.ok()) GPUSHARE_RETURN_IF_ERROR(remote->claim_context(*context_bytes));
+    remote->set_unlocked([this](const std::function<void()>& wait) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      const Unlocked unlocked(mutex_);
+      wait();
+    });
+    authority = std::move(remote);
+  } else {
+    authority = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+    if (!options.interference_file.empty())
+      GPUSHARE_RETURN_IF_ERROR(read_interference(options.interference_file, *authority->measure()));
+  }
+  {
+    BooksLock lock(mutex_);
+    authority_ = std::move(authority);
+  }
+  return {};
+}
+
 base::Status RuntimeImpl::open(RuntimeOptions options) {
   if (!watch_forks()) return base::no_memory();
   fork_depth_ = base::fork_depth();
@@ -94,59 +162,8 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
   }
   GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(options.device));
-  memory::DeviceMemoryOptions memory_options;
-  memory_options.capacity_bytes = options.capacity_bytes;
-  memory_options.layout = options.layout;
-  memory_options.record_allocations = options.record_allocations;
-  memory_options.owner = static_cast<const Runtime*>(this);
-  memory_options.spill_limit_bytes =
-      options.spill_limit_bytes > 0 ? options.spill_limit_bytes : quarter_of_host_memory();
-  if (options.spill_move_bytes > 0) spill_move_bytes_ = options.spill_move_bytes;
-  if (options.spill_move_ns > 0) spill_move_ns_ = options.spill_move_ns;
-  if (options.spill_move_loss > 0) spill_move_loss_ = options.spill_move_loss;
-  GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
-  virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
-  record_timeline_ = options.record_timeline;
-  record_allocations_ = options.record_allocations;
-  interference_file_ = options.interference_file;
-  if (options.enqueue_depth > 0) depth_ = options.enqueue_depth;
-  on_progress_ = std::move(options.on_progress);
-  sched::SchedulerOptions scheduling;
-  scheduling.capacity_bytes = memory_->capacity_bytes();
-  scheduling.granularity_bytes = granularity_bytes_ = memory_->granularity_bytes();
-  scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
-  scheduling.paging = memory_->can_page();
-  scheduling.confirms_lanes = true;
-  scheduling.lane_finder = options.lane_finder;
-  scheduling.keeps_lag_ns = sched::kKeepsLagNs;
-  scheduling.measures = true;
-  if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
-    GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());
-    scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;
-    scheduling.granularity_compute_units = granularity_units_ = partitions.granularity_units;
-  }
-  if (shared_ && virtual_time_)
-    return {GPUSHARE_UNSUPPORTED, "the daemon serves device " + options.device +
-                                      ", whose time is virtual: processes cannot share it"};
-  std::unique_ptr<sched::Authority> authority;
-  if (remote != nullptr) {
-    remote->set_granularity(memory_->granularity_bytes());
-    const auto context_bytes = device_->context_bytes();
-    if (context_bytes.ok()) GPUSHARE_RETURN_IF_ERROR(remote->claim_context(*context_bytes));
-    remote->set_unlocked([this](const std::function<void()>& wait) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      const Unlocked unlocked(mutex_);
-      wait();
-    });
-    authority = std::move(remote);
-  } else {
-    authority = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
-    if (!options.interference_file.empty())
-      GPUSHARE_RETURN_IF_ERROR(read_interference(options.interference_file, *authority->measure()));
-  }
-  {
-    BooksLock lock(mutex_);
-    authority_ = std::move(authority);
-  }
+  GPUSHARE_RETURN_IF_ERROR(open_memory(options));
+  GPUSHARE_RETURN_IF_ERROR(make_authority(options, std::move(remote)));
   memory_gate_.open();
   struct StopUnlessOpen {
     ~StopUnlessOpen() {
@@ -233,8 +250,7 @@ base::Status RuntimeImpl::check_open() const {
   return authority_->standing();
 }
 
-base::Status RuntimeImpl::close() {
-  const base::CancellableWaits never(false);
+base::Status RuntimeImpl::check_close() const {
   if (NoWaitScope::active() || CallbackScope::active())
     return {GPUSHARE_INVALID_STATE, "a runtime cannot be closed from inside a callback"};
   for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
@@ -242,39 +258,73 @@ base::Status RuntimeImpl::close() {
       return {GPUSHARE_INVALID_STATE, "the runtime cannot be closed inside the iteration that session '" +
                                           binding->session->name() +
                                           "' has open on this thread: end it first"};
+  return {};
+}
+
+// Ends all sessions and waits until nothing of them, and nobody inside, is left.
+void RuntimeImpl::end_all(Outbox& outbox) {
+  for (const auto& session : sessions_.all()) {
+    session->closed_ = true;
+    end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
+  }
+  carry_out(nullptr, outbox);
+  while (!sessions_.empty() && !collapsed_) {
+    LaneSlot* busy = nullptr;
+    for (LaneSlot* lane : lanes_.opened())
+      if (lane->in_flight > 0 && !lane->reaping) busy = lane;
+    if (!actions_.acting() && actions_.pending())
+      actions_.run(true, outbox);
+    else if (busy != nullptr)
+      reaper_.reap(*busy, outbox);
+    else
+      reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+  }
+  actions_.run(true, outbox);
+  const auto open = [](const auto& entry) GPUSHARE_REQUIRES(books) { return entry.second->open_; };
+  while (collapsed_ && (actions_.acting() || std::any_of(sessions_.begin(), sessions_.end(), open)))
+    mutex_.wait(actions_.changed());
+  while (has_users()) reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+  stop_threads_ = true;
+  actions_.stop();
+  for (const auto& slot : lanes_.all()) {
+    if (slot == nullptr) continue;
+    slot->worker_wakes.notify_all();
+    slot->reaper_wakes.notify_all();
+  }
+}
+
+// The lanes' threads, streams and partitions, side streams, and memory. Nobody uses them any more.
+void RuntimeImpl::give_back(std::vector<std::unique_ptr<LaneSlot>> slots) {
+  for (const auto& slot : slots) {
+    if (slot == nullptr) continue;
+    if (slot->worker.joinable()) slot->worker.join();
+    if (slot->reaper.joinable()) slot->reaper.join();
+  }
+  const std::vector<std::weak_ptr<StreamImpl>> side_streams = side_streams_.take_all();
+  if (collapsed_) close_collapsed(slots, side_streams);
+  for (const auto& slot : slots) {
+    if (slot == nullptr) continue;
+    if (slot->stream != nullptr) slot->stream->shut();
+    if (slot->partition != nullptr) {
+      const base::Status status = device_->destroy_partition(slot->partition);
+      if (!status.ok()) base::log(base::kError, status.to_string());
+    }
+  }
+  for (const auto& weak : side_streams)
+    if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
+  side_streams_.wait_until_none();  // those that others release now
+  memory_.reset();
+}
+
+base::Status RuntimeImpl::close() {
+  const base::CancellableWaits never(false);
+  GPUSHARE_RETURN_IF_ERROR(check_close());
   {
     Outbox outbox(*this);
     Section lock(*this);
     if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed already"};
     closing_ = true;
-    for (const auto& session : sessions_.all()) {
-      session->closed_ = true;
-      end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
-    }
-    carry_out(nullptr, outbox);
-    while (!sessions_.empty() && !collapsed_) {
-      LaneSlot* busy = nullptr;
-      for (LaneSlot* lane : lanes_.opened())
-        if (lane->in_flight > 0 && !lane->reaping) busy = lane;
-      if (!actions_.acting() && actions_.pending())
-        actions_.run(true, outbox);
-      else if (busy != nullptr)
-        reaper_.reap(*busy, outbox);
-      else
-        reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
-    }
-    actions_.run(true, outbox);
-    const auto open = [](const auto& entry) GPUSHARE_REQUIRES(books) { return entry.second->open_; };
-    while (collapsed_ && (actions_.acting() || std::any_of(sessions_.begin(), sessions_.end(), open)))
-      mutex_.wait(actions_.changed());
-    while (has_users()) reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
-    stop_threads_ = true;
-    actions_.stop();
-    for (const auto& slot : lanes_.all()) {
-      if (slot == nullptr) continue;
-      slot->worker_wakes.notify_all();
-      slot->reaper_wakes.notify_all();
-    }
+    end_all(outbox);
   }
   actions_.join();
   sched::Authority* told = nullptr;
@@ -302,26 +352,7 @@ base::Status RuntimeImpl::close() {
     closed_ = true;
   }
   dependents_.closed();
-  for (const auto& slot : slots) {
-    if (slot == nullptr) continue;
-    if (slot->worker.joinable()) slot->worker.join();
-    if (slot->reaper.joinable()) slot->reaper.join();
-  }
-  const std::vector<std::weak_ptr<StreamImpl>> side_streams = side_streams_.take_all();
-  if (collapsed_) close_collapsed(slots, side_streams);
-  for (const auto& slot : slots) {
-    if (slot == nullptr) continue;
-    if (slot->stream != nullptr) slot->stream->shut();
-    if (slot->partition != nullptr) {
-      const base::Status status = device_->destroy_partition(slot->partition);
-      if (!status.ok()) base::log(base::kError, status.to_string());
-    }
-  }
-  for (const auto& weak : side_streams)
-    if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
-  side_streams_.wait_until_none();  // those that others release now
-  memory_.reset();
-  slots.clear();
+  give_back(std::move(slots));
   actions_.release_device();
   const base::Status status = device_->close();
   // The daemon counts the context for as long as the process lives, unless it hears that the context has gone.
@@ -381,33 +412,24 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   return any;
 }
 
-base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options,
-                                                                  bool may_wait) {
-  SessionOptions complete = options;
+base::Status RuntimeImpl::check_options(const SessionOptions& options) const {
   if (!std::isfinite(options.weight) || options.weight <= 0)
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("weight %g must be finite and above 0", options.weight));
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("weight %g must be finite and above 0", options.weight)};
   if (options.quota_bytes > 0 && (options.persistent_bytes > options.quota_bytes ||
                                   options.ephemeral_bytes > options.quota_bytes - options.persistent_bytes))
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        "session '" + options.name +
-                            "': persistent_bytes and ephemeral_bytes together are above quota_bytes, " +
-                            base::format_bytes(options.quota_bytes));
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "session '" + options.name +
+                "': persistent_bytes and ephemeral_bytes together are above quota_bytes, " +
+                base::format_bytes(options.quota_bytes)};
   if (options.compute_units > 0 && partitionable_units_ == 0)
-    return base::Status(GPUSHARE_UNSUPPORTED,
-                        "session '" + options.name + "' asks for compute units of its own, which device " +
-                            device_->spec() + " cannot give (capability PARTITIONS): leave compute_units 0");
-  Outbox outbox(*this);
-  Section lock(*this);
-  GPUSHARE_RETURN_IF_ERROR(check_open());
-  // Code and other libraries' memory have come since the last session.
-  if (shared_)
-    if (const auto context_bytes = device_->context_bytes(); context_bytes.ok())
-      authority_->set_context_bytes(*context_bytes, now());
-  const uint64_t id = sessions_.next_id();
-  if (complete.name.empty())
-    complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
-  GPUSHARE_RETURN_IF_ERROR(sessions_.limit_memory(complete));
+    return {GPUSHARE_UNSUPPORTED, "session '" + options.name +
+                                      "' asks for compute units of its own, which device " + device_->spec() +
+                                      " cannot give (capability PARTITIONS): leave compute_units 0"};
+  return {};
+}
+
+sched::SessionSpec RuntimeImpl::spec_of(const SessionOptions& options, const SessionOptions& complete,
+                                        uint64_t id, bool may_wait) const {
   sched::SessionSpec spec;
   spec.id = id;
   spec.name = complete.name;
@@ -427,6 +449,25 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   spec.least_bytes = options.allow_spill && memory_->has_host_tier() ? options.least_bytes : 0;
   spec.may_upgrade = options.may_upgrade;
   spec.may_claim = options.may_claim && (may_wait || options.allow_queueing);
+  return spec;
+}
+
+base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options,
+                                                                  bool may_wait) {
+  SessionOptions complete = options;
+  GPUSHARE_RETURN_IF_ERROR(check_options(options));
+  Outbox outbox(*this);
+  Section lock(*this);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  // Code and other libraries' memory have come since the last session.
+  if (shared_)
+    if (const auto context_bytes = device_->context_bytes(); context_bytes.ok())
+      authority_->set_context_bytes(*context_bytes, now());
+  const uint64_t id = sessions_.next_id();
+  if (complete.name.empty())
+    complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
+  GPUSHARE_RETURN_IF_ERROR(sessions_.limit_memory(complete));
+  const sched::SessionSpec spec = spec_of(options, complete, id, may_wait);
   const uint64_t time = now();
   auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
   session->arrived_ns_ = time;

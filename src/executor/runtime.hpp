@@ -431,6 +431,8 @@ class Runtime {
   // As memory::DeviceMemory::free_at_home; false when the runtime is closed.
   virtual bool free_at_home(memory::Address address, const void* native, base::Status* out_status) = 0;
   virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
+  // As memory::DeviceMemory::pin. The result goes before the runtime closes.
+  virtual base::Result<std::shared_ptr<const void>> pin(memory::Address address) = 0;
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
   // False if no live block begins there, or the runtime is closed.
   virtual bool look_up(memory::Address address, memory::BlockInfo* out_info) = 0;

@@ -234,6 +234,7 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
   RuntimeImpl& runtime = *runtime_;
   std::shared_ptr<OpGate> of;
   double weight = 1;
+  bool under_way = false;
   {
     BooksLock lock(runtime.mutex_);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
@@ -249,18 +250,20 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
     }
     of = runtime.op_gate_;
     weight = weight_;
+    under_way = open_ || in_flight_ > 0;
   }
   const Stay stay(runtime);  // the device stays for the events
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   GPUSHARE_ASSIGN_OR_RETURN(
       std::shared_ptr<LaunchGate> made,
-      LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight, guaranteed()));
+      LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight, guaranteed(), under_way));
   base::Status live;
   {
     BooksLock lock(runtime.mutex_);
     live = runtime.check_live(*this);
     if (live.ok() && launch_gate_ == nullptr) {
       launch_gate_ = made;
+      made->under_way(open_ || in_flight_ > 0);
       return made;
     }
   }

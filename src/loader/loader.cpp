@@ -160,6 +160,8 @@ base::Status Loader::enqueue(const Delivery& what, const executor::Stream& strea
   const base::WorkLock enqueuing(enqueue_mutex_);
   if (!enqueuing) return base::WorkLock::refused();
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream copies, stream.hold());
+  // A program may free any address, also one that it freed before and that the block has now.
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const void> block, runtime_->pin(what.address));
   // The block's bytes were given out in the order of the session's stream, so work already enqueued there may still use them.
   GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
   GPUSHARE_RETURN_IF_ERROR(home->record(before));  // refused while the session's stream captures a graph
@@ -172,6 +174,10 @@ base::Status Loader::enqueue(const Delivery& what, const executor::Stream& strea
     const auto loan = options.prefix != nullptr
                           ? options.prefix->lend(*copies)
                           : base::Result<Model::Loan>(base::Status(GPUSHARE_NOT_FOUND, ""));
+    std::shared_ptr<const void> source;
+    if (loan.ok()) {
+      GPUSHARE_ASSIGN_OR_RETURN(source, runtime_->pin(loan->prefix.copy));
+    }
     GPUSHARE_ASSIGN_OR_RETURN(
         *out, Transmission::start(runtime_->device(), *copies, what.image, what.address, options.ends,
                                   loan.ok() ? loan->prefix : Prefix{}, guarded(options.on_group)));
@@ -409,6 +415,7 @@ base::Result<LinkCosts> Loader::measure_link(executor::Session& session, uint64_
   GPUSHARE_ASSIGN_OR_RETURN(const memory::Address scratch, session.alloc(memory::Kind::kModel, bytes, 0));
   // The session's memory stays until the copies are done, whoever closes the session or its runtime meanwhile.
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, session.hold(GPUSHARE_NO_TIMEOUT));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const void> block, runtime_->pin(scratch));
   return calibrate_on(runtime_->device(), scratch, bytes, kCalibrationRounds, &*home);
 }
 

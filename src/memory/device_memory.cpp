@@ -67,6 +67,14 @@ class DeviceMemoryImpl final : public DeviceMemory {
     GPUSHARE_ASSIGN_OR_RETURN(const FencePtr use, shared_.fences.use_of(stream));
     return owner->add_use(address, use);
   }
+  base::Result<std::shared_ptr<const void>> pin(Address address) override {
+    BlockOwner* owner = shared_.index.find(address);
+    if (owner == nullptr) return no_such_block(address);
+    const FencePtr use = shared_.fences.pin();
+    const std::shared_ptr<const void> pinned(use.get(), [use](const void*) { use->release(); });
+    GPUSHARE_RETURN_IF_ERROR(owner->add_use(address, use));
+    return pinned;
+  }
   base::Result<BlockInfo> find(Address address) const override {
     BlockInfo info;
     if (!look_up(address, &info)) return no_such_block(address);

@@ -310,6 +310,9 @@ class DeviceMemory {
   // The block may be reused only after the work now on `stream` has passed. One event record, unless it is
   // the owner's stream (then nothing). `stream` may go at any time afterwards.
   virtual base::Status record_use(Address address, const device::Stream& stream) = 0;
+  // The block's bytes stay where they are while the result lives: a free meanwhile takes effect afterwards. For the host's own work on a
+  // block that anybody may free. Errors: NOT_FOUND.
+  virtual base::Result<std::shared_ptr<const void>> pin(Address address) = 0;
   virtual base::Result<BlockInfo> find(Address address) const = 0;
   // The same for callers who expect that there may be no block: it then returns false without making a message.
   virtual bool look_up(Address address, BlockInfo* out_info) const = 0;

@@ -14,6 +14,7 @@ Fence::~Fence() {
 
 bool Fence::passed() {
   if (passed_.load(std::memory_order_acquire)) return true;
+  if (!event_) return false;
   closed_.store(true);
   const base::QuietQueries quiet;  // owners ask with their locks held
   if (event_.query().code() == GPUSHARE_NOT_READY) return false;
@@ -23,19 +24,28 @@ bool Fence::passed() {
 
 void Fence::order(const device::Stream& stream) {
   if (passed_.load(std::memory_order_acquire)) return;
-  if (!stream.wait(event_).ok()) wait();
+  if (!event_ || !stream.wait(event_).ok()) wait();
 }
 
 bool Fence::try_order(const device::Stream& stream) {
-  return passed_.load(std::memory_order_acquire) || stream.wait(event_).ok() || passed();
+  return passed_.load(std::memory_order_acquire) || (event_ && stream.wait(event_).ok()) || passed();
 }
 
 void Fence::wait() {
   if (passed_.load(std::memory_order_acquire)) return;
+  if (!event_) {
+    base::check_wait("a block that the host uses");
+    return passed_.wait(false, std::memory_order_acquire);
+  }
   closed_.store(true);
   // A failure is the stream's own: nothing behind it runs any more, so nobody touches the bytes.
   const base::Status ignored = event_.synchronize();
   passed_.store(true, std::memory_order_release);
+}
+
+void Fence::release() {
+  passed_.store(true, std::memory_order_release);
+  passed_.notify_all();
 }
 
 void order_all(const FenceList& fences, const device::Stream& stream) {

@@ -39,6 +39,8 @@ class Fence {
   bool try_order(const device::Stream& stream);
   // Blocks until passed.
   void wait();
+  // Of a pin, which no stream passes.
+  void release();
 
  private:
   friend class Fences;
@@ -72,6 +74,8 @@ class Fences {
   // As at_end_of, shared with the other uses of this stream in the same epoch; may come to mean a later point.
   // The stream may be destroyed while the fence lives. Errors: the device's.
   base::Result<FencePtr> use_of(const device::Stream& stream);
+  // Passed when release() was called: for the host's own use of some bytes. Streams cannot be ordered behind a pin, so who must be waits.
+  FencePtr pin() { return FencePtr(new Fence(this, device::Event())); }
   // Events held for reuse; trim gives them back.
   size_t pooled() const;
   void trim();

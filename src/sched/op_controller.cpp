@@ -33,6 +33,13 @@ constexpr double kBalanceIterations = 512;
 constexpr double kForget = 0.999;
 // Work that may be on the device at once, at least: a few launches.
 constexpr uint64_t kLeastInFlightNs = 20'000;
+// Credit that may be saved for one long launch, in iterations.
+constexpr double kMostSaved = 10'000;
+// What a nanosecond of others' work costs is looked at over about the last 20 iterations that it came with, and is taken for a nanosecond
+// until more than an iteration's time of it was let in.
+constexpr double kHarmKept = 0.95, kMostHarm = 8;
+// A pause of more iterations than this is an absence: nobody waits for the session's return.
+constexpr uint64_t kLongestPause = 32;
 
 }  // namespace
 
@@ -45,6 +52,10 @@ void OpController::Mean::add(double sample, double least_gain) {
   const double gain = std::max(1 / count, least_gain);
   value += gain * (sample - value);
   square += gain * (sample * sample - square);
+}
+
+void OpController::Mean::also(double more, double least_gain) {
+  if (count > 0) value += std::max(1 / count, least_gain) * more;
 }
 
 double OpController::Mean::deviation() const {
@@ -129,6 +140,25 @@ void OpController::set_wants(SessionId id, bool wants) {
   if (wants) opportunistic_changed();
 }
 
+void OpController::on_device(SessionId id, bool may_be) {
+  const auto found = opportunistic_.find(id);
+  if (found == opportunistic_.end()) return;
+  found->second.on_device = may_be;
+  if (!may_be) return;
+  for (auto& [other, g] : guaranteed_) g.beside = true;
+}
+
+bool OpController::anyone_on_device() const {
+  return std::any_of(opportunistic_.begin(), opportunistic_.end(),
+                     [](const auto& each) { return each.second.on_device; });
+}
+
+double OpController::let_in_ns() const {
+  double work = 0;
+  for (const auto& [id, each] : opportunistic_) work += each.work;
+  return work;
+}
+
 bool OpController::anyone_wants() const {
   return std::any_of(opportunistic_.begin(), opportunistic_.end(),
                      [](const auto& each) { return each.second.wants; });
@@ -151,18 +181,20 @@ void OpController::start(Guaranteed& g) {
   g.share_ns = share_ns_;
   g.during = force_;
   g.mixed = false;
+  g.beside = anyone_on_device();
   g.shared = force_.share != kAlone && anyone_wants();
   g.single = force_.who != kNoSession;
 }
 
-void OpController::began(SessionId id, uint64_t now_ns, uint64_t in_flight_ns) {
+void OpController::began(SessionId id, uint64_t now_ns) {
   const auto found = guaranteed_.find(id);
   if (found == guaranteed_.end()) return;
   Guaranteed& g = found->second;
   if (g.in_flight++ > 0) return;
   share_until(now_ns);
-  if (in_flight_ns > 0 && g.alone.value > 0 && g.learn_left == 0)
-    g.credit -= static_cast<double>(in_flight_ns) / g.alone.value;
+  const uint64_t paused_ns = now_ns - std::min(now_ns, g.since_ns);
+  if (g.last_ns > 0 && paused_ns < kLongestPause * g.last_ns)
+    g.pauses[g.pauses_seen++ % g.pauses.size()] = paused_ns;
   for (auto& [other, each] : opportunistic_) each.work = 0;
   start(g);
 }
@@ -173,78 +205,111 @@ void OpController::finished(SessionId id, uint64_t device_ns, uint64_t now_ns) {
   Guaranteed& g = found->second;
   --g.in_flight;
   share_until(now_ns);
-  if (device_ns > 0) measure(g, static_cast<double>(device_ns), now_ns);
+  if (device_ns > 0) {
+    g.last_ns = device_ns;
+    measure(g, static_cast<double>(device_ns), now_ns);
+  }
   for (auto& [other, each] : opportunistic_) each.work = 0;
   start(g);
 }
 
 void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
-  const double elapsed = std::max(1.0, static_cast<double>(now_ns - std::min(now_ns, g.since_ns)));
+  const double work = let_in_ns();
+  const bool alone = !g.beside && work == 0;
   if (g.learn_left > 0) {
-    // Work that was on the device when the session came may be in the first.
-    if (!g.shared && !g.mixed && !(g.learn_left == options_.learn_iterations && g.learn_left > 1))
-      g.alone.add(device_ns, kAloneGain);
+    if (!alone) return;  // the device is drained first
+    // Work that nobody knows of may have been on the device when the session came.
+    if (g.learn_left < options_.learn_iterations || g.learn_left == 1) g.alone.add(device_ns, kAloneGain);
     if (--g.learn_left == 0 && g.alone.count == 0) g.learn_left = 1;
     return;
   }
   for (auto& [id, each] : opportunistic_) each.total *= kForget;
-  const double relative = device_ns / g.alone.value;
-  const double noise = g.alone.deviation() / g.alone.value;
+  const double cost = device_ns / g.alone.value - 1;
   const double target = target_of(g);
   ++g.iterations;
-  g.excess += relative - 1;
-  g.excess_square += (relative - 1) * (relative - 1);
-  const double cap = std::max(kMostIterations * target, g.cap);
-  g.credit = std::min(g.credit + aim_of(g), cap);
+  g.excess += cost;
+  g.excess_square += cost * cost;
+  g.credit = std::min(g.credit + aim_of(g), std::max(kMostIterations * target, g.cap));
   g.balance = std::min(g.balance + kAim * target, kMostIterations * target);
-  if (!g.shared) {
-    g.since_alone = 0;
-    if (g.pause_left > 0) --g.pause_left;
-    if (std::abs(relative - 1) > std::max(options_.change, kNoise * noise)) {
-      g.odd_sum += device_ns;
-      if (++g.odd >= 2) {  // not one iteration that was disturbed, but a new phase
-        const double first = g.odd_sum / g.odd;
-        const uint32_t seen = g.odd;
-        learn(g);
-        g.alone.add(first, kAloneGain);
-        g.learn_left = std::max(1U, g.learn_left - std::min(g.learn_left, seen));
-        return;
-      }
-      g.pause_left = std::max(g.pause_left, 1U);
-    } else {
-      g.odd = 0;
-      g.odd_sum = 0;
-      g.alone.add(device_ns, kAloneGain);
-    }
-  } else {
-    ++g.since_alone;
-    double work = 0;
-    for (const auto& [id, each] : opportunistic_) work += each.weight * each.work;
-    const double cost = relative - 1;
-    double charge = cost;
-    Pick during = g.during;
-    if (g.mixed && !g.single) {  // the mean of the shares that were in force
-      const double mean = (share_ns_ - g.share_ns) / elapsed;
-      during = {kNoSession, 0};
-      while (during.share + 1 < kShares && share_at(during.share + 1) <= mean * 1.2) ++during.share;
-      if (mean < share_at(0) / 2) during.share = kAlone;
-    }
-    if (!(g.mixed && g.single) && during.share != kAlone) {
-      Choice& choice = g.curves[during.who][during.share];
-      const bool known = choice.cost.count >= kKnownSamples;
-      // Longer or shorter than this choice explains: a change of phase, or not? Iterations alone will tell.
-      if (known && std::abs(cost - choice.cost.value) >
-                       std::max(options_.change, kNoise * noise) * (1 + choice.cost.value))
-        g.pause_left = std::max(1U, options_.learn_iterations);
-      choice.cost.add(cost, kCostGain);
-      // An iteration whose cost lies within the noise is charged the mean. A cost that noise does not explain is
-      // charged as it is.
-      if (known && std::abs(cost - choice.cost.value) <= kNoise * noise) charge = choice.cost.value;
-      choice.work.add(work / elapsed, kCostGain);
-    }
-    g.credit = std::clamp(g.credit - charge, -2 * cap, cap);
-    g.balance -= cost + options_.confidence * error_of(g);
+  if (alone && measure_alone(g, device_ns)) return;
+  const double elapsed = std::max(1.0, static_cast<double>(now_ns - std::min(now_ns, g.since_ns)));
+  if (g.shared || !alone) measure_beside(g, cost, elapsed, work);
+  if (g.asked > 0 && g.credit >= g.asked) {
+    g.asked = 0;
+    ++version_;
   }
+}
+
+// True: the session is in a new phase, which is learned.
+bool OpController::measure_alone(Guaranteed& g, double device_ns) {
+  const double off = std::abs(device_ns / g.alone.value - 1);
+  const double noise = g.alone.deviation() / g.alone.value;
+  g.since_alone = 0;
+  g.alone_due = false;
+  if (g.pause_left > 0) --g.pause_left;
+  if (off <= std::max(options_.change, kNoise * noise)) {
+    g.odd = 0;
+    g.odd_sum = 0;
+    g.alone.add(device_ns, kAloneGain);
+    return false;
+  }
+  g.odd_sum += device_ns;
+  if (++g.odd < 2) {  // one iteration that was disturbed is no phase
+    g.pause_left = std::max(g.pause_left, 1U);
+    return false;
+  }
+  const double first = g.odd_sum / g.odd;
+  const uint32_t seen = g.odd;
+  learn(g);
+  g.alone.add(first, kAloneGain);
+  g.learn_left = std::max(1U, g.learn_left - std::min(g.learn_left, seen));
+  return true;
+}
+
+// An iteration during which others were allowed to run, or may have run. Without any work of theirs it says what the choice costs, and
+// nothing is charged.
+void OpController::measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns) {
+  const double noise = g.alone.deviation() / g.alone.value;
+  const double cap = std::max(kMostIterations * target_of(g), g.cap);
+  const bool ran = g.beside || work_ns > 0;
+  double charge = cost;
+  if (ran) {
+    ++g.since_alone;
+    if (work_ns > 0) {
+      g.harm_ns *= kHarmKept;
+      g.work_ns = g.work_ns * kHarmKept + work_ns;
+    }
+    g.harm_ns += cost * g.alone.value;
+  }
+  Pick during = g.during;
+  if (g.mixed && !g.single) {  // the mean of the shares that were in force
+    const double mean = (share_ns_ - g.share_ns) / elapsed_ns;
+    during = {kNoSession, 0};
+    while (during.share + 1 < kShares && share_at(during.share + 1) <= mean * 1.2) ++during.share;
+    if (mean < share_at(0) / 2) during.share = kAlone;
+  }
+  if (!g.shared || during.share == kAlone) {
+    // Left over from the last choice, which costs so much more.
+    if (g.last.share != kAlone) g.curves[g.last.who][g.last.share].cost.also(cost, kCostGain);
+  } else if (!(g.mixed && g.single)) {
+    Choice& choice = g.curves[during.who][during.share];
+    const bool known = choice.cost.count >= kKnownSamples;
+    const double off = std::abs(cost - choice.cost.value);
+    // Longer or shorter than this choice explains: a change of phase, or not? Iterations alone will tell.
+    if (ran && known && off > std::max(options_.change, kNoise * noise) * (1 + choice.cost.value))
+      g.pause_left = std::max(1U, options_.learn_iterations);
+    choice.cost.add(cost, kCostGain);
+    // An iteration whose cost lies within the noise is charged the mean. A cost that noise does not explain is
+    // charged as it is.
+    if (known && off <= kNoise * noise) charge = choice.cost.value;
+    double weighted = 0;
+    for (const auto& [id, each] : opportunistic_) weighted += each.weight * each.work;
+    choice.work.add(weighted / elapsed_ns, kCostGain);
+    g.last = during;
+  }
+  if (!ran) return;
+  g.credit = std::clamp(g.credit - charge, -2 * cap, cap);
+  g.balance -= cost + options_.confidence * error_of(g);
 }
 
 void OpController::progressed(SessionId id, uint64_t work_ns) {
@@ -384,7 +449,8 @@ OpController::Pick OpController::decide(Guaranteed& g) {
     every = kImpreciseEvery;
   else if (low + 1 == hull.size() && hull[low]->need + 3 * error_of(g) < aim)
     every *= 8;
-  if (g.since_alone + 1 >= every) return alone;
+  g.alone_due = g.since_alone + 1 >= every;
+  if (g.alone_due) return alone;
   const auto affordable = [&](const Point& point) { return g.credit >= point.need; };
   if (low + 1 < hull.size()) {
     g.cap = std::max(g.cap, 2 * hull[low + 1]->need);
@@ -436,12 +502,47 @@ double OpController::known_cost(const Guaranteed& g) const {
   return std::clamp((std::max(0.0, cost.value) + error) / share_at(force_.share), 1e-3, 1.0);
 }
 
-OpController::Allowance OpController::allowance(SessionId id) const {
+uint64_t OpController::admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns) {
+  if (!opportunistic_.contains(id)) return now_ns;
+  const double work = let_in_ns() + static_cast<double>(work_ns);
+  const uint64_t on_device_ns = in_flight_ns + std::min(work_ns, kUnknown - in_flight_ns);
+  uint64_t at_ns = now_ns;
+  for (auto& [other, g] : guaranteed_) at_ns = std::max(at_ns, admits_at(g, work, on_device_ns, now_ns));
+  return at_ns;
+}
+
+uint64_t OpController::admits_at(Guaranteed& g, double work_ns, uint64_t in_flight_ns,
+                                 uint64_t now_ns) const {
+  const bool measures = g.learn_left > 0 || g.pause_left > 0 || g.alone_due;
+  if (!measures) {
+    const double alone = g.alone.value;
+    const double harm =
+        std::clamp((std::max(0.0, g.harm_ns) + alone) / (g.work_ns + alone), 1 / kMostHarm / 16, kMostHarm);
+    const double cost = work_ns * harm / alone;
+    if (cost <= g.credit) return now_ns;
+    g.cap = std::max(g.cap, std::min(2 * cost, kMostSaved));
+    g.asked = g.asked > 0 ? std::min(g.asked, cost) : cost;
+  }
+  if (g.in_flight > 0) return kUnknown;
+  // The session pauses. What is done when it comes back costs it nothing; what is not waits until the session is overdue.
+  const size_t known = std::min(g.pauses_seen, g.pauses.size());
+  const auto end = g.pauses.begin() + static_cast<std::ptrdiff_t>(known);
+  const uint64_t passed_ns = now_ns - std::min(now_ns, g.since_ns);
+  const uint64_t least_ns = known == 0 ? 0 : *std::min_element(g.pauses.begin(), end);
+  if (passed_ns < least_ns && in_flight_ns < least_ns - passed_ns) return now_ns;
+  const uint64_t most_ns = known == 0 ? g.last_ns : 2 * *std::max_element(g.pauses.begin(), end);
+  return g.since_ns + std::min(most_ns, kLongestPause * g.last_ns);
+}
+
+OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns) const {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end() || guaranteed_.empty()) return {};
   double least = 0;
   for (const auto& [other, g] : guaranteed_) {
-    const double ns = g.alone.value * std::min(1.0, target_of(g) / 4 / known_cost(g));
+    double ns = g.alone.value * std::min(1.0, target_of(g) / 4 / known_cost(g));
+    // Who was away for long waits at most the target of that time when it comes back, and at most one iteration's.
+    if (g.in_flight == 0 && now_ns > g.since_ns)
+      ns = std::max(ns, std::min(target_of(g) * static_cast<double>(now_ns - g.since_ns), g.alone.value));
     least = least == 0 ? ns : std::min(least, ns);
   }
   Allowance allowed;

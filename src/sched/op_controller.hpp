@@ -17,6 +17,11 @@
 // iteration takes its measured excess and the standard error of the time alone. A choice is made only when the credit
 // pays for it. Shares that were never tried are reached by doubling, so that a trial costs little.
 //
+// The time alone is learned only from iterations beside which nothing of others was on the device: the driver says when work of an
+// opportunistic session may be there (on_device) and what was let in (progressed). Work left over from an earlier choice is charged,
+// and counts as that choice's cost. One launch may be as long as many iterations, so each launch is let in only when the credit pays for it
+// (admits_at), also in the pause before the next iteration of a session that is expected back.
+//
 // No thread, no clock, no device: the executor, the daemon and the simulator drive the same object.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -55,11 +60,13 @@ class OpController {
   void leave(SessionId id);
   void set_weight(SessionId id, double weight);
   void set_target(SessionId id, double target_slowdown);
-  // Whether an opportunistic session has work now. Iterations beside sessions without work count as alone.
+  // Whether an opportunistic session has work now.
   void set_wants(SessionId id, bool wants);
+  // Whether work of an opportunistic session may be on the device. Drivers whose work never outlasts an iteration need not say so.
+  void on_device(SessionId id, bool may_be);
 
-  // An iteration of a guaranteed session begins on the device. `in_flight_ns`: opportunistic work that it waits for; charged.
-  void began(SessionId id, uint64_t now_ns, uint64_t in_flight_ns = 0);
+  // An iteration of a guaranteed session begins on the device.
+  void began(SessionId id, uint64_t now_ns);
   // Iterations of a session end in the order in which they began. device_ns 0: not measured, or failed; teaches nothing.
   void finished(SessionId id, uint64_t device_ns, uint64_t now_ns);
   // An opportunistic session has done work that takes it `work_ns` alone.
@@ -71,8 +78,12 @@ class OpController {
         kUnknown;  // most work of its that may be on the device at once; kUnknown: no limit
     bool open() const { return share >= 1 && in_flight_ns == kUnknown; }
   };
-  // The allowance of an opportunistic session. Guaranteed and unknown sessions are never limited.
-  Allowance allowance(SessionId id) const;
+  // The allowance of an opportunistic session. Guaranteed and unknown sessions are never limited. `now_ns`: more work may be in flight
+  // the longer the guaranteed sessions have been away; 0: as if they had just ended an iteration.
+  Allowance allowance(SessionId id, uint64_t now_ns = 0) const;
+  // When a launch that takes `work_ns` may come, beside `in_flight_ns` of the session's own on the device: `now_ns` or earlier: now; later:
+  // ask again then; kUnknown: after the next change of version(). Beside allowance(), which it does not repeat.
+  uint64_t admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns);
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }
 
@@ -99,6 +110,7 @@ class OpController {
   struct Mean {
     double count = 0, value = 0, square = 0;
     void add(double sample, double least_gain);
+    void also(double more, double least_gain);  // to a sample that was added
     double deviation() const;
   };
   struct Choice {
@@ -121,14 +133,22 @@ class OpController {
     uint32_t pause_left = 0;  // iterations alone after one that looked like a change
     uint32_t since_alone = 0;
     uint32_t in_flight = 0;
-    uint64_t since_ns = 0;  // the iteration that the device is at began, or the one before ended
-    double share_ns = 0;    // share_ns_ then
-    bool shared = false;    // something else ran since then
-    bool mixed = false;     // and not under one choice
-    bool single = false;    // under choices of single sessions
-    Pick during;            // the choice that was in force since then
-    double credit = 0;      // by the means of the choices made
-    double balance = 0;     // by what was measured
+    uint64_t since_ns = 0;             // the iteration that the device is at began, or the one before ended
+    double share_ns = 0;               // share_ns_ then
+    bool shared = false;               // others were allowed to run since then
+    bool beside = false;               // work of others may have been on the device since then
+    bool mixed = false;                // others were allowed to run, and not under one choice
+    bool single = false;               // under choices of single sessions
+    Pick during;                       // the choice that was in force since then
+    Pick last;                         // the last choice that was measured
+    bool alone_due = false;            // the iteration at hand, or the next, is to be alone
+    double harm_ns = 0, work_ns = 0;   // excess, and the work of others that it came with; decaying
+    double asked = 0;                  // credit that a refused launch waits for; 0: none
+    uint64_t last_ns = 0;              // of the last iteration
+    std::array<uint64_t, 8> pauses{};  // the last ones between iterations that the host waited for, as a ring
+    size_t pauses_seen = 0;
+    double credit = 0;   // by the means of the choices made
+    double balance = 0;  // by what was measured
     double cap = 0.64;
     double excess = 0, excess_square = 0;  // sums over iterations since learned
     uint64_t iterations = 0;
@@ -140,6 +160,7 @@ class OpController {
   struct Opportunistic {
     double weight = 1;
     bool wants = true;
+    bool on_device = false;
     double work = 0;   // since the guaranteed iteration at hand began
     double total = 0;  // weighted, decaying: for the floor
   };
@@ -155,6 +176,11 @@ class OpController {
   void points_of(const Guaranteed& g, SessionId who, double weight, std::vector<Point>& out) const;
   Pick decide(Guaranteed& g);
   void measure(Guaranteed& g, double device_ns, uint64_t now_ns);
+  bool measure_alone(Guaranteed& g, double device_ns);
+  void measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns);
+  uint64_t admits_at(Guaranteed& g, double work_ns, uint64_t in_flight_ns, uint64_t now_ns) const;
+  double let_in_ns() const;
+  bool anyone_on_device() const;
   bool anyone_wants() const;
   SessionId left_behind() const;
   double known_cost(const Guaranteed& g) const;

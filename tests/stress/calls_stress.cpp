@@ -2,7 +2,7 @@
 // none says INTERNAL, and when all is closed the runtime has no bytes and closes. A watchdog names the call that does not return.
 //
 // GPUSHARE_TEST_CALLS=n makes n calls (scripts/soak calls: ten million); GPUSHARE_TEST_SEED=n repeats a run's decisions. The order in which
-// threads meet is not repeated.
+// threads meet is not repeated. GPUSHARE_TEST_RUNTIME=n lives the life of the run's n-th runtime (from 0) over and over.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/allocator.h>
 #include <gpushare/bulk.h>
@@ -609,11 +609,13 @@ TEST_CASE("random calls by several threads: all return, and the books are right 
                 {"host?total_bytes=67108864", GPUSHARE_LAYOUT_CONTIGUOUS},
                 {"sim?total_bytes=67108864", GPUSHARE_LAYOUT_CONTIGUOUS}};
   constexpr uint64_t kCallsOfRuntime = 2500;
+  const char* const only = std::getenv("GPUSHARE_TEST_RUNTIME");
   uint64_t runtimes = 0;
   for (uint64_t made = 0; made < calls; made += kCallsOfRuntime, ++runtimes) {
-    INFO("seed " << seed << ", runtime " << runtimes);
-    const auto& setup = setups[runtimes % std::size(setups)];
-    live(setup.device, setup.layout, kCallsOfRuntime, seed * 1'000'003 + runtimes);
+    const uint64_t runtime = only != nullptr ? std::strtoull(only, nullptr, 10) : runtimes;
+    INFO("seed " << seed << ", runtime " << runtime);
+    const auto& setup = setups[runtime % std::size(setups)];
+    live(setup.device, setup.layout, kCallsOfRuntime, seed * 1'000'003 + runtime);
     REQUIRE_FALSE(Caller::failed);
     if (runtimes % 400 == 399)
       std::fprintf(stderr, "%llu calls\n", static_cast<unsigned long long>(made + kCallsOfRuntime));

@@ -13,13 +13,17 @@ constexpr uint64_t kOwn = 7, kMs = 1'000'000;
 // The gate of session kOwn, driven without a runtime's sessions: iterations of guaranteed ones take a millisecond each.
 struct OneGate {
   OneGate() {
-    auto made = executor::LaunchGate::make(op, runtime->device(), kOwn, "own", 1, false);
+    now_ns = 1000 * kMs;
+    auto made = executor::LaunchGate::make(op, runtime->device(), kOwn, "own", 1, false, false);
     REQUIRE(made.ok());
     gate = *made;
   }
   ~OneGate() { gate->shut(); }
-  void begin(uint64_t guaranteed) { op->began(guaranteed, 0, now_ns); }
-  void finish(uint64_t guaranteed) { op->finished(guaranteed, kMs, now_ns += kMs); }
+  void begin(uint64_t guaranteed) { op->began(guaranteed, 0); }
+  void finish(uint64_t guaranteed) {
+    now_ns += kMs;
+    op->finished(guaranteed, kMs);
+  }
   void iterate(uint64_t guaranteed, int times) {
     for (; times > 0; --times) {
       begin(guaranteed);
@@ -27,10 +31,91 @@ struct OneGate {
     }
   }
   std::shared_ptr<executor::Runtime> runtime = open_runtime(options_of(kSetups[0]));
-  std::shared_ptr<executor::OpGate> op = std::make_shared<executor::OpGate>();
+  std::shared_ptr<executor::OpGate> op = std::make_shared<executor::OpGate>([] { return now_ns.load(); });
   std::shared_ptr<executor::LaunchGate> gate;
-  uint64_t now_ns = 0;
+  inline static std::atomic<uint64_t> now_ns{0};
 };
+
+// A device on virtual time that does one thing at a time: while a kernel of the opportunistic session runs, the guaranteed session stands
+// still (`harm` 1) or goes on (0). So what an iteration takes alone is known exactly, and so is its excess.
+struct SerialDevice {
+  explicit SerialDevice(uint64_t the_iteration_ns, uint64_t the_kernel_ns)
+      : iteration_ns(the_iteration_ns), kernel_ns(the_kernel_ns) {}
+  void run(uint64_t iterations) {
+    const uint64_t tick_ns =
+        std::max<uint64_t>(20'000, std::min({iteration_ns, kernel_ns, uint64_t{4 * kMs}}) / 8);
+    const uint64_t from_ns = OneGate::now_ns;
+    while (ended < iterations) {
+      if (begun == 0 && OneGate::now_ns >= back_at_ns) begin();
+      if (wants && (kernels_waits ? on_device == 0 : on_device < 64)) launch();
+      OneGate::now_ns += tick_ns;
+      const bool ran = on_device > 0;
+      if (ran && (kernel_left -= std::min(kernel_left, tick_ns)) == 0) {
+        f.gate->done(told_ns);
+        done_ns += kernel_ns;
+        kernel_left = --on_device > 0 ? kernel_ns : 0;
+      }
+      if (begun == 0 || (ran && harm)) continue;
+      if ((left_ns -= std::min(left_ns, tick_ns)) > 0) continue;
+      end();
+    }
+    passed_ns = OneGate::now_ns - from_ns;
+  }
+  void begin() {
+    f.begin(1);
+    ++begun;
+    if (!waits && begun == 1) f.begin(1);
+    left_ns = iteration_ns;
+    since_ns = OneGate::now_ns;
+  }
+  void end() {
+    const uint64_t took_ns = OneGate::now_ns - since_ns;
+    f.op->finished(1, took_ns);
+    total_ns += took_ns;
+    ++ended;
+    begun = 0;
+    back_at_ns = OneGate::now_ns + pause_ns;
+    if (!waits) {  // another iteration is on the device already
+      f.begin(1);
+      begun = 1;
+      left_ns = iteration_ns;
+      since_ns = OneGate::now_ns;
+    }
+  }
+  void launch() {
+    if (!f.gate->enter(nullptr, told_ns, 0).ok()) return;
+    if (on_device++ == 0) kernel_left = kernel_ns;
+  }
+  double excess() const {
+    return static_cast<double>(total_ns) / static_cast<double>(ended * iteration_ns) - 1;
+  }
+
+  OneGate f;
+  const uint64_t iteration_ns, kernel_ns;
+  uint64_t told_ns = kernel_ns;  // what the opportunistic session says that a kernel takes
+  uint64_t pause_ns = 100'000;   // between iterations that the host waits for
+  bool waits = true;             // the guaranteed session's host waits for each iteration
+  bool kernels_waits = true;     // the opportunistic one's waits for each kernel
+  bool harm = true, wants = true;
+  uint64_t ended = 0, total_ns = 0, done_ns = 0, passed_ns = 0;
+  uint64_t on_device = 0, kernel_left = 0, begun = 0, left_ns = 0, since_ns = 0, back_at_ns = 0;
+};
+
+TEST_CASE("the excess over alone stays within the target, whatever the iterations, kernels and loops") {
+  for (const uint64_t iteration_ns : {kMs, 10 * kMs, 100 * kMs})
+    for (const uint64_t kernel_ns : {kMs / 5, 2 * kMs, 20 * kMs})
+      for (const int loops : {0, 1, 2, 3}) {
+        SerialDevice device(iteration_ns, kernel_ns);
+        device.waits = loops % 2 == 0;
+        device.kernels_waits = loops / 2 == 0;
+        device.run(std::max<uint64_t>(400, 8000 * kMs / iteration_ns));
+        const auto known = device.f.gate->info().estimate;
+        CAPTURE(iteration_ns, kernel_ns, loops, device.excess(), known.alone_ns, device.done_ns);
+        CHECK(known.alone_ns < iteration_ns * 101 / 100);
+        CHECK(device.excess() < 0.01 + 0.005);
+        CHECK(device.done_ns > device.passed_ns / 1000);
+      }
+}
 
 TEST_CASE("a gate names the guaranteed session with the least credit") {
   OneGate f;

@@ -1,6 +1,7 @@
 // Persistent heaps and lanes over both layouts, on the host and the sim device.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -109,6 +110,28 @@ TEST_CASE("a lane without live blocks grows in the middle of an iteration wherev
   CHECK_OK(lane->end_iteration(nullptr));
   CHECK_OK(f.memory->close_lane(lane));
   CHECK_OK(f.memory->close_heap(heap));
+}
+
+TEST_CASE("a block that the host uses keeps its bytes when it is freed, until the host is done") {
+  for (const Layout layout : {Layout::kVirtual, Layout::kContiguous}) {
+    Fixture f(host(), layout, 64 * kMiB);
+    auto stream = f.stream();
+    PersistentHeap* heap = f.heap(1, 4 * kMiB);
+    heap->set_stream(&stream);
+    const Address block = must(heap->alloc(Kind::kModel, kMiB, 0));
+    auto pin = f.memory->pin(block);
+    REQUIRE(pin.ok());
+    CHECK_OK(f.memory->free(block));
+    CHECK(f.memory->free(block).code() == GPUSHARE_NOT_FOUND);
+    CHECK(f.memory->pin(block).status().code() == GPUSHARE_NOT_FOUND);
+    std::vector<Address> others;
+    for (int i = 0; i < 3; ++i) others.push_back(must(heap->alloc(Kind::kModel, kMiB, 0)));
+    CHECK(std::find(others.begin(), others.end(), block) == others.end());
+    CHECK_FALSE(heap->alloc(Kind::kModel, kMiB, 0).ok());
+    *pin = nullptr;
+    CHECK(must(heap->alloc(Kind::kModel, kMiB, 0)) == block);
+    CHECK_OK(f.memory->close_heap(heap));
+  }
 }
 
 TEST_CASE("wrong calls are refused and change nothing") {

@@ -206,19 +206,25 @@ TEST_CASE("who comes during an iteration waits for its end; who goes takes his e
   CHECK(device.controller.check().empty());
 }
 
-TEST_CASE("work that was in flight when an iteration began is charged") {
+TEST_CASE("an iteration beside work left on the device is charged, and says nothing of the time alone") {
   Device device;
   device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.come(kOther);
+  device.controller.on_device(kOther, true);
+  device.iterate(20);
+  CHECK(device.controller.estimate(kFirst).learning);  // the device is drained first, however long that takes
+  device.controller.on_device(kOther, false);
   device.iterate(200);
-  const double before = device.controller.estimate(kFirst).credit;
-  device.controller.began(kFirst, device.now_ns, 50'000'000);
-  CHECK(device.controller.estimate(kFirst).credit < before - 0.4);
-  device.controller.finished(kFirst, 0, device.now_ns);
-  // However little: what is not charged adds up.
-  const double rest = device.controller.estimate(kFirst).credit;
-  device.controller.began(kFirst, device.now_ns, 1);
-  CHECK(device.controller.estimate(kFirst).credit < rest);
-  device.controller.finished(kFirst, 0, device.now_ns);
+  const auto before = device.controller.estimate(kFirst);
+  do device.iterate();
+  while (device.shares > 0);  // the next may be alone too
+  device.controller.on_device(kOther, true);
+  device.controller.began(kFirst, device.now_ns);
+  device.now_ns += 150'000'000;
+  device.controller.on_device(kOther, false);
+  device.controller.finished(kFirst, 150'000'000, device.now_ns);
+  CHECK(device.controller.estimate(kFirst).alone_ns == before.alone_ns);
+  CHECK(device.controller.estimate(kFirst).credit < before.credit - 0.4);
 }
 
 TEST_CASE("the session that hurts less gets more, the other its floor") {
@@ -277,12 +283,15 @@ TEST_CASE("random sessions, iterations and orders keep the invariants") {
         controller.set_wants(others[below(others.size())], below(2) == 0);
       } else if (what < 15 && !others.empty()) {
         controller.progressed(others[below(others.size())], below(1'000'000));
+        controller.on_device(others[below(others.size())], below(2) == 0);
+        REQUIRE((controller.admits_at(others.back(), below(1'000'000), below(1'000), now) >= now ||
+                 controller.check().empty()));
       } else if (!guaranteed.empty()) {
         auto at = guaranteed.begin();
         std::advance(at, static_cast<long>(below(guaranteed.size())));
         if (at->second < 2 && below(2) == 0) {
           ++at->second;
-          controller.began(at->first, now, below(10) == 0 ? below(100'000) : 0);
+          controller.began(at->first, now);
         } else if (at->second > 0) {
           --at->second;
           controller.finished(at->first, below(20) == 0 ? 0 : 500'000 + below(1'000'000), now);
