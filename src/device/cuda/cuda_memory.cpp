@@ -142,11 +142,11 @@ Memory::~Memory() {
   const Driver& cu = driver();
   base::MutexLock lock(mutex_);
   for (const auto& [address, mapping] : mappings_)
-    unmap_quietly(address, mapping.bytes, mapping.memory->shared);
+    unmap_quietly(address, mapping.bytes, mapping.bytes, {step_of(*mapping.memory)});
   for (const auto& [raw, memory] : memories_) {
     for (const Granule granule : memory->granules) (void)cu.cuMemRelease(granule);
   }
-  for (const Granule granule : pool_) (void)cu.cuMemRelease(granule);
+  for (const Pooled& pooled : pool_) (void)cu.cuMemRelease(pooled.granule);
   for (const auto& [address, bytes] : reservations_) (void)cu.cuMemAddressFree(address, bytes);
   for (const auto& [address, bytes] : allocations_) (void)cu.cuMemFree(address);
   for (const auto& [pointer, block] : host_blocks_) {
@@ -165,7 +165,7 @@ base::Result<std::optional<uint64_t>> Memory::bytes_of_all(const Driver& driver,
       if (physical->imported)
         return base::Status(GPUSHARE_UNSUPPORTED,
                             "memory of other processes is mapped, which may count or not");
-    bytes = bytes.value_or(0) + memory->used_bytes_ + memory->pool_.size() * memory->granularity_bytes_;
+    bytes = bytes.value_or(0) + memory->used_bytes_ + memory->pooled_bytes_;
   }
   return bytes;
 }
@@ -179,9 +179,8 @@ base::Result<uint64_t> Memory::free_bytes() {
     GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemGetInfo(&free, &total), "cuMemGetInfo"));
   }
   base::MutexLock lock(mutex_);
-  const uint64_t pooled = pool_.size() * granularity_bytes_;
   const uint64_t within_limit = limit_bytes_ > used_bytes_ ? limit_bytes_ - used_bytes_ : 0;
-  return std::min<uint64_t>(free + pooled, within_limit);
+  return std::min<uint64_t>(free + pooled_bytes_, within_limit);
 }
 
 base::Status Memory::out_of_memory(const char* call, uint64_t bytes) {

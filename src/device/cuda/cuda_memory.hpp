@@ -3,10 +3,11 @@
 // aside.
 //
 // Capacity. The limit is what the options give this device of the GPU. The driver's free memory is read anew
-// with every question, because other processes come and go. Physical memory. One handle a granule, all of one
-// size: cuMemMap accepts no offset into a handle, the contract of va_map does. Released granules are kept for
-// reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map. The pool gives way
-// before an allocation fails. Pooled granules count as free. Pinned memory. cuMemHostAlloc takes milliseconds
+// with every question, because other processes come and go. Physical memory. One handle each, because the calls
+// cost by handle: 64 MiB in granules of 2 MiB would cost 32 times as much. cuMemMap accepts no part of a handle, the
+// contract of va_map does, so that memory is split into granules when a part of it is to be mapped. Released
+// handles are kept for reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map. The
+// pool gives way before an allocation fails. Pooled handles count as free. Pinned memory. cuMemHostAlloc takes milliseconds
 // and pins whole pages, so that small blocks are cut from chunks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -104,8 +105,11 @@ class Memory {
  private:
   using Granule = api::CUmemGenericAllocationHandle;
   struct Physical {
-    std::vector<Granule> granules;  // of shared memory one, of all its bytes
+    // One of all its bytes, or each of granularity_bytes(); none while it is split, or after that has failed.
+    std::vector<Granule> granules;
     uint64_t bytes = 0;
+    bool is_whole() const { return granules.size() == 1; }
+    bool was_mapped = false;
     bool shared = false;
     bool imported = false;  // another process counts it
     bool on_host = false;   // not counted
@@ -157,14 +161,20 @@ class Memory {
   // Takes `bytes` of the limit, so that the check and the driver's call need no common lock.
   base::Status take(const char* call, uint64_t bytes);
   void give_back(uint64_t bytes);
-  // Creates or reuses one granule; trims nothing.
-  api::CUresult make_granule(Granule* out_granule);
-  void recycle(const std::vector<Granule>& granules);
+  // Creates or reuses a handle of so many bytes. Pooled ones of other sizes give way.
+  api::CUresult make_granule(uint64_t bytes, Granule* out_granule);
+  void recycle(const Physical& memory);
+  // Gives memory of which a part is to be mapped handles of one granule each, with its bytes. Errors: UNSUPPORTED (it is
+  // mapped as a whole), DEVICE_OUT_OF_MEMORY (memory with bytes in it is there twice meanwhile).
+  base::Status split(Physical* memory);
+  api::CUresult make_granules(uint64_t bytes, bool on_host, std::vector<Granule>* out_granules);
+  api::CUresult copy_granules(Granule from, const std::vector<Granule>& to, uint64_t bytes);
   // Gives pooled granules back to the driver until at most `keep_bytes` are left. True if any went.
   bool trim(uint64_t keep_bytes);
-  // In one call, or a granule at a time where the driver wants that. `shared`: one handle, one mapping.
-  // *out_bytes: what is unmapped, from the start.
-  api::CUresult unmap_range(Address address, uint64_t bytes, bool shared, uint64_t* out_bytes);
+  // Mappings of `each_bytes` side by side, made of handles of steps[i] bytes: in one call, or handle by handle where the driver
+  // wants that. *out_bytes: what is unmapped, from the start.
+  api::CUresult unmap_range(Address address, uint64_t bytes, uint64_t each_bytes,
+                            const std::vector<uint64_t>& steps, uint64_t* out_bytes);
   base::Status map_parts(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
                          uint64_t count, uint64_t offset);
   // Enters mappings side by side, all or none, and takes them out again.
@@ -172,7 +182,12 @@ class Memory {
                               uint64_t offset);
   void drop_mappings(Address address, uint64_t bytes, uint64_t count);
   // Unmaps what map() had done so far; keeps the first error out of it.
-  void unmap_quietly(Address address, uint64_t bytes, bool shared);
+  void unmap_quietly(Address address, uint64_t bytes, uint64_t each_bytes,
+                     const std::vector<uint64_t>& steps);
+  // The bytes of the handles behind a mapping of `bytes` of that memory.
+  uint64_t step_of(const Physical& memory) const {
+    return memory.is_whole() ? memory.bytes : granularity_bytes_;
+  }
   void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Forgets a mapping and hands a released memory that it was the last of back, for dispose().
   std::unique_ptr<Physical> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);
@@ -193,7 +208,12 @@ class Memory {
   std::map<Address, uint64_t> reservations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Physical*, std::unique_ptr<Physical>> memories_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<Granule> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  struct Pooled {
+    Granule granule;
+    uint64_t bytes;
+  };
+  std::vector<Pooled> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t pooled_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   base::FlatHashMap<void*, HostBlock> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Chunk>> chunks_ GPUSHARE_GUARDED_BY(mutex_);
 };

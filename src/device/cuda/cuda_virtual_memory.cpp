@@ -93,24 +93,38 @@ base::Status Memory::unreserve(Address address, uint64_t bytes) {
   return context_.status(driver().cuMemAddressFree(address, bytes), "cuMemAddressFree");
 }
 
-api::CUresult Memory::make_granule(Granule* out_granule) {
+api::CUresult Memory::make_granule(uint64_t bytes, Granule* out_granule) {
+  uint64_t room_for_pool = 0;
   {
     base::MutexLock lock(mutex_);
-    if (!pool_.empty()) {
-      *out_granule = pool_.back();
-      pool_.pop_back();
+    const auto pooled = std::find_if(pool_.rbegin(), pool_.rend(),
+                                     [bytes](const Pooled& each) { return each.bytes == bytes; });
+    if (pooled != pool_.rend()) {
+      *out_granule = pooled->granule;
+      pool_.erase(std::next(pooled).base());
+      pooled_bytes_ -= bytes;
       return api::CUDA_SUCCESS;
     }
+    room_for_pool = limit_bytes_ - used_bytes_;  // used_bytes_ has the new ones already
   }
+  (void)trim(room_for_pool);
   const api::CUmemAllocationProp properties = granule_properties();
-  return driver().cuMemCreate(out_granule, granularity_bytes_, &properties, 0);
+  api::CUresult result = driver().cuMemCreate(out_granule, bytes, &properties, 0);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY && trim(0))
+    result = driver().cuMemCreate(out_granule, bytes, &properties, 0);
+  return result;
 }
 
-void Memory::recycle(const std::vector<Granule>& granules) {
+void Memory::recycle(const Physical& memory) {
   {
     base::MutexLock lock(mutex_);
-    used_bytes_ -= granules.size() * granularity_bytes_;
-    if (!context_.lost()) pool_.insert(pool_.end(), granules.begin(), granules.end());
+    used_bytes_ -= memory.bytes;
+    if (!context_.lost()) {
+      for (const Granule granule : memory.granules) {
+        pool_.push_back({granule, step_of(memory)});
+        pooled_bytes_ += step_of(memory);
+      }
+    }
   }
   (void)trim(pool_limit_);
 }
@@ -120,8 +134,9 @@ bool Memory::trim(uint64_t keep_bytes) {
   std::vector<Granule> surplus;
   {
     base::MutexLock lock(mutex_);
-    while (pool_.size() * granularity_bytes_ > keep_bytes) {
-      surplus.push_back(pool_.back());
+    while (pooled_bytes_ > keep_bytes) {
+      surplus.push_back(pool_.back().granule);
+      pooled_bytes_ -= pool_.back().bytes;
       pool_.pop_back();
     }
   }
@@ -143,19 +158,95 @@ base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
   CaptureRelaxed relaxed(driver());
   auto memory = std::make_unique<Physical>();
   memory->bytes = bytes;
-  memory->granules.reserve(bytes / granularity_bytes_);
-  while (memory->granules.size() < bytes / granularity_bytes_) {
-    Granule granule = 0;
-    const api::CUresult result = make_granule(&granule);
-    if (result != api::CUDA_SUCCESS) {
-      give_back(bytes - memory->granules.size() * granularity_bytes_);
-      dispose(std::move(memory));
-      if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("phys_create", bytes);
-      return context_.status(result, "cuMemCreate");
-    }
-    memory->granules.push_back(granule);
+  Granule granule = 0;
+  if (const api::CUresult result = make_granule(bytes, &granule); result != api::CUDA_SUCCESS) {
+    give_back(bytes);
+    if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("phys_create", bytes);
+    return context_.status(result, "cuMemCreate");
   }
+  memory->granules = {granule};
   return keep(std::move(memory));
+}
+
+base::Status Memory::split(Physical* memory) {
+  Granule whole = 0;
+  bool holds_data = false;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = memories_.find(memory);
+    if (it == memories_.end() || memory->released || memory->shared || !memory->is_whole() ||
+        memory->bytes == granularity_bytes_)
+      return {};  // nothing to do, or enter_mappings() says what is wrong
+    if (memory->mappings > 0)
+      return {GPUSHARE_UNSUPPORTED,
+              base::format("va_map: the memory is mapped as a whole, %llu bytes, and a part of it cannot be "
+                           "mapped beside that: CUDA maps whole handles",
+                           hex(memory->bytes))};
+    whole = memory->granules.front();
+    holds_data = memory->was_mapped;
+    memory->granules.clear();  // nobody else maps it meanwhile
+    ++memory->mappings;        // and it stays
+  }
+  std::vector<Granule> granules;
+  const char* call = "cuMemCreate";
+  // Without data the memory itself can be used again.
+  if (!holds_data) (void)context_.status(driver().cuMemRelease(whole), "cuMemRelease");
+  api::CUresult result = make_granules(memory->bytes, memory->on_host, &granules);
+  if (result == api::CUDA_SUCCESS && holds_data) {
+    call = "copying its bytes";
+    result = copy_granules(whole, granules, memory->bytes);
+  }
+  const bool done = result == api::CUDA_SUCCESS;
+  if (holds_data && done) (void)context_.status(driver().cuMemRelease(whole), "cuMemRelease");
+  if (!done)
+    for (const Granule granule : granules)
+      (void)context_.status(driver().cuMemRelease(granule), "cuMemRelease");
+  const uint64_t bytes = memory->bytes;
+  std::unique_ptr<Physical> dead;
+  {
+    base::MutexLock lock(mutex_);
+    if (done) memory->granules = std::move(granules);
+    if (!done && holds_data) memory->granules = {whole};
+    dead = drop_mapping(memory);
+  }
+  dispose(std::move(dead));
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("va_map of a part", bytes);
+  return context_.status(result, call);
+}
+
+api::CUresult Memory::make_granules(uint64_t bytes, bool on_host, std::vector<Granule>* out_granules) {
+  const api::CUmemAllocationProp properties = on_host ? host_properties(host_node_) : granule_properties();
+  out_granules->reserve(bytes / granularity_bytes_);
+  while (out_granules->size() < bytes / granularity_bytes_) {
+    Granule granule = 0;
+    const api::CUresult result = driver().cuMemCreate(&granule, granularity_bytes_, &properties, 0);
+    if (result != api::CUDA_SUCCESS) return result;
+    out_granules->push_back(granule);
+  }
+  return api::CUDA_SUCCESS;
+}
+
+// Both are mapped for the copy, side by side.
+api::CUresult Memory::copy_granules(Granule from, const std::vector<Granule>& to, uint64_t bytes) {
+  const Driver& cu = driver();
+  api::CUdeviceptr window = 0;
+  api::CUresult result = cu.cuMemAddressReserve(&window, 2 * bytes, granularity_bytes_, 0, 0);
+  if (result != api::CUDA_SUCCESS) return result;
+  uint64_t mapped = 0;  // from the start
+  result = cu.cuMemMap(window, bytes, 0, from, 0);
+  if (result == api::CUDA_SUCCESS) mapped = bytes;
+  for (size_t i = 0; result == api::CUDA_SUCCESS && i < to.size(); ++i) {
+    result = cu.cuMemMap(window + mapped, granularity_bytes_, 0, to[i], 0);
+    if (result == api::CUDA_SUCCESS) mapped += granularity_bytes_;
+  }
+  if (result == api::CUDA_SUCCESS) result = give_access(window, 2 * bytes, true);
+  if (result == api::CUDA_SUCCESS) result = cu.cuMemcpyDtoDAsync(window + bytes, window, bytes, nullptr);
+  if (result == api::CUDA_SUCCESS) result = cu.cuStreamSynchronize(nullptr);
+  std::vector<uint64_t> steps(2, granularity_bytes_);
+  steps[0] = bytes;
+  unmap_quietly(window, mapped, bytes, steps);
+  (void)context_.status(cu.cuMemAddressFree(window, 2 * bytes), "cuMemAddressFree");
+  return result;
 }
 
 base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t bytes) {
@@ -171,25 +262,21 @@ base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t byt
   auto memory = std::make_unique<Physical>();
   memory->bytes = bytes;
   memory->on_host = true;
-  memory->granules.reserve(bytes / granularity_bytes_);
-  while (memory->granules.size() < bytes / granularity_bytes_) {
-    Granule granule = 0;
-    const api::CUresult result = driver().cuMemCreate(&granule, granularity_bytes_, &properties, 0);
-    if (result != api::CUDA_SUCCESS) {
-      dispose(std::move(memory));
-      if (result == api::CUDA_ERROR_OUT_OF_MEMORY)
-        return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                            "phys_create_host of " + base::format_bytes(bytes) + ": no host memory to pin",
-                            result);
-      base::Status status = context_.status(result, "cuMemCreate");
-      if (context_.lost()) return status;
-      // It gave some at open and does no longer: callers make do with pinned memory.
-      return base::Status(GPUSHARE_UNSUPPORTED,
-                          "phys_create_host: the driver gives no memory of the host: " + status.message(),
+  Granule granule = 0;
+  if (const api::CUresult result = driver().cuMemCreate(&granule, bytes, &properties, 0);
+      result != api::CUDA_SUCCESS) {
+    if (result == api::CUDA_ERROR_OUT_OF_MEMORY)
+      return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                          "phys_create_host of " + base::format_bytes(bytes) + ": no host memory to pin",
                           result);
-    }
-    memory->granules.push_back(granule);
+    base::Status status = context_.status(result, "cuMemCreate");
+    if (context_.lost()) return status;
+    // It gave some at open and does no longer: callers make do with pinned memory.
+    return base::Status(GPUSHARE_UNSUPPORTED,
+                        "phys_create_host: the driver gives no memory of the host: " + status.message(),
+                        result);
   }
+  memory->granules = {granule};
   return keep(std::move(memory));
 }
 
@@ -217,7 +304,7 @@ void Memory::dispose(std::unique_ptr<Physical> memory) {
   if (memory == nullptr) return;
   const Change change;
   if (!memory->shared && !memory->on_host) {
-    recycle(memory->granules);
+    recycle(*memory);
     return;
   }
   if (!memory->imported && !memory->on_host) give_back(memory->bytes);
@@ -243,21 +330,26 @@ base::Status Memory::release_physical(gpushare_backend_memory* handle) {
   return {};
 }
 
-api::CUresult Memory::unmap_range(Address address, uint64_t bytes, bool shared, uint64_t* out_bytes) {
+api::CUresult Memory::unmap_range(Address address, uint64_t bytes, uint64_t each_bytes,
+                                  const std::vector<uint64_t>& steps, uint64_t* out_bytes) {
   const api::CUresult result = driver().cuMemUnmap(address, bytes);
   *out_bytes = result == api::CUDA_SUCCESS ? bytes : 0;
   // NVIDIA's samples unmap several handles side by side in one call; the documentation can be read to forbid it.
-  if (result != api::CUDA_ERROR_INVALID_VALUE || shared || bytes <= granularity_bytes_) return result;
-  for (; *out_bytes < bytes; *out_bytes += granularity_bytes_) {
-    const api::CUresult one = driver().cuMemUnmap(address + *out_bytes, granularity_bytes_);
+  if (result != api::CUDA_ERROR_INVALID_VALUE || bytes <= steps[0]) return result;
+  while (*out_bytes < bytes) {
+    const uint64_t step = steps[*out_bytes / each_bytes];
+    const api::CUresult one = driver().cuMemUnmap(address + *out_bytes, step);
     if (one != api::CUDA_SUCCESS) return one;
+    *out_bytes += step;
   }
   return api::CUDA_SUCCESS;
 }
 
-void Memory::unmap_quietly(Address address, uint64_t bytes, bool shared) {
+void Memory::unmap_quietly(Address address, uint64_t bytes, uint64_t each_bytes,
+                           const std::vector<uint64_t>& steps) {
   uint64_t ignored = 0;
-  if (bytes > 0) (void)context_.status(unmap_range(address, bytes, shared, &ignored), "cuMemUnmap");
+  if (bytes > 0)
+    (void)context_.status(unmap_range(address, bytes, each_bytes, steps, &ignored), "cuMemUnmap");
 }
 
 base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* const* memories,
@@ -281,6 +373,9 @@ base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* c
     }
     if (it->second->shared && count > 1)
       return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: shared memory is mapped by va_map"};
+    if (it->second->granules.empty() || (bytes != held && it->second->is_whole()))
+      return {GPUSHARE_INVALID_STATE,
+              "va_map: another thread maps a part of the memory for the first time, or failed to"};
   }
   auto holder = reservations_.upper_bound(address);
   if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
@@ -300,6 +395,7 @@ base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* c
   }
   for (uint64_t i = 0; i < count; ++i) {
     mappings_[address + i * bytes] = {bytes, memories[i]};
+    memories[i]->was_mapped = true;
     ++memories[i]->mappings;
   }
   return {};
@@ -339,6 +435,15 @@ base::Status Memory::map_parts(Address address, uint64_t bytes, gpushare_backend
   GPUSHARE_ENTER_CONTEXT(context_);
   std::vector<Physical*> memories(count);
   for (uint64_t i = 0; i < count; ++i) memories[i] = reinterpret_cast<Physical*>(handles[i]);
+  for (Physical* memory : memories) {
+    bool is_part = false;
+    {
+      base::MutexLock lock(mutex_);
+      const auto it = memories_.find(memory);
+      is_part = it != memories_.end() && bytes < it->second->bytes;
+    }
+    if (is_part) GPUSHARE_RETURN_IF_ERROR(split(memory));
+  }
   // The mappings are entered before the driver is asked, so that no other call can take the range meanwhile.
   GPUSHARE_RETURN_IF_ERROR(enter_mappings(address, bytes, memories.data(), count, offset));
 
@@ -347,17 +452,15 @@ base::Status Memory::map_parts(Address address, uint64_t bytes, gpushare_backend
   api::CUresult result = api::CUDA_SUCCESS;
   const uint64_t total = count * bytes;
   uint64_t done = 0;
-  // The granules of a live memory do not change, and the mappings just entered keep it alive.
-  const bool shared = memories[0]->shared;
-  if (shared) {
-    result = driver().cuMemMap(address, bytes, 0, memories[0]->granules.front(), 0);
-    if (result == api::CUDA_SUCCESS) done = bytes;
-  }
-  for (; !shared && done < total; done += granularity_bytes_) {
-    const Physical& memory = *memories[done / bytes];
-    result = driver().cuMemMap(address + done, granularity_bytes_, 0,
-                               memory.granules[(offset + done % bytes) / granularity_bytes_], 0);
+  // The handles of mapped memory do not change, and the mappings just entered keep it alive.
+  std::vector<uint64_t> steps;
+  for (const Physical* memory : memories) steps.push_back(step_of(*memory));
+  while (done < total) {
+    const uint64_t step = steps[done / bytes];
+    result = driver().cuMemMap(address + done, step, 0,
+                               memories[done / bytes]->granules[(offset + done % bytes) / step], 0);
     if (result != api::CUDA_SUCCESS) break;
+    done += step;
   }
   if (result == api::CUDA_SUCCESS) {
     call = "cuMemSetAccess";
@@ -365,7 +468,7 @@ base::Status Memory::map_parts(Address address, uint64_t bytes, gpushare_backend
   }
   if (result == api::CUDA_SUCCESS) return {};
 
-  unmap_quietly(address, done, shared);
+  unmap_quietly(address, done, bytes, steps);
   drop_mappings(address, bytes, count);
   if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory(call, total);
   return context_.status(result, call);
@@ -380,6 +483,7 @@ base::Status Memory::unmap_run(Address address, uint64_t bytes, uint64_t count, 
   GPUSHARE_RETURN_IF_ERROR(check_virtual());
   if (count == 0) return {GPUSHARE_INVALID_ARGUMENT, "va_unmap_run of no mapping"};
   bool shared = false;
+  std::vector<uint64_t> steps;
   {
     base::MutexLock lock(mutex_);
     auto it = mappings_.find(address);
@@ -391,6 +495,7 @@ base::Status Memory::unmap_run(Address address, uint64_t bytes, uint64_t count, 
         return {GPUSHARE_INVALID_ARGUMENT, base::format("va_unmap: the mapping has %llu bytes, not %llu",
                                                         hex(it->second.bytes), hex(bytes))};
       shared |= it->second.memory->shared;
+      steps.push_back(step_of(*it->second.memory));
     }
   }
   if (shared && count > 1)
@@ -400,7 +505,7 @@ base::Status Memory::unmap_run(Address address, uint64_t bytes, uint64_t count, 
   if (!context_.lost()) {
     GPUSHARE_ENTER_CONTEXT(context_);
     CaptureRelaxed relaxed(driver());
-    status = context_.status(unmap_range(address, count * bytes, shared, &unmapped), "cuMemUnmap");
+    status = context_.status(unmap_range(address, count * bytes, bytes, steps, &unmapped), "cuMemUnmap");
   }
   // A mapping of several granules that is unmapped in part counts as mapped.
   *out_count = unmapped / bytes;

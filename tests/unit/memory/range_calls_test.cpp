@@ -1,6 +1,8 @@
 // Counts of the calls that elastic ranges make on the stand-in for CUDA's driver when they change hands. The counts of
 // docs/design/elastic.md beside those of kvcached come from here.
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "device_memory_fixture.hpp"
 #include "memory/elastic_range.hpp"
 #include "standin.h"
@@ -95,4 +97,49 @@ TEST_CASE("spilled blocks lie in pinned memory once the driver refuses memory of
   for (const Address block : blocks) REQUIRE_OK(f.memory->free(block));
   CHECK(f.memory->check() == "");
   REQUIRE_OK(f.memory->close_heap(heap));
+}
+
+// What the calls of the driver since the last question would have taken on an H100.
+struct Spent {
+  uint64_t from_ns = standin_cost_ns();
+  double ms() {
+    const uint64_t before_ns = std::exchange(from_ns, standin_cost_ns());
+    return static_cast<double>(from_ns - before_ns) / 1e6;
+  }
+};
+
+TEST_CASE("a large device opens, and 16 GiB of a session go and come, in a few calls of the driver") {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  const std::pair<const char*, uint64_t> machine[] = {{"costs", 1},
+                                                      {"fill", 0},
+                                                      {"memory_bytes", 142 * kGiB}},
+                                         usual[] = {{"costs", 0}, {"fill", 1}, {"memory_bytes", kGiB}};
+  for (const auto& [key, value] : machine) REQUIRE(standin_configure(key, value) == 0);
+  {
+    Fixture f("cuda?driver=" GPUSHARE_CUDA_STANDIN, Layout::kVirtual, 139 * kGiB);
+    Spent spent;
+    auto* heap = f.heap(0, 139 * kGiB);
+    const double ms = spent.ms();
+    INFO(ms);
+    CHECK(ms < 300);
+    REQUIRE_OK(f.memory->close_heap(heap));
+  }
+  {
+    Fixture f("cuda?driver=" GPUSHARE_CUDA_STANDIN, Layout::kVirtual, 80 * kGiB);
+    PersistentHeap *first = f.heap(0, 17 * kGiB), *second = f.heap(1, 63 * kGiB);
+    Spent spent;
+    REQUIRE_OK(first->resize(1 * kGiB));
+    CHECK(spent.ms() < 17);  // its granules stay mapped until somebody needs them
+    REQUIRE_OK(second->resize(79 * kGiB));
+    double ms = spent.ms();
+    INFO(ms);
+    CHECK(ms < 143);
+    REQUIRE_OK(second->resize(63 * kGiB));
+    REQUIRE_OK(first->resize(17 * kGiB));
+    ms = spent.ms();
+    INFO(ms);
+    CHECK(ms < 143);
+    for (PersistentHeap* heap : {first, second}) REQUIRE_OK(f.memory->close_heap(heap));
+  }
+  for (const auto& [key, value] : usual) REQUIRE(standin_configure(key, value) == 0);
 }

@@ -38,9 +38,9 @@ TEST_CASE("out of memory of the driver is the device's, with the numbers", "[cud
   CHECK(mentions(refused.status(), "4.00 KiB"));
   CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
 
-  // Virtual memory: at any granule, with nothing left behind.
+  // Virtual memory, with nothing left behind.
   const uint64_t granule = device->info().mapping_granularity_bytes;
-  standin_fail_call("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
+  standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(device->phys_create(4 * granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
 
@@ -79,6 +79,8 @@ TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const auto range = device->va_reserve(4 * granule);
   const auto memory = device->phys_create(4 * granule);
+  REQUIRE_OK(device->va_map(*range, granule, *memory, granule));  // so that it has four handles
+  REQUIRE_OK(device->va_unmap(*range, granule));
   for (const uint64_t at : {1, 2, 4}) {
     standin_fail_call("cuMemMap", at, CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(device->va_map(*range, 4 * granule, *memory, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
@@ -89,6 +91,52 @@ TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
   REQUIRE_OK(device->va_unmap(*range, 4 * granule));
   REQUIRE_OK(device->phys_release(*memory));
   REQUIRE_OK(device->va_free(*range, 4 * granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("memory is split when a part of it is mapped, and is as it was when that fails", "[cuda]") {
+  auto device = open("pool_bytes=0");
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(4 * granule);
+  // With bytes in it: these stay.
+  const auto memory = device->phys_create(4 * granule);
+  std::vector<uint8_t> written(4 * granule), read(granule);
+  for (size_t i = 0; i < written.size(); ++i) written[i] = static_cast<uint8_t>(i / granule + 1);
+  {
+    const auto stream = device->create_stream();
+    const auto at = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
+    REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
+    REQUIRE_OK(stream->copy(*range, at(written.data()), written.size(), GPUSHARE_COPY_HOST_TO_DEVICE));
+    REQUIRE_OK(stream->synchronize());
+    const auto aside = device->va_reserve(granule);
+    CHECK(device->va_map(*aside, granule, *memory, 0).code() == GPUSHARE_UNSUPPORTED);  // mapped as a whole
+    REQUIRE_OK(device->va_free(*aside, granule));
+    REQUIRE_OK(device->va_unmap(*range, 4 * granule));
+    const uint64_t free = device->refresh_info()->free_bytes;
+    for (const char* call :
+         {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoDAsync"}) {
+      INFO(call);
+      standin_fail_call(call, 1, CUDA_ERROR_OUT_OF_MEMORY);
+      CHECK(device->va_map(*range, granule, *memory, 2 * granule).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+      CHECK(device->refresh_info()->free_bytes == free);
+    }
+    REQUIRE_OK(device->va_map(*range, granule, *memory, 2 * granule));
+    REQUIRE_OK(stream->copy(at(read.data()), *range, granule, GPUSHARE_COPY_DEVICE_TO_HOST));
+    REQUIRE_OK(stream->synchronize());
+    CHECK(read == std::vector<uint8_t>(granule, 3));
+    CHECK(device->refresh_info()->free_bytes == free);
+  }
+  REQUIRE_OK(device->va_unmap(*range, granule));
+  REQUIRE_OK(device->phys_release(*memory));
+  // Without: it is not there twice, and is gone when it cannot be had again.
+  const auto fresh = device->phys_create(4 * granule);
+  standin_fail_call("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, granule, *fresh, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, granule, *fresh, 0).code() == GPUSHARE_INVALID_STATE);
+  REQUIRE_OK(device->phys_release(*fresh));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
   REQUIRE_OK(device->close());
   check_clean();
 }

@@ -332,7 +332,7 @@ TEST_CASE("pinned memory is mapped: the device reads what the host wrote, at the
   check_clean();
 }
 
-TEST_CASE("released granules are reused, and give way when memory is short", "[cuda]") {
+TEST_CASE("released handles are reused, and give way when memory is short", "[cuda]") {
   auto device = open("pool_bytes=64MiB");
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const uint64_t total = device->info().total_bytes;
@@ -347,17 +347,17 @@ TEST_CASE("released granules are reused, and give way when memory is short", "[c
   const uint64_t released = standin_calls("cuMemRelease");
   const auto all = device->alloc(total);
   REQUIRE_OK(all.status());
-  CHECK(standin_calls("cuMemRelease") == released + 4);
+  CHECK(standin_calls("cuMemRelease") == released + 1);
   REQUIRE_OK(device->free(*all));
-  // Above its limit the pool gives granules back at once.
+  // Above its limit the pool gives handles back at once.
   memory = device->phys_create(40 * granule);
   REQUIRE_OK(device->phys_release(*memory));
-  CHECK(standin_calls("cuMemRelease") == released + 4 + 8);
+  CHECK(standin_calls("cuMemRelease") == released + 2);
   REQUIRE_OK(device->close());
   check_clean();
 }
 
-TEST_CASE("the granularity can be raised, and a mapping is one driver call a granule", "[cuda]") {
+TEST_CASE("the granularity can be raised, and a mapping is one driver call", "[cuda]") {
   auto device = open("granularity=8MiB");
   const uint64_t granule = device->info().mapping_granularity_bytes;
   CHECK(granule == 8u << 20);
@@ -367,7 +367,7 @@ TEST_CASE("the granularity can be raised, and a mapping is one driver call a gra
   const uint64_t accesses = standin_calls("cuMemSetAccess");
   const uint64_t unmaps = standin_calls("cuMemUnmap");
   REQUIRE_OK(device->va_map(*range + granule, 2 * granule, *memory, 0));
-  CHECK(standin_calls("cuMemMap") == maps + 2);
+  CHECK(standin_calls("cuMemMap") == maps + 1);
   CHECK(standin_calls("cuMemSetAccess") == accesses + 1);
   REQUIRE_OK(device->va_unmap(*range + granule, 2 * granule));
   CHECK(standin_calls("cuMemUnmap") == unmaps + 1);
@@ -556,20 +556,28 @@ TEST_CASE("the native handle is the driver's stream", "[cuda]") {
   check_clean();
 }
 
-TEST_CASE("where the driver unmaps one handle a call, granules are unmapped one by one", "[cuda]") {
+TEST_CASE("where the driver unmaps one handle a call, a run is unmapped one by one", "[cuda]") {
   auto device = open();
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const auto range = device->va_reserve(4 * granule);
-  const auto memory = device->phys_create(4 * granule);
-  REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
-  const uint64_t calls = standin_calls("cuMemUnmap");
-  standin_fail_call("cuMemUnmap", 1, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE_OK(device->va_unmap(*range, 4 * granule));
-  CHECK(standin_calls("cuMemUnmap") == calls + 5);
-  // Really unmapped: the range takes a mapping again.
-  REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
-  REQUIRE_OK(device->va_unmap(*range, 4 * granule));
-  REQUIRE_OK(device->phys_release(*memory));
+  gpushare_backend_memory* memories[2];
+  for (auto& memory : memories) memory = *device->phys_create(2 * granule);
+  uint64_t done = 0;
+  for (const bool in_parts : {false, true}) {
+    if (in_parts) {  // memory of two handles from now on
+      REQUIRE_OK(device->va_map(*range, granule, memories[1], granule));
+      REQUIRE_OK(device->va_unmap(*range, granule));
+    }
+    REQUIRE_OK(device->va_map_run(*range, 2 * granule, memories, 2));
+    const uint64_t calls = standin_calls("cuMemUnmap");
+    standin_fail_call("cuMemUnmap", 1, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE_OK(device->va_unmap_run(*range, 2 * granule, 2, &done));
+    CHECK(standin_calls("cuMemUnmap") == calls + (in_parts ? 4 : 3));
+    // Really unmapped: the range takes a mapping again.
+    REQUIRE_OK(device->va_map(*range, 2 * granule, memories[0], 0));
+    REQUIRE_OK(device->va_unmap(*range, 2 * granule));
+  }
+  for (auto* memory : memories) REQUIRE_OK(device->phys_release(memory));
   REQUIRE_OK(device->va_free(*range, 4 * granule));
   REQUIRE_OK(device->close());
   check_clean();
