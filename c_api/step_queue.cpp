@@ -34,14 +34,17 @@ struct StepBody {
   std::vector<gpushare_step_member> members, left;
 };
 
-base::Status run_step(StepBody& body, const std::shared_ptr<executor::Iteration>& iteration, RunningStep& step) {
+base::Status run_step(StepBody& body, const std::shared_ptr<executor::Iteration>& iteration,
+                      RunningStep& step) {
   body.members.clear();
   body.left.clear();
   for (size_t i = 0; i < step.members.size(); ++i) {
     const StepMember& each = step.members[i];
-    body.members.push_back({each.id, step.member_tags[i], each.prefill, each.before, each.total, each.tokens});
+    body.members.push_back(
+        {each.id, step.member_tags[i], each.prefill, each.before, each.total, each.tokens});
   }
-  for (size_t i = 0; i < step.left.size(); ++i) body.left.push_back({step.left[i], step.left_tags[i], 0, 0, 0, 0});
+  for (size_t i = 0; i < step.left.size(); ++i)
+    body.left.push_back({step.left[i], step.left_tags[i], 0, 0, 0, 0});
   gpushare_step seen{};
   seen.struct_size = sizeof seen;
   seen.count = body.members.size();
@@ -86,8 +89,9 @@ sched::slo::StepOptions step_options(const gpushare_step_queue_params& params) {
 
 extern "C" {
 
-int32_t gpushare_step_queue_create(gpushare_session session, const gpushare_step_queue_params* params, gpushare_step_fn fn,
-                                   void* user_data, void (*release)(void*), gpushare_step_queue* out_queue) {
+int32_t gpushare_step_queue_create(gpushare_session session, const gpushare_step_queue_params* params,
+                                   gpushare_step_fn fn, void* user_data, void (*release)(void*),
+                                   gpushare_step_queue* out_queue) {
   return capi::guard([&]() -> base::Status {
     if (fn == nullptr) return capi::null_argument("fn");
     if (out_queue == nullptr) return capi::null_argument("out_queue");
@@ -99,10 +103,10 @@ int32_t gpushare_step_queue_create(gpushare_session session, const gpushare_step
     auto queue = std::make_shared<StepQueue>();
     GPUSHARE_ASSIGN_OR_RETURN(
         queue->server,
-        executor::StepServer::start(read.policy == nullptr ? "gpushare" : read.policy, step_options(read), pin.shared(),
-                                    [body](const std::shared_ptr<executor::Iteration>& iteration, RunningStep& step) {
-                                      return run_step(*body, iteration, step);
-                                    }));
+        executor::StepServer::start(read.policy == nullptr ? "gpushare" : read.policy, step_options(read),
+                                    pin.shared(),
+                                    [body](const std::shared_ptr<executor::Iteration>& iteration,
+                                           RunningStep& step) { return run_step(*body, iteration, step); }));
     GPUSHARE_RETURN_IF_ERROR(capi::publish(std::move(queue), out_queue));
     body->function.own();
     return {};
@@ -136,7 +140,8 @@ int32_t gpushare_step_queue_submit(gpushare_step_queue handle, const gpushare_st
     made.token_ns = read.token_ns;
     made.cost = read.cost;
     executor::StepServer::Answer take;
-    if (answer != nullptr) take = [answer, user_data](const StepEvent& event) { tell(answer, user_data, event); };
+    if (answer != nullptr)
+      take = [answer, user_data](const StepEvent& event) { tell(answer, user_data, event); };
     return queue.server->submit(made, std::move(take), user_data);
   });
 }
@@ -144,7 +149,8 @@ int32_t gpushare_step_queue_submit(gpushare_step_queue handle, const gpushare_st
 int32_t gpushare_step_queue_cancel(gpushare_step_queue handle, uint64_t id) {
   return capi::with(handle, [&](StepQueue& queue) -> base::Status {
     if (queue.server->cancel(id)) return {};
-    return {GPUSHARE_NOT_FOUND, base::format("request %llu is not held", static_cast<unsigned long long>(id))};
+    return {GPUSHARE_NOT_FOUND,
+            base::format("request %llu is not held", static_cast<unsigned long long>(id))};
   });
 }
 

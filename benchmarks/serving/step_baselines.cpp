@@ -26,13 +26,16 @@ class Baseline : public StepBatcher {
   // Of a step in which so many decode, with the mean context of the members.
   double all_ns(double decoding) const {
     double read = 0;
-    for (const Held* each : members()) read += static_cast<double>(each->total() + each->tokens - each->generated);
-    return time().ns({decoding, 0, members().empty() ? 0 : read / static_cast<double>(members().size()) * decoding});
+    for (const Held* each : members())
+      read += static_cast<double>(each->total() + each->tokens - each->generated);
+    return time().ns(
+        {decoding, 0, members().empty() ? 0 : read / static_cast<double>(members().size()) * decoding});
   }
   std::vector<Held*> by_age() const {
     std::vector<Held*> out = members();
     std::sort(out.begin(), out.end(), [](const Held* a, const Held* b) {
-      return std::pair(a->request.arrival_ns, a->request.id) < std::pair(b->request.arrival_ns, b->request.id);
+      return std::pair(a->request.arrival_ns, a->request.id) <
+             std::pair(b->request.arrival_ns, b->request.id);
     });
     return out;
   }
@@ -66,8 +69,10 @@ class Orca final : public Baseline {
       return of.request.start_bytes + std::max(tokens, of.tokens) * of.request.step_bytes;
     };
     for (Held* each : by_age()) {
-      if (each->decodes()) decode_or_return(*each);
-      else prefill(*each, UINT64_MAX);
+      if (each->decodes())
+        decode_or_return(*each);
+      else
+        prefill(*each, UINT64_MAX);
     }
     for (const Held* each : members()) reserved += most(*each);
     while (!by_arrival().empty()) {
@@ -113,13 +118,15 @@ class Sarathi final : public Baseline {
   void choose(uint64_t) override {
     decode_members();
     double token_ns = INFINITY;
-    for (const Held* each : members()) token_ns = std::min(token_ns, static_cast<double>(each->request.token_ns));
+    for (const Held* each : members())
+      token_ns = std::min(token_ns, static_cast<double>(each->request.token_ns));
     for (const Key& key : by_arrival()) {
       token_ns = std::min(token_ns, static_cast<double>(held(key.second).request.token_ns));
       break;
     }
     if (std::isfinite(token_ns))
-      budget_ = std::max(64.0, (token_ns / time().margin() - all_ns(static_cast<double>(decoding()))) / std::max(time().prefill_ns(), 1.0));
+      budget_ = std::max(64.0, (token_ns / time().margin() - all_ns(static_cast<double>(decoding()))) /
+                                   std::max(time().prefill_ns(), 1.0));
     const auto left = [this] {
       const double used = static_cast<double>(prefilling());
       return used >= budget_ ? uint64_t{0} : static_cast<uint64_t>(budget_ - used);
@@ -167,10 +174,12 @@ class SlosServe final : public Baseline {
     if (fresh.empty()) return;
     for (Held* each : members()) {
       token_ns = std::min(token_ns, static_cast<double>(each->request.token_ns));
-      bytes += static_cast<double>(each->bytes) + std::max(mean_tokens() / 2, 1.0) * static_cast<double>(each->request.step_bytes);
+      bytes += static_cast<double>(each->bytes) +
+               std::max(mean_tokens() / 2, 1.0) * static_cast<double>(each->request.step_bytes);
       decoding_now += 1;
       if (!each->decodes() && accepted_.contains(each->request.id))
-        promised.push_back({until(now_ns, each->due_ns()), static_cast<double>(each->total() - each->processed)});
+        promised.push_back(
+            {until(now_ns, each->due_ns()), static_cast<double>(each->total() - each->processed)});
     }
     for (const Held* each : fresh) token_ns = std::min(token_ns, static_cast<double>(each->request.token_ns));
     std::sort(promised.begin(), promised.end());
@@ -186,9 +195,14 @@ class SlosServe final : public Baseline {
       std::vector<double> now(best.size() + 1, -1), now_memory(best.size() + 1, INFINITY);
       std::vector<bool> in(best.size() + 1, false);
       const double own = static_cast<double>(each->request.prompt_tokens);
-      const double own_bytes = static_cast<double>(each->request.start_bytes) + mean_tokens() * static_cast<double>(each->request.step_bytes);
+      const double own_bytes = static_cast<double>(each->request.start_bytes) +
+                               mean_tokens() * static_cast<double>(each->request.step_bytes);
       for (size_t n = 0; n < now.size(); ++n) {
-        const auto after = [&](size_t of) { return best[of] + budget(due - before, decoding_now + static_cast<double>(of + promised.size()), token_ns) - owed; };
+        const auto after = [&](size_t of) {
+          return best[of] +
+                 budget(due - before, decoding_now + static_cast<double>(of + promised.size()), token_ns) -
+                 owed;
+        };
         if (n < best.size() && best[n] >= 0) {
           now[n] = std::max(0.0, after(n));
           now_memory[n] = memory[n];
@@ -196,7 +210,8 @@ class SlosServe final : public Baseline {
         if (n > 0 && best[n - 1] >= 0) {
           const double with = after(n - 1) - own, with_bytes = memory[n - 1] + own_bytes;
           const double step_ns = all_ns(decoding_now + static_cast<double>(promised.size() + n));
-          if (with >= 0 && with > now[n] && with_bytes <= static_cast<double>(limit()) && step_ns <= token_ns) {
+          if (with >= 0 && with > now[n] && with_bytes <= static_cast<double>(limit()) &&
+              step_ns <= token_ns) {
             now[n] = with;
             now_memory[n] = with_bytes;
             in[n] = true;
@@ -221,7 +236,8 @@ class SlosServe final : public Baseline {
   void choose(uint64_t now_ns) override {
     plan(now_ns);
     std::vector<Held*> order = by_age();
-    std::stable_partition(order.begin(), order.end(), [this](const Held* of) { return accepted_.contains(of->request.id); });
+    std::stable_partition(order.begin(), order.end(),
+                          [this](const Held* of) { return accepted_.contains(of->request.id); });
     double until_ns = INFINITY;
     for (Held* each : order)
       if (each->decodes() && accepted_.contains(each->request.id) && decode_or_return(*each))
@@ -231,15 +247,18 @@ class SlosServe final : public Baseline {
       if (each->place == Place::kMember && each->decodes() && !each->chosen && fits()) decode(*each);
     const auto left = [&] {
       if (!std::isfinite(until_ns)) return prefilling() == 0 ? uint64_t{4096} : uint64_t{0};
-      return static_cast<uint64_t>(std::max(0.0, (until_ns / time().margin() - planned_ns()) / std::max(time().prefill_ns(), 1.0)));
+      return static_cast<uint64_t>(
+          std::max(0.0, (until_ns / time().margin() - planned_ns()) / std::max(time().prefill_ns(), 1.0)));
     };
     for (const bool promised : {true, false}) {
       for (Held* each : order)
-        if (each->place == Place::kMember && !each->decodes() && accepted_.contains(each->request.id) == promised && left() > 0)
+        if (each->place == Place::kMember && !each->decodes() &&
+            accepted_.contains(each->request.id) == promised && left() > 0)
           prefill(*each, left());
       std::vector<RequestId> waiting;
       for (const Key& key : by_deadline())
-        if (accepted_.contains(key.second) == promised && waiting.size() < kMost) waiting.push_back(key.second);
+        if (accepted_.contains(key.second) == promised && waiting.size() < kMost)
+          waiting.push_back(key.second);
       for (const RequestId id : waiting) {
         if (left() == 0) break;
         if (!promised && held(id).join_bytes() + limit() / 10 > room()) continue;
@@ -250,8 +269,9 @@ class SlosServe final : public Baseline {
   Held* victim() override {
     Held* one = nullptr;
     for (Held* each : members())
-      if (!each->chosen && (one == nullptr || std::pair(!accepted_.contains(each->request.id), each->request.arrival_ns) >
-                                                  std::pair(!accepted_.contains(one->request.id), one->request.arrival_ns)))
+      if (!each->chosen &&
+          (one == nullptr || std::pair(!accepted_.contains(each->request.id), each->request.arrival_ns) >
+                                 std::pair(!accepted_.contains(one->request.id), one->request.arrival_ns)))
         one = each;
     return one;
   }
@@ -270,22 +290,26 @@ class JitServe final : public Baseline {
   static constexpr uint64_t kFrame = 50;  // steps
 
   double needs_ns(const Held& of) const {
-    const double bound = of.request.expected_tokens != 0 ? static_cast<double>(of.request.expected_tokens) : 2 * mean_tokens();
+    const double bound =
+        of.request.expected_tokens != 0 ? static_cast<double>(of.request.expected_tokens) : 2 * mean_tokens();
     const double tokens = std::max(bound - static_cast<double>(of.tokens), 1.0);
-    const double prompt = static_cast<double>(of.place == Place::kMember ? of.total() - of.processed
-                                                                         : of.request.prompt_tokens + of.tokens);
+    const double prompt = static_cast<double>(
+        of.place == Place::kMember ? of.total() - of.processed : of.request.prompt_tokens + of.tokens);
     return time().prefill_ns() * prompt + tokens * time().ns({1, 0, static_cast<double>(of.context())});
   }
   double priority(const Held& of, uint64_t now_ns) const {
     if (of.late) return 0;
-    if (!of.decodes() && time().prefill_ns() * static_cast<double>(of.request.prompt_tokens) > until(now_ns, of.due_ns())) return 0;
+    if (!of.decodes() &&
+        time().prefill_ns() * static_cast<double>(of.request.prompt_tokens) > until(now_ns, of.due_ns()))
+      return 0;
     return of.request.cost / std::max(needs_ns(of), 1.0);
   }
 
   void choose(uint64_t now_ns) override {
     std::vector<Held*> order = members();
     const auto higher = [&](const Held* a, const Held* b) {
-      return std::pair(-priority(*a, now_ns), a->request.id) < std::pair(-priority(*b, now_ns), b->request.id);
+      return std::pair(-priority(*a, now_ns), a->request.id) <
+             std::pair(-priority(*b, now_ns), b->request.id);
     };
     std::sort(order.begin(), order.end(), higher);
     double until_ns = INFINITY, token_ns = INFINITY;
@@ -297,7 +321,8 @@ class JitServe final : public Baseline {
       }
     until_ns = std::min(until_ns, std::isfinite(token_ns) ? token_ns : 0.25e9);
     const auto left = [&] {
-      return static_cast<uint64_t>(std::max(0.0, (until_ns / time().margin() - planned_ns()) / std::max(time().prefill_ns(), 1.0)));
+      return static_cast<uint64_t>(
+          std::max(0.0, (until_ns / time().margin() - planned_ns()) / std::max(time().prefill_ns(), 1.0)));
     };
     for (Held* each : order)
       if (each->place == Place::kMember && !each->decodes() && left() > 0) prefill(*each, left());
@@ -309,7 +334,9 @@ class JitServe final : public Baseline {
     std::sort(waiting.begin(), waiting.end(), higher);
     if (++steps_ % kFrame == 0 && !waiting.empty()) {
       Held* last = victim();
-      if (last != nullptr && !last->decodes() && priority(*last, now_ns) < 0.5 * priority(*waiting.front(), now_ns)) give_back(*last);
+      if (last != nullptr && !last->decodes() &&
+          priority(*last, now_ns) < 0.5 * priority(*waiting.front(), now_ns))
+        give_back(*last);
     }
     for (Held* each : waiting) {
       if (left() == 0) break;

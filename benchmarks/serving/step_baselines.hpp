@@ -11,6 +11,7 @@
 namespace gpushare::experiments {
 
 // orca, vllm, sarathi, slos-serve, jitserve, or a policy of the product. Null: unknown.
-std::unique_ptr<sched::slo::StepBatcher> step_policy(std::string_view name, const sched::slo::StepOptions& options);
+std::unique_ptr<sched::slo::StepBatcher> step_policy(std::string_view name,
+                                                     const sched::slo::StepOptions& options);
 
 }  // namespace gpushare::experiments

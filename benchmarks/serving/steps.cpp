@@ -21,9 +21,12 @@ struct Slo {
 // Tight, loose, and one whose first token may take longer for longer prompts.
 constexpr Slo kSlos[] = {{"tight", 0.5, 0, 25}, {"loose", 2, 0, 50}, {"by length", 0.5, 0.3, 35}};
 
-std::vector<sim::TimedGeneration> at_rate(const std::vector<sim::TimedGeneration>& trace, double factor, size_t most) {
-  std::vector<sim::TimedGeneration> out(trace.begin(), trace.begin() + static_cast<std::ptrdiff_t>(std::min(most, trace.size())));
-  for (auto& each : out) each.arrival_ns = static_cast<uint64_t>(static_cast<double>(each.arrival_ns) / factor);
+std::vector<sim::TimedGeneration> at_rate(const std::vector<sim::TimedGeneration>& trace, double factor,
+                                          size_t most) {
+  std::vector<sim::TimedGeneration> out(
+      trace.begin(), trace.begin() + static_cast<std::ptrdiff_t>(std::min(most, trace.size())));
+  for (auto& each : out)
+    each.arrival_ns = static_cast<uint64_t>(static_cast<double>(each.arrival_ns) / factor);
   return out;
 }
 
@@ -33,8 +36,10 @@ void table(const std::string& path, const Slo& slo, size_t most, double noise, d
     std::fprintf(stderr, "%s\n", trace.status().to_string().c_str());
     std::exit(1);
   }
-  std::printf("\n%s, %s: first token within %.1f s%s, a token each %.0f ms%s\n\n| rate |", path.substr(path.rfind('/') + 1).c_str(), slo.name,
-              slo.first_s, slo.first_ms_per_token > 0 ? " and 0.3 ms a prompt token" : "", slo.token_ms, noise > 0 ? ", noise 0.2, costs told at half" : "");
+  std::printf("\n%s, %s: first token within %.1f s%s, a token each %.0f ms%s\n\n| rate |",
+              path.substr(path.rfind('/') + 1).c_str(), slo.name, slo.first_s,
+              slo.first_ms_per_token > 0 ? " and 0.3 ms a prompt token" : "", slo.token_ms,
+              noise > 0 ? ", noise 0.2, costs told at half" : "");
   for (const char* policy : kPolicies) std::printf(" %s |", policy);
   std::printf(" returned work, fifo, jitserve, gpushare |\n|---|");
   for (size_t i = 0; i <= std::size(kPolicies); ++i) std::printf("---|");
@@ -73,7 +78,8 @@ int main(int argc, char** argv) {
   size_t most = 4000;
   if (const char* set = std::getenv("GPUSHARE_SERVING_REQUESTS")) most = std::strtoull(set, nullptr, 10);
   for (int i = 1; i < argc; ++i) {
-    for (const auto& slo : gpushare::experiments::kSlos) gpushare::experiments::table(argv[i], slo, most, 0, 1);
+    for (const auto& slo : gpushare::experiments::kSlos)
+      gpushare::experiments::table(argv[i], slo, most, 0, 1);
     gpushare::experiments::table(argv[i], gpushare::experiments::kSlos[1], most, 0.2, 0.5);
   }
   return 0;

@@ -20,8 +20,9 @@ typedef struct gpushare_step_queue_s* gpushare_step_queue; /* requests served st
 typedef struct gpushare_step_queue_params {
   uint32_t struct_size;
   uint32_t max_members; /* of a step, up to 4,096; 0 = 256 */
-  const char* policy;   /* null = "gpushare": as many requests in time as possible; "fifo": in order of arrival */
-  uint64_t max_pending; /* upper limit of requests that wait; 0 = 100,000 */
+  const char*
+      policy; /* null = "gpushare": as many requests in time as possible; "fifo": in order of arrival */
+  uint64_t max_pending;        /* upper limit of requests that wait; 0 = 100,000 */
   uint64_t max_prefill_tokens; /* prompt tokens in a step, of all members; 0 = no limit but the deadlines */
   uint64_t memory_bytes;       /* upper limit of the members' bytes; 0 = none */
   /* The model of time: a step takes step_ns + decode_ns for each member that decodes + prefill_ns for each token of a prompt +
@@ -38,9 +39,10 @@ typedef struct gpushare_step_member {
   void* user_data;         /* as given to submit */
   uint64_t prefill_tokens; /* to process in this step; 0: the member decodes one token */
   uint64_t before_tokens;  /* that earlier steps have processed since the member joined */
-  uint64_t total_tokens;   /* to process before it decodes: its prompt, and what it had generated when it was returned to the
+  uint64_t
+      total_tokens; /* to process before it decodes: its prompt, and what it had generated when it was returned to the
                               queue */
-  uint64_t tokens;         /* generated in earlier steps */
+  uint64_t tokens; /* generated in earlier steps */
 } gpushare_step_member;
 
 /* A step as its function sees it. All arrays stay where they are until the device has finished the step: work on the stream may
@@ -55,9 +57,10 @@ typedef struct gpushare_step {
   uint64_t left_count;
   const gpushare_step_member* left;
   uint64_t expected_ns; /* how long the policy thinks that the step takes */
-  uint8_t* done;        /* `count` zeros; not 0: the member has generated its last token. Its memory is free then */
-  int32_t* statuses;    /* `count` zeros, that is OK; how a member failed. Its memory is free then */
-  uint64_t* bytes;      /* `count` times UINT64_MAX; the bytes that the member holds after the step, where they are not as
+  uint8_t* done; /* `count` zeros; not 0: the member has generated its last token. Its memory is free then */
+  int32_t* statuses; /* `count` zeros, that is OK; how a member failed. Its memory is free then */
+  uint64_t*
+      bytes; /* `count` times UINT64_MAX; the bytes that the member holds after the step, where they are not as
                            planned: start_bytes and step_bytes for each token */
 } gpushare_step;
 /* Runs a step by enqueuing its work on the iteration's stream, on the lane's thread in the session's turn, like
@@ -69,8 +72,9 @@ typedef int32_t (*gpushare_step_fn)(void* user_data, gpushare_iteration iteratio
 /* Creates a queue whose steps run in `session` by `fn`. The caller owns *out_queue and closes it before the session. `release`, if
  * given, is called once with user_data when the queue has been closed; on error it is not called. Starts two threads. Errors:
  * NOT_FOUND (no such policy; the message lists them), INVALID_ARGUMENT (the message names the field). */
-GPUSHARE_API int32_t gpushare_step_queue_create(gpushare_session session, const gpushare_step_queue_params* params,
-                                                gpushare_step_fn fn, void* user_data, void (*release)(void* user_data),
+GPUSHARE_API int32_t gpushare_step_queue_create(gpushare_session session,
+                                                const gpushare_step_queue_params* params, gpushare_step_fn fn,
+                                                void* user_data, void (*release)(void* user_data),
                                                 gpushare_step_queue* out_queue);
 /* Refuses new requests, cancels all others, members included, waits for the running step and for one that tells who left, and
  * gives the queue back. When it returns, every accepted request has been answered and no function of the caller runs any more.
@@ -84,15 +88,17 @@ GPUSHARE_API int32_t gpushare_step_queue_drain(gpushare_step_queue queue, uint64
 typedef struct gpushare_step_request {
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t id;                /* unique among the requests not yet answered */
-  uint64_t arrival_ns;        /* gpushare_now_ns; 0 = now */
-  uint64_t prompt_tokens;     /* to process before the first token, 1 to 2^32 */
-  uint64_t expected_tokens;   /* that the request will generate; 0 = unknown */
-  uint64_t start_bytes;       /* that a member holds from when it joins */
-  uint64_t step_bytes;        /* and more for each token that it generates */
-  uint64_t first_deadline_ns; /* when the first token is due; UINT64_MAX: never. A request that still waits then is dropped */
-  uint64_t token_ns; /* token k after the first is due k times this after the first came, >= 1; UINT64_MAX: never */
-  double cost;       /* of a token that is late, > 0 */
+  uint64_t id;              /* unique among the requests not yet answered */
+  uint64_t arrival_ns;      /* gpushare_now_ns; 0 = now */
+  uint64_t prompt_tokens;   /* to process before the first token, 1 to 2^32 */
+  uint64_t expected_tokens; /* that the request will generate; 0 = unknown */
+  uint64_t start_bytes;     /* that a member holds from when it joins */
+  uint64_t step_bytes;      /* and more for each token that it generates */
+  uint64_t
+      first_deadline_ns; /* when the first token is due; UINT64_MAX: never. A request that still waits then is dropped */
+  uint64_t
+      token_ns; /* token k after the first is due k times this after the first came, >= 1; UINT64_MAX: never */
+  double cost;  /* of a token that is late, > 0 */
 } gpushare_step_request;
 #define GPUSHARE_STEP_REQUEST_INIT \
   { sizeof(gpushare_step_request), 0, 0, 0, 1, 0, 0, 0, UINT64_MAX, UINT64_MAX, 1.0 }
@@ -100,7 +106,8 @@ typedef struct gpushare_step_request {
 /* News of a request: it has generated `tokens` so far, or it has ended. */
 typedef struct gpushare_step_answer {
   uint32_t struct_size;
-  int32_t status; /* as gpushare_request_outcome.status. DEVICE_OUT_OF_MEMORY: the member grew beyond memory_bytes alone */
+  int32_t
+      status; /* as gpushare_request_outcome.status. DEVICE_OUT_OF_MEMORY: the member grew beyond memory_bytes alone */
   uint64_t id;
   uint64_t tokens;
   uint32_t ended; /* 1: this is the request's last answer */
@@ -117,7 +124,8 @@ typedef void (*gpushare_step_answer_fn)(void* user_data, const gpushare_step_ans
  * uses it no more. Does not wait for the device. Thread-safe. Errors, after which `answer` is not called: QUEUE_FULL
  * (back-pressure), TIMED_OUT (its first deadline has passed), EXCEEDS_CAPACITY (its bytes are above memory_bytes), ALREADY_EXISTS,
  * INVALID_ARGUMENT, INVALID_STATE (the queue drains, or its session has ended), HOST_OUT_OF_MEMORY. */
-GPUSHARE_API int32_t gpushare_step_queue_submit(gpushare_step_queue queue, const gpushare_step_request* request,
+GPUSHARE_API int32_t gpushare_step_queue_submit(gpushare_step_queue queue,
+                                                const gpushare_step_request* request,
                                                 gpushare_step_answer_fn answer, void* user_data);
 /* Cancels a request: it generates nothing more and is answered CANCELLED, a member after a step has told that it left. Thread-safe.
  * Errors: NOT_FOUND (not held, or cancelled already). */
@@ -153,7 +161,8 @@ typedef struct gpushare_step_queue_info {
 #define GPUSHARE_STEP_QUEUE_INFO_INIT \
   { sizeof(gpushare_step_queue_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Returns statistics since the queue was created. Thread-safe. Does not block. Errors: INVALID_ARGUMENT (bad struct_size). */
-GPUSHARE_API int32_t gpushare_step_queue_get_info(gpushare_step_queue queue, gpushare_step_queue_info* out_info);
+GPUSHARE_API int32_t gpushare_step_queue_get_info(gpushare_step_queue queue,
+                                                  gpushare_step_queue_info* out_info);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -21,7 +21,8 @@ class StepQueue {
 
   // `function(Iteration&, const Step&)` runs each step as an iteration of `session`. An exception fails the step's members.
   template <class F>
-  StepQueue(const Session& session, F function, const gpushare_step_queue_params& params = GPUSHARE_STEP_QUEUE_PARAMS_INIT) {
+  StepQueue(const Session& session, F function,
+            const gpushare_step_queue_params& params = GPUSHARE_STEP_QUEUE_PARAMS_INIT) {
     auto owned = std::make_unique<F>(std::move(function));
     gpushare_step_queue out = nullptr;
     check(gpushare_step_queue_create(

@@ -33,9 +33,11 @@ struct model {
 static void answered(void* user_data, const gpushare_step_answer* answer) {
   struct model* model = user_data;
   const uint64_t id = answer->id;
-  if (answer->struct_size < sizeof *answer || id >= kIds || model->ended[id] || answer->tokens < model->last_tokens[id])
+  if (answer->struct_size < sizeof *answer || id >= kIds || model->ended[id] ||
+      answer->tokens < model->last_tokens[id])
     ++model->wrong;
-  if (!answer->ended && (answer->tokens <= model->last_tokens[id] || answer->status != GPUSHARE_OK)) ++model->wrong;
+  if (!answer->ended && (answer->tokens <= model->last_tokens[id] || answer->status != GPUSHARE_OK))
+    ++model->wrong;
   ++model->answers[id];
   model->last_tokens[id] = answer->tokens;
   model->late[id] = (int)answer->late;
@@ -85,7 +87,8 @@ static int32_t step(void* user_data, gpushare_iteration iteration, const gpushar
       gone(model, id);
       continue;
     }
-    if (id == model->cancel_in_step && gpushare_step_queue_cancel(model->queue, id) != GPUSHARE_OK) ++model->wrong;
+    if (id == model->cancel_in_step && gpushare_step_queue_cancel(model->queue, id) != GPUSHARE_OK)
+      ++model->wrong;
     if (id == model->grow_member) step->bytes[i] = model->bytes[id] = 1000 + 500 * model->generated[id];
     if (id == model->hold_step_of) {
       __atomic_store_n(&model->held, 1, __ATOMIC_RELEASE);
@@ -119,8 +122,10 @@ static struct model* open_model(gpushare_session session, const char* policy, ui
   params.memory_bytes = memory_bytes;
   params.max_prefill_tokens = max_prefill_tokens;
   for (i = 0; i < kIds; ++i) model->wants[i] = 1 + i % 7;
-  model->fail_step_of = model->fail_member = model->grow_member = model->cancel_in_step = model->hold_step_of = kNobody;
-  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, model, released, &model->queue), GPUSHARE_OK);
+  model->fail_step_of = model->fail_member = model->grow_member = model->cancel_in_step =
+      model->hold_step_of = kNobody;
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, model, released, &model->queue),
+               GPUSHARE_OK);
   return model;
 }
 
@@ -173,8 +178,10 @@ static void serves(gpushare_session session, const char* policy) {
     CHECK_STATUS(model->status[i], GPUSHARE_OK);
   }
   info = info_of(model);
-  CHECK(info.accepted == kIds && info.in_time == kIds && info.held == 0 && info.members == 0 && info.bytes == 0);
-  CHECK(info.tokens == tokens && info.prefill_tokens == prompts && info.lost_tokens == 0 && info.steps > 0 && info.busy_ns > 0);
+  CHECK(info.accepted == kIds && info.in_time == kIds && info.held == 0 && info.members == 0 &&
+        info.bytes == 0);
+  CHECK(info.tokens == tokens && info.prefill_tokens == prompts && info.lost_tokens == 0 && info.steps > 0 &&
+        info.busy_ns > 0);
   CHECK_STATUS(model->close_from_step, GPUSHARE_INVALID_STATE);
   CHECK_STATUS(model->close_from_answer, GPUSHARE_INVALID_STATE);
   close_model(model);
@@ -272,7 +279,8 @@ static void gives_back(gpushare_session session) {
   CHECK_STATUS(gpushare_step_queue_set_memory(model->queue, 0), GPUSHARE_OK);
   while (info_of(model).pending == 0) sched_yield(); /* its memory is free */
   CHECK(info_of(model).bytes == 0 && info_of(model).returned == 1 && info_of(model).lost_tokens > 0);
-  CHECK_STATUS(gpushare_step_queue_set_memory(model->queue, (UINT64_C(1) << 40) + 1), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_step_queue_set_memory(model->queue, (UINT64_C(1) << 40) + 1),
+               GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_step_queue_set_memory(model->queue, UINT64_C(1) << 40), GPUSHARE_OK);
   while (info_of(model).members == 0) sched_yield();
   CHECK_STATUS(gpushare_step_queue_cancel(model->queue, 8), GPUSHARE_OK);
@@ -307,27 +315,104 @@ static void closes(gpushare_session session) {
   free(model);
 }
 
+/* A queue whose members live in an elastic range. */
+struct lender {
+  gpushare_step_queue queue;
+  gpushare_range range;
+  uint64_t committed, target;
+  int joins, asked;
+};
+
+static uint64_t lend(void* user_data, uint64_t bytes, uint64_t within_ns) {
+  struct lender* lender = user_data;
+  (void)within_ns;
+  ++lender->asked;
+  if (bytes > lender->committed) bytes = lender->committed;
+  lender->target = lender->committed - bytes;
+  return gpushare_step_queue_set_memory(lender->queue, lender->target) == GPUSHARE_OK ? bytes : 0;
+}
+
+static int32_t lending_step(void* user_data, gpushare_iteration iteration, const gpushare_step* step) {
+  struct lender* lender = user_data;
+  (void)iteration;
+  if (step->left_count > 0 && lender->target < lender->committed) {
+    const uint64_t gives = lender->committed - lender->target;
+    lender->committed = lender->target;
+    return gpushare_range_decommit(lender->range, lender->target, gives);
+  }
+  if (step->count > 0 && step->members[0].before_tokens == 0 && step->members[0].prefill_tokens > 0)
+    ++lender->joins;
+  return GPUSHARE_OK;
+}
+
+static void lends(void) {
+  gpushare_runtime runtime = open_runtime("host", "fair", 64 * MIB);
+  gpushare_session session = open_session(runtime, "one", 0, 2 * MIB),
+                   other = open_session(runtime, "two", 0, 2 * MIB);
+  struct lender lender = {NULL, NULL, 48 * MIB, 48 * MIB, 0, 0};
+  gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+  gpushare_range_params of_range = GPUSHARE_RANGE_PARAMS_INIT;
+  gpushare_step_queue_info info = GPUSHARE_STEP_QUEUE_INFO_INIT;
+  gpushare_step_request one = request(1);
+  gpushare_range second = NULL;
+  uint64_t tokens = 0;
+  params.memory_bytes = 48 * MIB;
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, lending_step, &lender, NULL, &lender.queue),
+               GPUSHARE_OK);
+  of_range.reserved_bytes = 64 * MIB;
+  CHECK_STATUS(gpushare_range_open(other, &of_range, &second), GPUSHARE_OK);
+  of_range.give_back = lend;
+  of_range.user_data = &lender;
+  of_range.answer_ns = 30000000000u;
+  CHECK_STATUS(gpushare_range_open(session, &of_range, &lender.range), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_range_commit(lender.range, 0, 48 * MIB, 0), GPUSHARE_OK);
+  one.start_bytes = 40 * MIB;
+  CHECK_STATUS(gpushare_step_queue_submit(lender.queue, &one, NULL, NULL), GPUSHARE_OK);
+  while (info.tokens < 2) CHECK_STATUS(gpushare_step_queue_get_info(lender.queue, &info), GPUSHARE_OK);
+  /* The other session gets the memory of the member, which waits until it is there again. */
+  CHECK_STATUS(gpushare_range_commit(second, 0, 32 * MIB, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  while (info.pending == 0) CHECK_STATUS(gpushare_step_queue_get_info(lender.queue, &info), GPUSHARE_OK);
+  CHECK(info.returned == 1 && info.members == 0);
+  tokens = info.tokens;
+  CHECK_STATUS(gpushare_range_decommit(second, 0, 32 * MIB), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_range_commit(lender.range, 0, 48 * MIB, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_step_queue_set_memory(lender.queue, 48 * MIB), GPUSHARE_OK);
+  while (info.tokens == tokens) CHECK_STATUS(gpushare_step_queue_get_info(lender.queue, &info), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_step_queue_close(lender.queue), GPUSHARE_OK);
+  CHECK(lender.asked >= 1 && lender.joins == 2);
+  CHECK_STATUS(gpushare_range_close(lender.range), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_range_close(second), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(other), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 static void refuses(gpushare_session session) {
   struct model* model = open_model(session, NULL, 1000, 0);
   gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
   gpushare_step_queue queue = NULL;
   gpushare_step_request one = request(1);
   const gpushare_step_request good = one;
-  CHECK_STATUS(gpushare_step_queue_create(session, NULL, step, NULL, NULL, &queue), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_step_queue_create(session, &params, NULL, NULL, NULL, &queue), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, NULL), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_step_queue_create(session, NULL, step, NULL, NULL, &queue),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, NULL, NULL, NULL, &queue),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, NULL),
+               GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_step_queue_create(NULL, &params, step, NULL, NULL, &queue), GPUSHARE_INVALID_HANDLE);
   params.policy = "best";
   CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, &queue), GPUSHARE_NOT_FOUND);
   params.policy = NULL;
   params.max_members = 5000;
-  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, &queue), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, &queue),
+               GPUSHARE_INVALID_ARGUMENT);
   params.max_members = 0;
   params.read_ns = -1;
-  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, &queue), GPUSHARE_INVALID_ARGUMENT);
-#define REFUSED(field, value, status)                                                                  \
-  one = good;                                                                                          \
-  one.field = (value);                                                                                 \
+  CHECK_STATUS(gpushare_step_queue_create(session, &params, step, NULL, NULL, &queue),
+               GPUSHARE_INVALID_ARGUMENT);
+#define REFUSED(field, value, status) \
+  one = good;                         \
+  one.field = (value);                \
   CHECK_STATUS(gpushare_step_queue_submit(model->queue, &one, answered, model), status)
   REFUSED(prompt_tokens, 0, GPUSHARE_INVALID_ARGUMENT);
   REFUSED(token_ns, 0, GPUSHARE_INVALID_ARGUMENT);
@@ -379,6 +464,7 @@ int main(void) {
   grows(session);
   gives_back(session);
   closes(session);
+  lends();
   refuses(session);
   outlives();
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);

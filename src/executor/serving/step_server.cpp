@@ -50,7 +50,8 @@ class StepWorkItem final : public Work {
     } catch (const base::ForcedUnwind&) {
       throw;
     } catch (...) {
-      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED, "the step function threw something that is no std::exception");
+      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED,
+                              "the step function threw something that is no std::exception");
     }
     return base::ok_status();
   }
@@ -67,8 +68,8 @@ class StepWorkItem final : public Work {
 
 class StepServer::Impl {
  public:
-  Impl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members, std::shared_ptr<Session> session,
-       StepFunction function)
+  Impl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members,
+       std::shared_ptr<Session> session, StepFunction function)
       : most_held_(2 * std::min(max_pending, size_t{1} << 40) + max_members + 4096),
         session_(std::move(session)),
         function_(std::move(function)),
@@ -93,8 +94,9 @@ class StepServer::Impl {
               base::format("request %llu is not answered yet", static_cast<unsigned long long>(request.id))};
     if (entries_.size() >= most_held_)
       return {GPUSHARE_QUEUE_FULL,
-              base::format("request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
-                           static_cast<unsigned long long>(request.id), entries_.size())};
+              base::format(
+                  "request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
+                  static_cast<unsigned long long>(request.id), entries_.size())};
     const auto entry = entries_.try_emplace(request.id, std::make_unique<Entry>()).first;
     entry->second->news.id = request.id;
     entry->second->tag = tag;
@@ -191,12 +193,15 @@ class StepServer::Impl {
 
   base::Status may_wait(const char* what) const {
     if (InsideServer::is(this))
-      return {GPUSHARE_INVALID_STATE, base::format("the step queue cannot be %s from a function that it called", what)};
-    if (NoWaitScope::active())
       return {GPUSHARE_INVALID_STATE,
-              base::format("the step queue cannot be %s inside a function that the device or the runtime waits for (host "
-                           "function, progress function): its steps may need that",
-                           what)};
+              base::format("the step queue cannot be %s from a function that it called", what)};
+    if (NoWaitScope::active())
+      return {
+          GPUSHARE_INVALID_STATE,
+          base::format(
+              "the step queue cannot be %s inside a function that the device or the runtime waits for (host "
+              "function, progress function): its steps may need that",
+              what)};
     return {};
   }
 
@@ -285,7 +290,8 @@ class StepServer::Impl {
   }
 
   void look(const Step& step, RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
-    const auto tag = [this](RequestId id) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return entries_.find(id)->second->tag; };
+    const auto tag = [this](RequestId id)
+                         GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return entries_.find(id)->second->tag; };
     seen.members = step.members;
     seen.left = step.left;
     seen.expected_ns = step.expected_ns;
@@ -341,7 +347,8 @@ class StepServer::Impl {
       if (wake_ns == kNever)
         work_.wait(mutex_);
       else
-        work_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(wake_ns - now + 1, kHour)));
+        work_.wait_until(mutex_, std::chrono::steady_clock::now() +
+                                     std::chrono::nanoseconds(std::min(wake_ns - now + 1, kHour)));
     }
   }
 
@@ -408,8 +415,9 @@ class StepServer::Impl {
     }
   }
 
-  const base::Status no_memory_{GPUSHARE_HOST_OUT_OF_MEMORY,
-                                "the host had no memory for the step queue's work: it takes no more requests; close it"};
+  const base::Status no_memory_{
+      GPUSHARE_HOST_OUT_OF_MEMORY,
+      "the host had no memory for the step queue's work: it takes no more requests; close it"};
   const size_t most_held_;
   const std::shared_ptr<Session> session_;
   const StepFunction function_;
@@ -423,7 +431,7 @@ class StepServer::Impl {
   Entry* last_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
   std::vector<StepEvent> events_ GPUSHARE_GUARDED_BY(mutex_);
   base::Status ended_status_ GPUSHARE_GUARDED_BY(mutex_);  // not OK: no more steps run
-  uint64_t ended_count_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // requests that end_all answered
+  uint64_t ended_count_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // requests that end_all answered
   bool changed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool over_ GPUSHARE_GUARDED_BY(mutex_) = false;
@@ -431,14 +439,19 @@ class StepServer::Impl {
   base::ServiceThread teller_, runner_;
 };
 
-base::Result<std::unique_ptr<StepServer>> StepServer::start(std::string_view policy, const sched::slo::StepOptions& options,
-                                                            std::shared_ptr<Session> session, StepFunction function) {
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<StepBatcher> batcher, sched::slo::make_step_batcher(policy, options));
+base::Result<std::unique_ptr<StepServer>> StepServer::start(std::string_view policy,
+                                                            const sched::slo::StepOptions& options,
+                                                            std::shared_ptr<Session> session,
+                                                            StepFunction function) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<StepBatcher> batcher,
+                            sched::slo::make_step_batcher(policy, options));
   try {
-    return std::unique_ptr<StepServer>(new StepServer(std::make_unique<Impl>(
-        std::move(batcher), options.max_pending, options.max_members, std::move(session), std::move(function))));
+    return std::unique_ptr<StepServer>(
+        new StepServer(std::make_unique<Impl>(std::move(batcher), options.max_pending, options.max_members,
+                                              std::move(session), std::move(function))));
   } catch (const std::system_error& error) {
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start a step queue's threads: ") + error.what(),
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        std::string("cannot start a step queue's threads: ") + error.what(),
                         error.code().value());
   }
 }

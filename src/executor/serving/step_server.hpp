@@ -41,8 +41,10 @@ class StepServer {
   using Answer = std::function<void(const sched::slo::StepEvent&)>;
 
   // Errors: those of make_step_batcher, HOST_OUT_OF_MEMORY.
-  static base::Result<std::unique_ptr<StepServer>> start(std::string_view policy, const sched::slo::StepOptions& options,
-                                                         std::shared_ptr<Session> session, StepFunction function);
+  static base::Result<std::unique_ptr<StepServer>> start(std::string_view policy,
+                                                         const sched::slo::StepOptions& options,
+                                                         std::shared_ptr<Session> session,
+                                                         StepFunction function);
   ~StepServer();
   StepServer(const StepServer&) = delete;
   StepServer& operator=(const StepServer&) = delete;

@@ -123,17 +123,20 @@ StepBatcher::StepBatcher(std::string name, const StepOptions& options)
 base::Status StepBatcher::check(const StepRequest& request) const {
   const auto wrong = [&](const char* what, uint64_t value, const char* allowed) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("request %llu: %s is %llu, allowed are %s", number(request.id), what, number(value), allowed));
+                        base::format("request %llu: %s is %llu, allowed are %s", number(request.id), what,
+                                     number(value), allowed));
   };
   if (request.prompt_tokens == 0 || request.prompt_tokens > kMostTokens)
     return wrong("prompt_tokens", request.prompt_tokens, "1 to 2^32");
-  if (request.expected_tokens > kMostTokens) return wrong("expected_tokens", request.expected_tokens, "up to 2^32");
+  if (request.expected_tokens > kMostTokens)
+    return wrong("expected_tokens", request.expected_tokens, "up to 2^32");
   if (request.start_bytes > kMostBytes) return wrong("start_bytes", request.start_bytes, "up to 2^60");
   if (request.step_bytes > kMostBytes) return wrong("step_bytes", request.step_bytes, "up to 2^60");
   if (request.token_ns == 0) return wrong("token_ns", 0, "1 and more");
   if (!(request.cost > 0) || !std::isfinite(request.cost))
     return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("request %llu: cost is %g, allowed are finite numbers above 0", number(request.id), request.cost)};
+            base::format("request %llu: cost is %g, allowed are finite numbers above 0", number(request.id),
+                         request.cost)};
   return {};
 }
 
@@ -146,18 +149,22 @@ base::Status StepBatcher::arrive(const StepRequest& request, uint64_t now_ns) {
     return status;
   };
   if (request.start_bytes + request.step_bytes > most_memory())
-    return refuse({GPUSHARE_EXCEEDS_CAPACITY,
-                   base::format("request %llu needs %llu bytes for its prompt and %llu for its first token; the limit of all "
-                                "members is %llu: shorten the prompt or raise memory_bytes",
-                                number(request.id), number(request.start_bytes), number(request.step_bytes),
-                                number(most_memory()))});
+    return refuse(
+        {GPUSHARE_EXCEEDS_CAPACITY,
+         base::format(
+             "request %llu needs %llu bytes for its prompt and %llu for its first token; the limit of all "
+             "members is %llu: shorten the prompt or raise memory_bytes",
+             number(request.id), number(request.start_bytes), number(request.step_bytes),
+             number(most_memory()))});
   if (arrivals_.size() >= options_.max_pending)
-    return refuse({GPUSHARE_QUEUE_FULL, base::format("request %llu: %zu requests wait, the limit; try again later",
-                                                     number(request.id), arrivals_.size())});
+    return refuse(
+        {GPUSHARE_QUEUE_FULL, base::format("request %llu: %zu requests wait, the limit; try again later",
+                                           number(request.id), arrivals_.size())});
   if (request.first_deadline_ns < now_ns)
-    return refuse({GPUSHARE_TIMED_OUT,
-                   base::format("request %llu: the deadline of its first token passed %.3f ms ago", number(request.id),
-                                static_cast<double>(now_ns - request.first_deadline_ns) / 1e6)});
+    return refuse(
+        {GPUSHARE_TIMED_OUT,
+         base::format("request %llu: the deadline of its first token passed %.3f ms ago", number(request.id),
+                      static_cast<double>(now_ns - request.first_deadline_ns) / 1e6)});
   auto held = std::make_unique<Held>();
   held->request = request;
   Held& of = *held;
@@ -209,8 +216,8 @@ bool StepBatcher::cancel(RequestId id, uint64_t now_ns) {
 base::Status StepBatcher::set_memory(uint64_t bytes) {
   if (bytes > most_memory())
     return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("a memory limit of %llu bytes is above the queue's memory_bytes, %llu", number(bytes),
-                         number(most_memory()))};
+            base::format("a memory limit of %llu bytes is above the queue's memory_bytes, %llu",
+                         number(bytes), number(most_memory()))};
   memory_ = bytes;
   return {};
 }
@@ -291,7 +298,8 @@ bool StepBatcher::prefill(Held& member, uint64_t tokens) {
   const uint64_t left = member.total() - member.processed;
   tokens = std::min(tokens, left);
   if (options_.max_prefill_tokens != 0) tokens = std::min(tokens, options_.max_prefill_tokens - prefilling_);
-  if (tokens == 0 || !choose_for(member, tokens == left ? member.request.step_bytes : 0, tokens)) return false;
+  if (tokens == 0 || !choose_for(member, tokens == left ? member.request.step_bytes : 0, tokens))
+    return false;
   prefilling_ += tokens;
   return true;
 }
@@ -343,9 +351,11 @@ void StepBatcher::end_step(const StepResult& result, uint64_t device_ns, uint64_
     if (of.ends == GPUSHARE_OK)
       enqueue(of);
     else
-      answer(of, of.ends, of.ends == GPUSHARE_CANCELLED ? std::optional(DropReason::kCancelled) : std::nullopt, now_ns);
+      answer(of, of.ends,
+             of.ends == GPUSHARE_CANCELLED ? std::optional(DropReason::kCancelled) : std::nullopt, now_ns);
   }
-  for (size_t i = 0; i < step_.members.size(); ++i) end_member(held(step_.members[i].id), step_.members[i], i, result, now_ns);
+  for (size_t i = 0; i < step_.members.size(); ++i)
+    end_member(held(step_.members[i].id), step_.members[i], i, result, now_ns);
 }
 
 void StepBatcher::end_member(Held& of, const StepMember& member, size_t index, const StepResult& result,
@@ -364,9 +374,11 @@ void StepBatcher::end_member(Held& of, const StepMember& member, size_t index, c
     ++stats_.tokens;
     bytes += of.request.step_bytes;
     if (!done && of.ends == GPUSHARE_OK)
-      events_.push_back({of.request.id, false, GPUSHARE_OK, std::nullopt, of.tokens, now_ns, of.last_due_ns, of.late});
+      events_.push_back(
+          {of.request.id, false, GPUSHARE_OK, std::nullopt, of.tokens, now_ns, of.last_due_ns, of.late});
   }
-  if (index < result.bytes.size() && result.bytes[index] != UINT64_MAX) bytes = std::min(result.bytes[index], kMostBytes);
+  if (index < result.bytes.size() && result.bytes[index] != UINT64_MAX)
+    bytes = std::min(result.bytes[index], kMostBytes);
   if (status == GPUSHARE_OK && !done) {
     bytes_ += bytes - of.bytes;
     planned_bytes_ += bytes - of.bytes;
@@ -377,7 +389,8 @@ void StepBatcher::end_member(Held& of, const StepMember& member, size_t index, c
   bytes_ -= of.bytes;
   planned_bytes_ -= of.bytes;
   members_.erase(std::find(members_.begin(), members_.end(), &of));
-  if (status == GPUSHARE_OK) mean_tokens_ += (static_cast<double>(of.tokens) - mean_tokens_) / (mean_tokens_ == 0 ? 1 : 64);
+  if (status == GPUSHARE_OK)
+    mean_tokens_ += (static_cast<double>(of.tokens) - mean_tokens_) / (mean_tokens_ == 0 ? 1 : 64);
   if (of.ends != GPUSHARE_OK)
     answer(of, of.ends, DropReason::kCancelled, now_ns);
   else

@@ -44,8 +44,9 @@ struct StepMember {
   RequestId id = 0;
   uint64_t prefill = 0;  // tokens to process in this step; 0: it decodes one token
   uint64_t before = 0;   // of its tokens to process, those that earlier steps have processed since it joined
-  uint64_t total = 0;    // to process before it decodes: its prompt, and what it had generated when it was returned
-  uint64_t tokens = 0;   // generated so far
+  uint64_t total =
+      0;  // to process before it decodes: its prompt, and what it had generated when it was returned
+  uint64_t tokens = 0;  // generated so far
 };
 
 struct Step {
@@ -94,7 +95,8 @@ struct StepWork {
 };
 
 struct StepStats {
-  uint64_t accepted = 0, refused = 0, in_time = 0, late = 0, failed = 0, expired = 0, cancelled = 0, returned = 0;
+  uint64_t accepted = 0, refused = 0, in_time = 0, late = 0, failed = 0, expired = 0, cancelled = 0,
+           returned = 0;
   uint64_t steps = 0, tokens = 0, prefilled_tokens = 0;  // tokens: generated
   uint64_t lost_tokens = 0;  // processed by members that were returned, whose memory is gone
   uint64_t busy_ns = 0;
@@ -169,7 +171,7 @@ class StepBatcher {
     uint64_t tokens = 0;
     uint64_t generated = 0;  // tokens when it joined last
     uint64_t bytes = 0;
-    uint64_t first_ns = 0;  // when its first token came
+    uint64_t first_ns = 0;     // when its first token came
     uint64_t last_due_ns = 0;  // when its last token was due
     uint64_t total() const { return request.prompt_tokens + generated; }
     bool decodes() const { return processed == total(); }
@@ -193,8 +195,8 @@ class StepBatcher {
   const std::set<Key>& by_deadline() const { return deadlines_; }
   const std::set<Key>& by_arrival() const { return arrivals_; }
   const StepOptions& options() const { return options_; }
-  size_t decoding() const { return decoding_; }         // in the step so far
-  uint64_t prefilling() const { return prefilling_; }   // tokens
+  size_t decoding() const { return decoding_; }        // in the step so far
+  uint64_t prefilling() const { return prefilling_; }  // tokens
   double planned_ns() const { return time_.ns(work()); }
   uint64_t limit() const { return memory_; }
   // Bytes left for members, this step's tokens counted.
@@ -215,7 +217,8 @@ class StepBatcher {
   void enqueue(Held& of);
   void dequeue(Held& of);
   void answer(Held& of, int32_t status, std::optional<DropReason> dropped, uint64_t now_ns);
-  void end_member(Held& of, const StepMember& member, size_t index, const StepResult& result, uint64_t now_ns);
+  void end_member(Held& of, const StepMember& member, size_t index, const StepResult& result,
+                  uint64_t now_ns);
   StepWork work() const {
     return {static_cast<double>(decoding_), static_cast<double>(prefilling_), static_cast<double>(reading_)};
   }
@@ -243,6 +246,7 @@ class StepBatcher {
 };
 
 // Errors: NOT_FOUND listing the names, INVALID_ARGUMENT naming the option.
-base::Result<std::unique_ptr<StepBatcher>> make_step_batcher(std::string_view policy, const StepOptions& options);
+base::Result<std::unique_ptr<StepBatcher>> make_step_batcher(std::string_view policy,
+                                                             const StepOptions& options);
 
 }  // namespace gpushare::sched::slo

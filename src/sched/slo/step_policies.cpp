@@ -28,7 +28,8 @@ class FifoSteps final : public StepBatcher {
   void choose(uint64_t /*now_ns*/) override {
     std::vector<Held*> in_order = members();
     std::sort(in_order.begin(), in_order.end(), [](const Held* a, const Held* b) {
-      return std::pair(a->request.arrival_ns, a->request.id) < std::pair(b->request.arrival_ns, b->request.id);
+      return std::pair(a->request.arrival_ns, a->request.id) <
+             std::pair(b->request.arrival_ns, b->request.id);
     });
     for (Held* each : in_order) {
       while (each->decodes() && !decode(*each)) {
@@ -52,9 +53,10 @@ class GpushareSteps final : public StepBatcher {
   explicit GpushareSteps(const StepOptions& options) : StepBatcher("gpushare", options) {}
 
  private:
-  static constexpr size_t kLookedAt = 512;   // waiting requests of the earliest deadlines
-  static constexpr double kFull = 0.95;      // of a token's time that decoding members may need
-  static constexpr double kLongest = 0.25;   // of the time until a first token is due: the longest step beside it
+  static constexpr size_t kLookedAt = 512;  // waiting requests of the earliest deadlines
+  static constexpr double kFull = 0.95;     // of a token's time that decoding members may need
+  static constexpr double kLongest =
+      0.25;  // of the time until a first token is due: the longest step beside it
   struct Prompt {
     Held* of;
     double work_ns;
@@ -120,17 +122,21 @@ class GpushareSteps final : public StepBatcher {
       if (prompts_.size() >= kLookedAt + options().max_members) break;
       prompts_.push_back({&held(key.second), 0});
     }
-    std::sort(prompts_.begin(), prompts_.end(), [](const Prompt& a, const Prompt& b) { return sooner(a.of, b.of); });
+    std::sort(prompts_.begin(), prompts_.end(),
+              [](const Prompt& a, const Prompt& b) { return sooner(a.of, b.of); });
     // Beside decoding members a step of shortest_ns_ has this share for prompts.
     const double decoding_ns = planned_ns();
     const double share = std::isfinite(shortest_ns_) ? std::max(0.05, 1 - decoding_ns / shortest_ns_) : 1;
     for (Prompt& each : prompts_) {
-      const uint64_t tokens = each.of->place == Place::kMember ? each.of->total() - each.of->processed
-                                                               : each.of->request.prompt_tokens + each.of->tokens;
+      const uint64_t tokens = each.of->place == Place::kMember
+                                  ? each.of->total() - each.of->processed
+                                  : each.of->request.prompt_tokens + each.of->tokens;
       each.work_ns = time().prefill_ns() * static_cast<double>(tokens) / share +
                      (std::isfinite(shortest_ns_) ? 0 : time().step_ns());
-      if (each.of->place == Place::kWaiting && each.of->tokens == 0 && each.of->request.first_deadline_ns != kNever)
-        longest_ns_ = std::min(longest_ns_, kLongest * from(each.of->request.arrival_ns, each.of->request.first_deadline_ns));
+      if (each.of->place == Place::kWaiting && each.of->tokens == 0 &&
+          each.of->request.first_deadline_ns != kNever)
+        longest_ns_ = std::min(
+            longest_ns_, kLongest * from(each.of->request.arrival_ns, each.of->request.first_deadline_ns));
     }
     if (!prompts_.empty()) until_ns_ = std::min(until_ns_, std::max(longest_ns_, 4 * decoding_ns));
     longest_ns_ *= 1.001;  // forgets tight deadlines that come no more
@@ -167,7 +173,9 @@ class GpushareSteps final : public StepBatcher {
       const uint64_t tokens = tokens_left();
       if (tokens == 0) break;
       if (hopeless && each.of->place == Place::kWaiting && !members().empty()) continue;
-      if (each.of->place == Place::kWaiting && !(may_decode(*each.of) && will_fit(*each.of) && join(*each.of))) continue;
+      if (each.of->place == Place::kWaiting &&
+          !(may_decode(*each.of) && will_fit(*each.of) && join(*each.of)))
+        continue;
       if (!prefill(*each.of, tokens)) continue;
       any = true;
       // The step ends with its first token.
@@ -181,7 +189,8 @@ class GpushareSteps final : public StepBatcher {
   uint64_t tokens_left() const {
     if (!std::isfinite(until_ns_) || !(time().prefill_ns() > 0)) return UINT64_MAX;
     // Half of the time that members are ahead is kept for steps that last longer than expected.
-    const double most_ns = std::min(until_ns_ / time().margin(), std::max(shortest_ns_ / time().margin(), until_ns_ / 2));
+    const double most_ns =
+        std::min(until_ns_ / time().margin(), std::max(shortest_ns_ / time().margin(), until_ns_ / 2));
     const double left_ns = most_ns - planned_ns();
     // Without decoding members a step may as well be short: at least a little goes on.
     const double least = decoding() == 0 && prefilling() == 0 ? 16 : 0;
@@ -190,7 +199,8 @@ class GpushareSteps final : public StepBatcher {
 
   // What a step takes longer when this one decodes in it.
   double own_ns(const Held& one) const {
-    const uint64_t reads = one.decodes() && one.place == Place::kMember ? one.context() : one.request.prompt_tokens + one.tokens;
+    const uint64_t reads =
+        one.decodes() && one.place == Place::kMember ? one.context() : one.request.prompt_tokens + one.tokens;
     return time().decode_ns() + time().read_ns() * static_cast<double>(reads);
   }
 
@@ -209,7 +219,8 @@ class GpushareSteps final : public StepBatcher {
     if (options().memory_bytes == 0) return true;
     ends_.clear();
     const auto add = [this](const Held& of, double bytes) {
-      const double expected = of.request.expected_tokens != 0 ? static_cast<double>(of.request.expected_tokens) : mean_tokens();
+      const double expected =
+          of.request.expected_tokens != 0 ? static_cast<double>(of.request.expected_tokens) : mean_tokens();
       const double tokens = static_cast<double>(of.tokens);
       const double left = std::max(expected > tokens ? expected - tokens : expected / 2, 1.0);
       ends_.push_back({left, bytes, static_cast<double>(of.request.step_bytes)});
@@ -237,32 +248,37 @@ class GpushareSteps final : public StepBatcher {
   std::vector<Prompt> prompts_;
   std::vector<End> ends_;
   uint64_t now_ns_ = 0;
-  double until_ns_ = 0;             // the step should not last longer
-  double shortest_ns_ = 0;          // time of a token of the decoding members in time
-  double longest_ns_ = INFINITY;    // a step should not be longer, so that requests that arrive meanwhile can be in time
+  double until_ns_ = 0;     // the step should not last longer
+  double shortest_ns_ = 0;  // time of a token of the decoding members in time
+  double longest_ns_ =
+      INFINITY;  // a step should not be longer, so that requests that arrive meanwhile can be in time
 };
 
 base::Status check(const StepOptions& options) {
   const auto wrong = [](const char* name, double value, const char* allowed) {
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("%s is %g, allowed are %s", name, value, allowed));
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("%s is %g, allowed are %s", name, value, allowed));
   };
   if (options.max_members == 0 || options.max_members > 4096)
     return wrong("max_members", options.max_members, "1 to 4096");
   if (options.max_pending == 0) return wrong("max_pending", 0, "1 and more");
-  for (const auto& [name, value] : {std::pair("step_ns", options.step_ns), std::pair("decode_ns", options.decode_ns),
-                                    std::pair("prefill_ns", options.prefill_ns), std::pair("read_ns", options.read_ns)})
+  for (const auto& [name, value] :
+       {std::pair("step_ns", options.step_ns), std::pair("decode_ns", options.decode_ns),
+        std::pair("prefill_ns", options.prefill_ns), std::pair("read_ns", options.read_ns)})
     if (!(value >= 0) || value > 1e15) return wrong(name, value, "0 (unknown) to 1e15");
   return {};
 }
 
 }  // namespace
 
-base::Result<std::unique_ptr<StepBatcher>> make_step_batcher(std::string_view policy, const StepOptions& options) {
+base::Result<std::unique_ptr<StepBatcher>> make_step_batcher(std::string_view policy,
+                                                             const StepOptions& options) {
   GPUSHARE_RETURN_IF_ERROR(check(options));
   if (policy == "gpushare") return std::unique_ptr<StepBatcher>(std::make_unique<GpushareSteps>(options));
   if (policy == "fifo") return std::unique_ptr<StepBatcher>(std::make_unique<FifoSteps>(options));
-  return base::Status(GPUSHARE_NOT_FOUND, base::format("no policy of steps is named '%.*s'; there are gpushare, fifo",
-                                                       static_cast<int>(policy.size()), policy.data()));
+  return base::Status(GPUSHARE_NOT_FOUND,
+                      base::format("no policy of steps is named '%.*s'; there are gpushare, fifo",
+                                   static_cast<int>(policy.size()), policy.data()));
 }
 
 }  // namespace gpushare::sched::slo

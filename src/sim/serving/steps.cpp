@@ -22,8 +22,13 @@ using sched::slo::StepRequest;
 
 class StepRun {
  public:
-  StepRun(const std::vector<TimedGeneration>& requests, StepBatcher& batcher, const StepServingOptions& options)
-      : requests_(requests), batcher_(batcher), options_(options), random_(options.seed), first_ns_(requests.size(), 0) {}
+  StepRun(const std::vector<TimedGeneration>& requests, StepBatcher& batcher,
+          const StepServingOptions& options)
+      : requests_(requests),
+        batcher_(batcher),
+        options_(options),
+        random_(options.seed),
+        first_ns_(requests.size(), 0) {}
 
   StepServingResult run() {
     while (arrived_ < requests_.size() || batcher_.stats().pending + batcher_.stats().members > 0) {
@@ -31,7 +36,8 @@ class StepRun {
       const Step& step = batcher_.begin_step(now_ns_);
       take_events();
       if (step.empty()) {
-        const uint64_t next = arrived_ < requests_.size() ? requests_[arrived_].arrival_ns : sched::slo::kNever;
+        const uint64_t next =
+            arrived_ < requests_.size() ? requests_[arrived_].arrival_ns : sched::slo::kNever;
         const uint64_t wake = std::min(next, base::add_saturated(step.wake_ns, 1));
         if (wake == sched::slo::kNever) break;
         now_ns_ = std::max(now_ns_, wake);
@@ -78,8 +84,8 @@ class StepRun {
     }
     const StepCost& cost = options_.cost;
     const double factor = std::max(0.2, 1 + cost.noise * normal_(random_));
-    return base::to_uint64(
-        factor * (cost.step_ns + cost.decode_ns * decoding + cost.prefill_ns * prefill + cost.read_ns * read));
+    return base::to_uint64(factor * (cost.step_ns + cost.decode_ns * decoding + cost.prefill_ns * prefill +
+                                     cost.read_ns * read));
   }
 
   void end(const Step& step, uint64_t took_ns) {
@@ -141,13 +147,14 @@ bool read_line(const std::string& line, TimedGeneration* out) {
   std::tm date{};
   double seconds = 0;
   unsigned long long prompt = 0, tokens = 0, at_ms = 0;
-  if (std::sscanf(line.c_str(), "%d-%d-%d %d:%d:%lf,%llu,%llu", &date.tm_year, &date.tm_mon, &date.tm_mday, &date.tm_hour,
-                  &date.tm_min, &seconds, &prompt, &tokens) == 8) {
+  if (std::sscanf(line.c_str(), "%d-%d-%d %d:%d:%lf,%llu,%llu", &date.tm_year, &date.tm_mon, &date.tm_mday,
+                  &date.tm_hour, &date.tm_min, &seconds, &prompt, &tokens) == 8) {
     date.tm_year -= 1900;
     date.tm_mon -= 1;
     out->arrival_ns = static_cast<uint64_t>(timegm(&date)) * 1'000'000'000 + base::to_uint64(seconds * 1e9);
-  } else if (std::sscanf(line.c_str(), "{\"timestamp\": %llu, \"input_length\": %llu, \"output_length\": %llu", &at_ms, &prompt,
-                         &tokens) == 3) {
+  } else if (std::sscanf(line.c_str(),
+                         "{\"timestamp\": %llu, \"input_length\": %llu, \"output_length\": %llu", &at_ms,
+                         &prompt, &tokens) == 3) {
     out->arrival_ns = at_ms * 1'000'000;
   } else {
     return false;
@@ -176,14 +183,16 @@ base::Result<std::vector<TimedGeneration>> read_generations(const std::string& p
     if (line.empty() || line == "\r" || (number == 1 && line.rfind("TIMESTAMP", 0) == 0)) continue;
     TimedGeneration request;
     if (!read_line(line, &request))
-      return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          base::format("%s, line %zu: neither 'YYYY-MM-DD HH:MM:SS.s,prompt,generated' nor a JSON object of "
-                                       "timestamp, input_length, output_length",
-                                       path.c_str(), number));
+      return base::Status(
+          GPUSHARE_MALFORMED_INPUT,
+          base::format("%s, line %zu: neither 'YYYY-MM-DD HH:MM:SS.s,prompt,generated' nor a JSON object of "
+                       "timestamp, input_length, output_length",
+                       path.c_str(), number));
     out.push_back(request);
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const TimedGeneration& a, const TimedGeneration& b) { return a.arrival_ns < b.arrival_ns; });
+  std::stable_sort(out.begin(), out.end(), [](const TimedGeneration& a, const TimedGeneration& b) {
+    return a.arrival_ns < b.arrival_ns;
+  });
   const uint64_t first_ns = out.empty() ? 0 : out.front().arrival_ns;
   for (TimedGeneration& each : out) each.arrival_ns -= first_ns;
   return out;

@@ -27,7 +27,8 @@ struct StepCost {
 struct StepServingOptions {
   StepCost cost;
   uint64_t bytes_per_token = 0;
-  double first_ns_per_token = 0;  // a first token is due first_ns + this for each token of the prompt after the arrival
+  double first_ns_per_token =
+      0;  // a first token is due first_ns + this for each token of the prompt after the arrival
   uint64_t first_ns = 0, token_ns = 0;
   bool tell_tokens = false;  // the batcher is told how many tokens a request will generate
   uint64_t seed = 1;

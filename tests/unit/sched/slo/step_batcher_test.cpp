@@ -41,7 +41,8 @@ std::map<RequestId, StepEvent> run_to_end(StepBatcher& batcher, uint64_t* now, u
       std::vector<uint8_t> done;
       for (const StepMember& each : step.members) {
         took += each.prefill == 0 ? kMs : each.prefill * kMs / 10;
-        done.push_back((each.prefill == 0 || each.before + each.prefill == each.total) && each.tokens + 1 == wants);
+        done.push_back((each.prefill == 0 || each.before + each.prefill == each.total) &&
+                       each.tokens + 1 == wants);
       }
       StepResult result;
       result.done = done;
@@ -71,7 +72,8 @@ TEST_CASE("a step's time is learned from steps, with stalls and from wrong begin
     options.read_ns = told * 100;
     StepTime time(options);
     for (int i = 0; i < 400; ++i) {
-      const StepWork work{static_cast<double>(uniform(random, 0, 60)), static_cast<double>(uniform(random, 0, 500)),
+      const StepWork work{static_cast<double>(uniform(random, 0, 60)),
+                          static_cast<double>(uniform(random, 0, 500)),
                           static_cast<double>(uniform(random, 0, 60000))};
       const double took = 10e6 + 0.5e6 * work.decoding + 0.1e6 * work.prefill + 100 * work.read;
       time.observe(work, i % 10 == 3 ? 20 * took : took);
@@ -165,8 +167,10 @@ TEST_CASE("requests join only where the members' later growth fits") {
     CHECK(stats.most_bytes <= 1000);
     CHECK(stats.bytes == 0);
     // Ours knows that 500 bytes each come; in order of arrival ten join, and some are returned.
-    if (std::string(policy) == "gpushare") CHECK(stats.returned == 0);
-    else CHECK(stats.returned > 0);
+    if (std::string(policy) == "gpushare")
+      CHECK(stats.returned == 0);
+    else
+      CHECK(stats.returned > 0);
   }
 }
 
@@ -180,7 +184,8 @@ TEST_CASE("random calls: every request is answered once, and no plan is above th
       options.max_pending = uniform(random, 1, 40);
       options.max_prefill_tokens = uniform(random, 0, 1) * uniform(random, 1, 50);
       options.memory_bytes = uniform(random, 0, 1) * uniform(random, 100, 3000);
-      if (uniform(random, 0, 1) == 1) options.step_ns = 1e6, options.decode_ns = 1e5, options.prefill_ns = 1e4;
+      if (uniform(random, 0, 1) == 1)
+        options.step_ns = 1e6, options.decode_ns = 1e5, options.prefill_ns = 1e4;
       auto batcher = make_steps(options, policy);
       uint64_t now = 1, limit = options.memory_bytes == 0 ? UINT64_MAX : options.memory_bytes, empty = 0;
       std::set<RequestId> held;
@@ -212,7 +217,8 @@ TEST_CASE("random calls: every request is answered once, and no plan is above th
         if (uniform(random, 0, 9) == 0 && next > 0) batcher->cancel(uniform(random, 0, next - 1), now);
         if (uniform(random, 0, 19) == 0 && options.memory_bytes != 0)
           REQUIRE(batcher->set_memory(limit = uniform(random, 0, options.memory_bytes)).ok());
-        if (call >= 400 && options.memory_bytes != 0) REQUIRE(batcher->set_memory(limit = options.memory_bytes).ok());
+        if (call >= 400 && options.memory_bytes != 0)
+          REQUIRE(batcher->set_memory(limit = options.memory_bytes).ok());
         take();
         const Step& step = batcher->begin_step(now);
         take();
