@@ -101,6 +101,9 @@ GPUSHARE_STRUCT(gpushare_gate_info, GPUSHARE_FIELD(credit));
 GPUSHARE_STRUCT(gpushare_allocator_info, GPUSHARE_FIELD(predicted));
 GPUSHARE_STRUCT(gpushare_range_params, GPUSHARE_FIELD(price_ns_per_byte));
 GPUSHARE_STRUCT(gpushare_range_info, GPUSHARE_FIELD(unanswered_by));
+GPUSHARE_STRUCT(gpushare_step_queue_params, GPUSHARE_FIELD(read_ns));
+GPUSHARE_STRUCT(gpushare_step_request, GPUSHARE_FIELD(cost));
+GPUSHARE_STRUCT(gpushare_step_queue_info, GPUSHARE_FIELD(read_ns));
 // NOLINTEND(bugprone-macro-parentheses,bugprone-sizeof-expression)
 #undef GPUSHARE_STRUCT
 #undef GPUSHARE_FIELD

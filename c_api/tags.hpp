@@ -34,6 +34,7 @@ namespace gpushare::capi {
 
 struct BatcherObject;       // batcher.cpp
 struct RequestQueueObject;  // request_queue.cpp
+struct StepQueueObject;     // step_queue.cpp
 
 // Images and models as the ABI shows them: with what keeps them alive.
 struct ImageObject {
@@ -92,6 +93,7 @@ GPUSHARE_HANDLE_TYPE(gpushare_shared_image, executor::SharedImage, 15, "shared i
 GPUSHARE_HANDLE_TYPE(gpushare_allocator, framework::Allocator, 16, "allocator");
 GPUSHARE_HANDLE_TYPE(gpushare_range, executor::Range, 17, "elastic range");
 GPUSHARE_HANDLE_TYPE(gpushare_gate, executor::LaunchGate, 18, "gate");
+GPUSHARE_HANDLE_TYPE(gpushare_step_queue, StepQueueObject, 19, "step queue");
 #undef GPUSHARE_HANDLE_TYPE
 
 template <class Handle>

@@ -687,5 +687,6 @@ GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runt
 #include "gpushare/range.h"
 #include "gpushare/serving.h"
 #include "gpushare/shared_image.h"
+#include "gpushare/steps.h"
 
 #endif /* GPUSHARE_GPUSHARE_H_ */

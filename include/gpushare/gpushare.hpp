@@ -640,5 +640,6 @@ inline std::vector<gpushare_device_info> devices() {
 #include "gpushare/range.hpp"
 #include "gpushare/serving.hpp"
 #include "gpushare/shared_image.hpp"
+#include "gpushare/steps.hpp"
 
 #endif  // GPUSHARE_GPUSHARE_HPP_

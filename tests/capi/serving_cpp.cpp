@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <gpushare/gpushare.hpp>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -67,6 +68,42 @@ void queue() {
   }
 }
 
+void steps() {
+  gpushare::RuntimeOptions options;
+  options.device = "host";
+  options.capacity_bytes = 16 << 20;
+  gpushare::Runtime runtime = gpushare::Runtime::open(options);
+  gpushare::Session session = runtime.open_session({});
+  std::atomic<int> answers{0}, failed{0};
+  std::atomic<uint64_t> tokens{0};
+  gpushare::StepQueue queue(session, [](gpushare::Iteration&, const gpushare::StepQueue::Step& step) {
+    for (uint64_t i = 0; i < step.count; ++i) {
+      if (step.members[i].id == 9) throw std::runtime_error("no");
+      step.done[i] = step.members[i].tokens == 2;
+    }
+  });
+  gpushare_step_request one = GPUSHARE_STEP_REQUEST_INIT;
+  const auto answer = [&](const gpushare::StepQueue::Answer& news) {
+    if (news.ended == 0) return;
+    ++answers;
+    tokens += news.tokens;
+    failed += news.status == GPUSHARE_CALLBACK_FAILED ? 1 : 0;
+  };
+  one.id = 9;
+  CHECK(queue.submit(one, answer));
+  while (queue.info().failed == 0) std::this_thread::yield();
+  for (one.id = 1; one.id <= 8; ++one.id) CHECK(queue.submit(one, answer));
+  CHECK(!queue.cancel(99));
+  queue.set_memory(1);
+  one.id = 10;
+  one.first_deadline_ns = 1;
+  CHECK(!queue.submit(one, answer));
+  CHECK(queue.drain());
+  CHECK(answers == 9 && tokens == 24 && failed == 1);
+  CHECK(queue.info().in_time == 8);
+  queue.close();
+}
+
 void scores() {
   gpushare::Histogram durations;
   for (uint64_t i = 0; i < 100; ++i) durations.record(1'000'000 + i * 10'000);
@@ -94,6 +131,7 @@ void scores() {
 
 int main() {
   queue();
+  steps();
   scores();
   return failures == 0 ? 0 : 1;
 }

@@ -90,6 +90,77 @@ inline int32_t queue_call(Queues& handles, gpushare_runtime runtime, gpushare_se
   }
 }
 
+struct StepQueues {
+  std::vector<gpushare_step_queue> queues;
+  std::atomic<int> unanswered{0};
+};
+
+inline int32_t step_body(void*, gpushare_iteration iteration, const gpushare_step* step) {
+  gpushare_device_address address = 0;
+  (void)gpushare_iteration_alloc(iteration, 64 * (1 + step->count), 0, &address);
+  int32_t status = GPUSHARE_OK;
+  for (uint64_t i = 0; i < step->count; ++i) {
+    const gpushare_step_member& each = step->members[i];
+    step->done[i] = each.tokens >= each.id % 8;
+    if (each.id % 16 == 3) step->statuses[i] = GPUSHARE_MALFORMED_INPUT;
+    if (each.id % 16 == 5) step->bytes[i] = each.id * each.tokens;
+    if (each.id % 64 == 7) status = GPUSHARE_IO_ERROR;
+  }
+  return status;
+}
+
+inline void step_answer_body(void* user_data, const gpushare_step_answer* answer) {
+  if (answer->ended != 0) --*static_cast<std::atomic<int>*>(user_data);
+}
+
+// One call on a step queue; a program gets two.
+inline int32_t step_queue_call(StepQueues& handles, gpushare_session session, Input& input) {
+  const gpushare_step_queue queue = choose(handles.queues, input);
+  switch (input.byte() % 7) {
+    case 0: {
+      if (handles.queues.size() == 2) return GPUSHARE_OK;
+      gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+      params.policy = input.byte() % 2 == 0 ? nullptr : "fifo";
+      params.max_members = input.byte();
+      params.max_pending = input.byte();
+      params.max_prefill_tokens = input.byte();
+      params.memory_bytes = input.byte() * 16;
+      params.prefill_ns = input.byte() * 1000.0 - 1000;
+      gpushare_step_queue created = nullptr;
+      const int32_t status =
+          gpushare_step_queue_create(session, &params, step_body, nullptr, nullptr, &created);
+      if (status == GPUSHARE_OK) handles.queues.push_back(created);
+      return status;
+    }
+    case 1:
+    case 2: {
+      gpushare_step_request request = GPUSHARE_STEP_REQUEST_INIT;
+      request.id = input.byte();
+      request.prompt_tokens = input.byte();
+      request.expected_tokens = input.byte() % 9;
+      request.start_bytes = input.byte();
+      request.step_bytes = input.byte() % 32;
+      if (input.byte() % 2 == 0) request.first_deadline_ns = gpushare_now_ns() + input.size() * 1000;
+      if (input.byte() % 2 == 0) request.token_ns = input.size();
+      ++handles.unanswered;
+      const int32_t status =
+          gpushare_step_queue_submit(queue, &request, step_answer_body, &handles.unanswered);
+      if (status != GPUSHARE_OK) --handles.unanswered;
+      return status;
+    }
+    case 3:
+      return gpushare_step_queue_cancel(queue, input.byte());
+    case 4:
+      return gpushare_step_queue_set_memory(queue, input.byte() * 16);
+    case 5: {
+      gpushare_step_queue_info info = GPUSHARE_STEP_QUEUE_INFO_INIT;
+      return gpushare_step_queue_get_info(queue, &info);
+    }
+    default:  // no close: it would wait for an iteration that this thread has open
+      return gpushare_step_queue_drain(queue, 0);
+  }
+}
+
 // Calls that describe the process, or write files, or are refused.
 inline int32_t process_call(gpushare_runtime runtime, Input& input) {
   static const char* const kPaths[] = {"/dev/null", "/nonexistent/file", "", nullptr};

@@ -61,6 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<gpushare_allocator> allocators;
   std::vector<gpushare_range> ranges;
   Queues serving;
+  StepQueues stepping;
   std::vector<gpushare_loader> loaders;
   std::vector<gpushare_image> images;
   std::vector<gpushare_model> models;
@@ -220,8 +221,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 23:
       case 24:
       case 25:
-      case 26:
         status = queue_call(serving, choose(runtimes, input), choose(sessions, input), input);
+        break;
+      case 26:
+        status = step_queue_call(stepping, choose(sessions, input), input);
         break;
       case 27: {
         gpushare_loader_params params = GPUSHARE_LOADER_PARAMS_INIT;
@@ -404,7 +407,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (gpushare_range range : ranges) (void)gpushare_range_close(range);
   for (gpushare_session session : sessions) (void)gpushare_session_close(session);
   for (gpushare_request_queue queue : serving.queues) (void)gpushare_request_queue_close(queue);
-  require(serving.unanswered == 0, "every accepted request was answered");
+  for (gpushare_step_queue queue : stepping.queues) (void)gpushare_step_queue_close(queue);
+  require(serving.unanswered == 0 && stepping.unanswered == 0, "every accepted request was answered");
   for (gpushare_model model : models) (void)gpushare_model_release(model);
   for (gpushare_image image : images) (void)gpushare_image_release(image);
   for (gpushare_loader loader : loaders) (void)gpushare_loader_release(loader);

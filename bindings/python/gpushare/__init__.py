@@ -28,17 +28,19 @@ from ._policy import Policy
 from ._runtime import Runtime, devices, load_backend, policies, set_log
 from ._serving import Batch, Batcher, BatcherOptions, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
 from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Range, Session, SessionOptions, Ticket
+from ._steps import Step, StepMember, StepQueue, StepQueueOptions, TokenStream
 from ._values import Bytes, size_in_bytes
 
 __version__ = version()
 __all__ = [
-    "Allocator", "AlreadyExists", "Batch", "Batcher", "BatcherOptions", "Block", "Bytes", "CallbackFailed", "Cancelled", "DeviceArray", "DeviceCapability",
-    "DeviceLost", "DeviceOutOfMemory", "Error", "ExceedsCapacity", "GUARANTEED", "Gate", "Heap", "Histogram", "HostOutOfMemory", "Image",
-    "InvalidArgument", "InvalidHandle", "InvalidState", "IoError", "Iteration", "Kind", "Layout", "Loader", "MalformedInput", "MemberState",
-    "Model", "NotFound", "NotReady", "OPPORTUNISTIC", "OutOfMemory", "Outcome", "Policy", "QueueFull", "QuotaExceeded", "Range", "RequestQueue",
-    "Runtime", "ScoreQueue", "Session", "SessionClass", "SessionOptions", "SessionState", "SharedImage", "SideStream", "Status", "Stream",
-    "Switcher", "SwitcherIteration", "Ticket", "TimedOut", "Unavailable", "Unsupported", "devices", "ffi", "lib", "load_backend", "now_ns",
-    "policies", "set_log", "size_in_bytes", "solve_placement", "solve_plan", "version",
+    "Allocator", "AlreadyExists", "Batch", "Batcher", "BatcherOptions", "Block", "Bytes", "CallbackFailed", "Cancelled",
+    "DeviceArray", "DeviceCapability", "DeviceLost", "DeviceOutOfMemory", "Error", "ExceedsCapacity", "GUARANTEED", "Gate", "Heap",
+    "Histogram", "HostOutOfMemory", "Image", "InvalidArgument", "InvalidHandle", "InvalidState", "IoError", "Iteration", "Kind",
+    "Layout", "Loader", "MalformedInput", "MemberState", "Model", "NotFound", "NotReady", "OPPORTUNISTIC", "OutOfMemory", "Outcome",
+    "Policy", "QueueFull", "QuotaExceeded", "Range", "RequestQueue", "Runtime", "ScoreQueue", "Session", "SessionClass",
+    "SessionOptions", "SessionState", "SharedImage", "SideStream", "Status", "Step", "StepMember", "StepQueue", "StepQueueOptions",
+    "Stream", "Switcher", "SwitcherIteration", "Ticket", "TimedOut", "TokenStream", "Unavailable", "Unsupported", "devices", "ffi",
+    "lib", "load_backend", "now_ns", "policies", "set_log", "size_in_bytes", "solve_placement", "solve_plan", "version",
 ]
 
 # The library's threads must not call into an interpreter that is gone. weakref.finalize closes all that is still open.

@@ -647,6 +647,9 @@ class RequestServer::Impl {
 };
 
 InsideServer::InsideServer(const void* server) : before_(std::exchange(inside_server, server)) {}
+bool InsideServer::is(const void* server) {
+  return inside_server == server;
+}
 InsideServer::~InsideServer() {
   inside_server = before_;
 }

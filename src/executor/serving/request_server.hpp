@@ -53,6 +53,7 @@ struct BatchReport {
 class InsideServer {
  public:
   explicit InsideServer(const void* server);
+  static bool is(const void* server);  // whether this thread runs a function of the caller's for this server
   ~InsideServer();
   InsideServer(const InsideServer&) = delete;
   InsideServer& operator=(const InsideServer&) = delete;

@@ -16,7 +16,7 @@
 // that pays, and under overload the device does not gamble on requests that are almost lost. Durations are those of the
 // very composition: the CDF of the maximum is the product of the members' CDFs.
 //
-// The cost of a decision is bounded: it weighs at most kCaps length classes, whatever the number of applications, and looks at
+// The cost of a decision is bounded: it weighs at most kModels models with at most kCaps length classes, whatever the number of applications, and looks at
 // most at kLook waiting requests, or as many as the largest batch has. The values that it needs of an application are computed at the first use after a change.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -86,7 +86,7 @@ class Grid {
     return points_.back() -
            kernels().product(rows.data(), rows.size(), weights_.data(), into.data(), into.size());
   }
-  double at(const std::vector<double>& row, double x) const {
+  double at(const double* row, double x) const {
     if (points_.empty()) return 1;
     if (!(x > points_.front())) return x == points_.front() ? row[0] : 0;
     if (x >= points_.back()) return 1;
@@ -133,7 +133,8 @@ class Gpushare final : public BatcherBase {
     Decision decision;
     if (in_flight > 0 || !may_drop()) return decision;
     best_ = Choice();
-    for (uint32_t model = 0; model < models_.size(); ++model) consider(model, now_ns);
+    choose_models();
+    for (uint32_t model : considered_) consider(model, now_ns);
     if (best_.ids.empty()) return decision;
     if (const uint64_t until = deferred_until(now_ns); until > now_ns) {
       decision.wake_ns = until;
@@ -223,6 +224,7 @@ class Gpushare final : public BatcherBase {
   static size_t stretch_for(size_t most) {
     return std::max(kStretch, (most - std::min(most, kEarliest) + kSegments - 1) / kSegments);
   }
+  static constexpr size_t kModels = 16;
   static constexpr size_t kCaps = 16;  // length classes weighed as the longest of a batch
 
   struct Key {
@@ -264,6 +266,10 @@ class Gpushare final : public BatcherBase {
     double value = 0;             // of serving it now, see appraise
     const double* row = nullptr;  // of the grid, at this version of it
     uint64_t grid = 0;
+  };
+  struct Priced {
+    double cost;
+    uint32_t at, length_class;
   };
   // A length class present: means within 3% of each other.
   struct LengthClass {
@@ -328,6 +334,28 @@ class Gpushare final : public BatcherBase {
     of.revision = revision;
     of.time_version = known.time.version();
     return of;
+  }
+
+  // The models that a decision weighs: all that have requests, up to kModels. Of more, half are those with the earliest deadlines, and
+  // half those with the most requests.
+  void choose_models() {
+    considered_.clear();
+    for (uint32_t model = 0; model < models_.size(); ++model)
+      if (!models_[model].order.empty()) considered_.push_back(model);
+    if (considered_.size() <= kModels) return;
+    constexpr auto kHalf = static_cast<ptrdiff_t>(kModels / 2);
+    const auto first = [this](uint32_t model) {
+      return std::pair(models_[model].order.begin()->deadline_ns, model);
+    };
+    std::nth_element(considered_.begin(), considered_.begin() + kHalf, considered_.end(),
+                     [&](uint32_t a, uint32_t b) { return first(a) < first(b); });
+    const auto fewer = [this](uint32_t model) {
+      return std::pair(UINT64_MAX - models_[model].order.size(), model);
+    };
+    std::nth_element(considered_.begin() + kHalf, considered_.begin() + 2 * kHalf, considered_.end(),
+                     [&](uint32_t a, uint32_t b) { return fewer(a) < fewer(b); });
+    considered_.resize(kModels);
+    std::sort(considered_.begin(), considered_.end());
   }
 
   // The pending by slack, as far as a decision looks, without those whose chance is gone: they are dropped.
@@ -493,11 +521,14 @@ class Gpushare final : public BatcherBase {
       uniform = uniform && each.cost == cost;
       stepped = stepped || each.stepped;
     }
-    plain_ = uniform && !stepped;
+    bounded_ = !stepped;
+    uniform_ = uniform;
+    if (!uniform) order_by_cost();
     find_classes();
     uint32_t shorter = 0;  // the length class weighed before
     for (const LengthClass& cap : classes_) {
       const double least_ns = allow(cap.number, shorter);
+      if (!uniform) bound_by_size(cap.number, model.sizes.back());
       const Quantiles* asked = nullptr;
       // Where those begin that can bear a batch of the size looked at last, with either chance. Smaller batches are shorter,
       // so these places move forward through all sizes.
@@ -507,7 +538,8 @@ class Gpushare final : public BatcherBase {
         const uint32_t k = model.sizes[s];
         if (k > allowed_.size()) continue;
         // Any batch that was not weighed under a shorter cap has a request whose mean is at least that.
-        if (plain_ && worth_of(k * most_value_, known.time.duration_ns(k, least_ns), price) <= best_.worth)
+        if (bounded_ && worth_of(uniform ? k * most_value_ : most_of_[k], known.time.duration_ns(k, least_ns),
+                                 price) <= best_.worth)
           continue;
         if (asked == nullptr) asked = &quantiles(index, cap.application);
         size_t before = allowed_.size();
@@ -530,18 +562,48 @@ class Gpushare final : public BatcherBase {
           weigh(index, std::span(allowed_).subspan(first, k), longest, bears, shorter, price);
           if (uniform || first + k == allowed_.size()) continue;
           // Costs differ: also the k costliest of those who can bear it.
-          costly_.assign(allowed_.begin() + static_cast<ptrdiff_t>(first), allowed_.end());
-          std::partial_sort(costly_.begin(), costly_.begin() + k, costly_.end(),
-                            [this](uint32_t a, uint32_t b) {
-                              return std::pair(-pending_[a].cost, a) < std::pair(-pending_[b].cost, b);
-                            });
-          longest = 0;
-          for (uint32_t i = 0; i < k; ++i) longest = std::max(longest, bits(pending_[costly_[i]].mean_ns));
-          weigh(index, std::span(costly_).first(k), longest, bears, shorter, price);
+          longest = costliest(k, allowed_[first], cap.number);
+          weigh(index, costly_, longest, bears, shorter, price);
         }
       }
       shorter = cap.number;
     }
+  }
+
+  // The pending by cost, and by value.
+  void order_by_cost() {
+    by_cost_.clear();
+    by_value_.clear();
+    for (uint32_t i = 0; i < pending_.size(); ++i) {
+      by_cost_.push_back({pending_[i].cost, i, pending_[i].length_class});
+      by_value_.push_back({pending_[i].value, i, pending_[i].length_class});
+    }
+    for (std::vector<Priced>* each : {&by_cost_, &by_value_})
+      std::sort(each->begin(), each->end(), [](const Priced& a, const Priced& b) {
+        return a.cost != b.cost ? a.cost > b.cost : a.at < b.at;
+      });
+  }
+  // The most that a batch of k of the pending up to the length class `cap` can win, by k up to the largest batch.
+  void bound_by_size(uint32_t cap, uint32_t largest) {
+    most_of_.assign(1, 0);
+    for (const Priced& each : by_value_) {
+      if (each.length_class > cap) continue;
+      most_of_.push_back(most_of_.back() + each.cost);
+      if (most_of_.size() > largest) break;
+    }
+  }
+  // Puts the k costliest of the pending from `first` on, up to the length class `cap`, into costly_; returns the bits of their greatest
+  // mean. There are as many.
+  uint32_t costliest(uint32_t k, uint32_t first, uint32_t cap) {
+    costly_.clear();
+    uint32_t longest = 0;
+    for (const Priced& each : by_cost_) {
+      if (each.at < first || each.length_class > cap) continue;
+      costly_.push_back(each.at);
+      longest = std::max(longest, bits(pending_[each.at].mean_ns));
+      if (costly_.size() == k) break;
+    }
+    return longest;
   }
 
   // Compares one batch with the best so far. `longest`: the bits of its members' greatest mean.
@@ -558,9 +620,20 @@ class Gpushare final : public BatcherBase {
       most +=
           pending_[i].stepped ? INFINITY : pending_[i].value;  // what later deadlines may add is not bounded
     }
-    if (worth_of(most, time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest))), price) <=
-        best_.worth)
-      return;
+    const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
+    if (worth_of(most, least_ns, price) <= best_.worth) return;
+    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
+    if (bounded_ && !uniform_ && k > 1) {
+      // The batch is no faster than its longest member alone, whose CDF is at hand.
+      uint32_t slowest = members.front();
+      for (uint32_t i : members)
+        if (bits(pending_[i].mean_ns) == longest) slowest = i;
+      const double* row = model.grid.row(known, pending_[slowest].application);
+      most = 0;
+      for (uint32_t i : members)
+        most += pending_[i].value * model.grid.at(row, (pending_[i].slack_ns - fixed_ns) * scale);
+      if (worth_of(most, least_ns, price) <= best_.worth) return;
+    }
     for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
       grid = model.grid.version();
       rows_.clear();
@@ -572,16 +645,15 @@ class Gpushare final : public BatcherBase {
       }
     }
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
-    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
     double gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
-      const double chance = model.grid.at(row_, (each.slack_ns - fixed_ns) * scale);
+      const double chance = model.grid.at(row_.data(), (each.slack_ns - fixed_ns) * scale);
       gain += each.value * chance;
       wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * model.grid.at(row_, (each.slack_ns + step.after_ns - fixed_ns) * scale);
+        gain += step.cost * model.grid.at(row_.data(), (each.slack_ns + step.after_ns - fixed_ns) * scale);
     }
     const double worth = worth_of(gain, mean, price);
     if (worth <= best_.worth) return;
@@ -629,7 +701,11 @@ class Gpushare final : public BatcherBase {
   std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
   std::vector<LengthClass> classes_;
   double most_value_ = 0;  // of the pending
-  bool plain_ = false;     // all pending cost the same and have one deadline
+  bool uniform_ = false;   // all pending cost the same
+  bool bounded_ = false;   // no pending has later deadlines, so values are all that a batch can win
+  std::vector<Priced> by_cost_, by_value_;  // where costs differ; a value stands in `cost`
+  std::vector<double> most_of_;             // see bound_by_size
+  std::vector<uint32_t> considered_;
   std::vector<uint32_t> allowed_, costly_;
   // The allowed ones' values lie side by side: most of a decision is looking through them.
   std::vector<double> slacks_;

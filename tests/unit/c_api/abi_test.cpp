@@ -139,5 +139,8 @@ TEST_CASE("every sized struct is read and written by whole fields alone") {
   CHECK_SIZES(gpushare_allocator_info);
   CHECK_SIZES(gpushare_range_params);
   CHECK_SIZES(gpushare_range_info);
+  CHECK_SIZES(gpushare_step_queue_params);
+  CHECK_SIZES(gpushare_step_request);
+  CHECK_SIZES(gpushare_step_queue_info);
 #undef CHECK_SIZES
 }

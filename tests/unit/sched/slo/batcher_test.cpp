@@ -708,3 +708,30 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
       CHECK(wrong == 0);
     }
 }
+
+TEST_CASE("with more models than a decision weighs every model's requests are served") {
+  auto batcher = make("gpushare");
+  constexpr uint32_t kModels = 60;
+  for (uint32_t model = 1; model < kModels; ++model) {
+    REQUIRE(batcher->add_model({.c0_ns = 10e6, .c1 = 0.5}).ok());
+    for (int i = 0; i < 64; ++i) batcher->observe(model, 0, 10 * kMs);
+  }
+  for (RequestId id = 0; id < 10 * kModels; ++id) {
+    Request r = request(id, 0, 100'000 + id % 7);
+    r.model = static_cast<uint32_t>(id < kModels ? id : id % 3);  // most are of three models
+    r.cost = 1 + static_cast<double>(id % 5);
+    REQUIRE(batcher->arrive(r, 0).ok());
+  }
+  uint64_t now = 0;
+  size_t served = 0;
+  while (batcher->pending() > 0) {
+    const Decision decision = batcher->next(now, 0);
+    REQUIRE(decision.batch);
+    served += decision.batch->requests.size();
+    batcher->started(decision.batch->id, now);
+    now += decision.batch->expected_ns;
+    batcher->finished(decision.batch->id, decision.batch->expected_ns, now);
+  }
+  CHECK(served == 10 * kModels);
+  CHECK(now < 100'000 * kMs);
+}

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/serving/step_server.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "base/cancel.hpp"
+#include "base/clock.hpp"
+#include "base/flat_hash.hpp"
+#include "base/log.hpp"
+#include "base/mutex.hpp"
+#include "base/service_thread.hpp"
+#include "executor/serving/request_server.hpp"
+#include "gpushare/gpushare.h"
+
+namespace gpushare::executor {
+
+using sched::slo::kNever;
+using sched::slo::RequestId;
+using sched::slo::Step;
+using sched::slo::StepBatcher;
+using sched::slo::StepEvent;
+using sched::slo::StepRequest;
+
+namespace {
+
+bool step_session_ended(const base::Status& status) {
+  return status.code() == GPUSHARE_INVALID_STATE || status.code() == GPUSHARE_CANCELLED ||
+         status.code() == GPUSHARE_DEVICE_LOST;
+}
+
+// One step as work of the session. Everything outlives it: whoever submits it waits for its ticket.
+class StepWorkItem final : public Work {
+ public:
+  StepWorkItem(const StepFunction& function, const void* server, RunningStep& step, base::Status& outcome,
+               uint64_t& started_ns)
+      : function_(function), server_(server), step_(step), outcome_(outcome), started_ns_(started_ns) {}
+  // OK whatever the step did: a bad step is no reason to end the session.
+  GPUSHARE_CATCHES_FORCED_UNWIND base::Status run(const std::shared_ptr<Iteration>& iteration) override {
+    const InsideServer inside(server_);
+    started_ns_ = base::host_now_ns();
+    try {
+      outcome_ = function_(iteration, step_);
+    } catch (const std::exception& error) {
+      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED, error.what());
+    } catch (const base::ForcedUnwind&) {
+      throw;
+    } catch (...) {
+      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED,
+                              "the step function threw something that is no std::exception");
+    }
+    return base::ok_status();
+  }
+
+ private:
+  const StepFunction& function_;
+  const void* const server_;
+  RunningStep& step_;
+  base::Status& outcome_;
+  uint64_t& started_ns_;
+};
+
+}  // namespace
+
+class StepServer::Impl {
+ public:
+  Impl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members,
+       std::shared_ptr<Session> session, StepFunction function)
+      : most_held_(2 * std::min(max_pending, size_t{1} << 40) + max_members + 4096),
+        session_(std::move(session)),
+        function_(std::move(function)),
+        batcher_(std::move(batcher)) {
+    teller_ = base::ServiceThread([this] { tell_all(); });
+    try {
+      runner_ = base::ServiceThread([this] { run_steps(); });
+    } catch (...) {
+      finish();
+      throw;
+    }
+  }
+  ~Impl() { finish(); }
+
+  base::Status submit(const StepRequest& request, Answer answer, void* tag) {
+    base::MutexLock lock(mutex_);
+    if (!ended_status_.ok()) return ended_status_;
+    if (draining_)
+      return {GPUSHARE_INVALID_STATE, "the step queue takes no more requests: it is draining or closed"};
+    if (entries_.contains(request.id))
+      return {GPUSHARE_ALREADY_EXISTS,
+              base::format("request %llu is not answered yet", static_cast<unsigned long long>(request.id))};
+    if (entries_.size() >= most_held_)
+      return {GPUSHARE_QUEUE_FULL,
+              base::format(
+                  "request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
+                  static_cast<unsigned long long>(request.id), entries_.size())};
+    const auto entry = entries_.try_emplace(request.id, std::make_unique<Entry>()).first;
+    entry->second->news.id = request.id;
+    entry->second->tag = tag;
+    entry->second->answer = std::move(answer);
+    const uint64_t now = base::host_now_ns();
+    StepRequest arrived = request;
+    if (arrived.arrival_ns == 0) arrived.arrival_ns = now;
+    const uint64_t expires_ns = batcher_->expires_ns();
+    base::Status status;
+    try {
+      status = batcher_->arrive(arrived, now);
+    } catch (...) {
+      entries_.erase(entry);
+      end_all(no_memory_);
+      throw;
+    }
+    if (!status.ok()) {
+      entries_.erase(entry);
+      return status;
+    }
+    changed();
+    if (batcher_->expires_ns() < expires_ns) news_.notify_all();
+    return {};
+  }
+
+  bool cancel(RequestId id) {
+    base::MutexLock lock(mutex_);
+    if (!ended_status_.ok()) return false;
+    try {
+      const bool held = batcher_->cancel(id, base::host_now_ns());
+      post();
+      changed();
+      return held;
+    } catch (...) {
+      end_all(no_memory_);
+      throw;
+    }
+  }
+
+  base::Status set_memory(uint64_t bytes) {
+    base::MutexLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(batcher_->set_memory(bytes));
+    changed();
+    return {};
+  }
+
+  Stats stats() const {
+    base::MutexLock lock(mutex_);
+    Stats out;
+    static_cast<sched::slo::StepStats&>(out) = batcher_->stats();
+    if (!ended_status_.ok()) {
+      out.pending = out.members = out.bytes = 0;
+      out.failed += ended_count_;
+    }
+    out.held = entries_.size();
+    out.step_ns = batcher_->time().step_ns();
+    out.decode_ns = batcher_->time().decode_ns();
+    out.prefill_ns = batcher_->time().prefill_ns();
+    out.read_ns = batcher_->time().read_ns();
+    return out;
+  }
+
+  base::Status drain(uint64_t timeout_ns) {
+    GPUSHARE_RETURN_IF_ERROR(may_wait("drained"));
+    const base::Deadline deadline = base::Deadline::after(timeout_ns);
+    base::MutexLock lock(mutex_);
+    draining_ = true;
+    while (!entries_.empty()) {
+      if (deadline.never())
+        answered_.wait(mutex_);
+      else if (!answered_.wait_until(mutex_, deadline.at()) && !entries_.empty())
+        return {GPUSHARE_TIMED_OUT, base::format("%zu requests are not answered yet", entries_.size())};
+    }
+    return {};
+  }
+
+  base::Status stop() {
+    GPUSHARE_RETURN_IF_ERROR(may_wait("closed"));
+    finish();
+    return {};
+  }
+
+ private:
+  // A request that is not answered. Its news waits here until it is told; newer news replaces it. So answering allocates
+  // nothing, and takes no more memory where answers are taken slowly.
+  struct Entry {
+    void* tag = nullptr;
+    Answer answer;
+    StepEvent news;
+    bool due = false;       // its news is to be told
+    bool in_step = false;   // the step function may use its tag
+    Entry* next = nullptr;  // of those with news
+  };
+
+  base::Status may_wait(const char* what) const {
+    if (InsideServer::is(this))
+      return {GPUSHARE_INVALID_STATE,
+              base::format("the step queue cannot be %s from a function that it called", what)};
+    if (NoWaitScope::active())
+      return {
+          GPUSHARE_INVALID_STATE,
+          base::format(
+              "the step queue cannot be %s inside a function that the device or the runtime waits for (host "
+              "function, progress function): its steps may need that",
+              what)};
+    return {};
+  }
+
+  void finish() {
+    {
+      base::MutexLock lock(mutex_);
+      draining_ = true;
+      try {
+        if (ended_status_.ok())
+          for (const auto& [id, entry] : entries_) batcher_->cancel(id, base::host_now_ns());
+        post();
+      } catch (...) {
+        end_all(no_memory_);
+      }
+      changed();
+      while (!entries_.empty()) answered_.wait(mutex_);
+      over_ = true;
+      changed();
+      news_.notify_all();
+    }
+    const std::lock_guard joining(join_mutex_);
+    if (runner_.joinable()) runner_.join();
+    if (teller_.joinable()) teller_.join();
+  }
+
+  void changed() GPUSHARE_REQUIRES(mutex_) {
+    changed_ = true;
+    work_.notify_all();
+  }
+
+  // News goes to the requests, in the order of its first appearance.
+  void post() GPUSHARE_REQUIRES(mutex_) {
+    events_.clear();
+    batcher_->take_events(events_);
+    for (const StepEvent& event : events_) post(*entries_.find(event.id)->second, event);
+  }
+  void post(Entry& entry, const StepEvent& event) noexcept GPUSHARE_REQUIRES(mutex_) {
+    entry.news = event;
+    news_.notify_all();
+    if (std::exchange(entry.due, true)) return;
+    entry.next = nullptr;
+    (last_ == nullptr ? first_ : last_->next) = &entry;
+    last_ = &entry;
+  }
+
+  // Answers everything with this status, and accepts nothing more: the session has ended, or the host has no memory for a step
+  // of the batcher, which may have been left half way through it. Allocates nothing.
+  void end_all(const base::Status& status) noexcept GPUSHARE_REQUIRES(mutex_) {
+    if (ended_status_.ok()) ended_status_ = status;
+    for (auto& [id, entry] : entries_) {
+      if (entry->news.ended || entry->in_step) continue;  // run() answers the latter
+      StepEvent event = entry->news;
+      event.ended = true;
+      event.status = ended_status_.code();
+      event.at_ns = base::host_now_ns();
+      ++ended_count_;
+      post(*entry, event);
+    }
+  }
+
+  // The thread that runs steps.
+  void run_steps() {
+    base::MutexLock lock(mutex_);
+    RunningStep seen;
+    while (!over_) {
+      changed_ = false;
+      uint64_t wake_ns = kNever;
+      bool any = false;
+      try {
+        if (ended_status_.ok()) {
+          const Step& step = batcher_->begin_step(base::host_now_ns());
+          post();
+          wake_ns = step.wake_ns;
+          any = !step.empty();
+          if (any) look(step, seen);
+        }
+      } catch (...) {
+        end_all(no_memory_);
+        continue;
+      }
+      if (any)
+        run(seen);
+      else
+        sleep_until(wake_ns);
+    }
+  }
+
+  void look(const Step& step, RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
+    const auto tag = [this](RequestId id)
+                         GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return entries_.find(id)->second->tag; };
+    seen.members = step.members;
+    seen.left = step.left;
+    seen.expected_ns = step.expected_ns;
+    seen.member_tags.clear();
+    seen.left_tags.clear();
+    for (const auto& member : seen.members) seen.member_tags.push_back(tag(member.id));
+    for (RequestId id : seen.left) seen.left_tags.push_back(tag(id));
+    mark(seen, true);
+    seen.done.assign(seen.members.size(), 0);
+    seen.statuses.assign(seen.members.size(), GPUSHARE_OK);
+    seen.bytes.assign(seen.members.size(), UINT64_MAX);
+  }
+
+  void mark(const RunningStep& seen, bool in_step) GPUSHARE_REQUIRES(mutex_) {
+    for (const auto& member : seen.members) entries_.find(member.id)->second->in_step = in_step;
+    for (RequestId id : seen.left) entries_.find(id)->second->in_step = in_step;
+  }
+
+  void run(RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
+    mutex_.unlock();
+    base::Status outcome;
+    uint64_t started_ns = 0;
+    base::Status ran = no_memory_;
+    try {
+      std::unique_ptr<Work> work = std::make_unique<StepWorkItem>(function_, this, seen, outcome, started_ns);
+      base::Result<std::shared_ptr<Ticket>> ticket = session_->submit(work);
+      ran = ticket.ok() ? (*ticket)->wait(UINT64_MAX) : ticket.status();
+    } catch (...) {
+    }
+    mutex_.lock();
+    const uint64_t end = base::host_now_ns();
+    mark(seen, false);
+    if (step_session_ended(ran) || !ended_status_.ok()) {
+      end_all(ran.ok() ? no_memory_ : ran);
+      return;
+    }
+    sched::slo::StepResult result;
+    result.status = ran.ok() ? outcome.code() : ran.code();
+    result.done = seen.done;
+    result.statuses = seen.statuses;
+    result.bytes = seen.bytes;
+    try {
+      batcher_->end_step(result, started_ns == 0 ? 0 : end - started_ns, end);
+      post();
+    } catch (...) {
+      end_all(no_memory_);
+    }
+  }
+
+  void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
+    constexpr uint64_t kHour = 3'600'000'000'000;
+    for (uint64_t now = base::host_now_ns(); !changed_ && now <= wake_ns; now = base::host_now_ns()) {
+      if (wake_ns == kNever)
+        work_.wait(mutex_);
+      else
+        work_.wait_until(mutex_, std::chrono::steady_clock::now() +
+                                     std::chrono::nanoseconds(std::min(wake_ns - now + 1, kHour)));
+    }
+  }
+
+  // The thread that answers. While a step runs, which may be for ever, it also drops the requests whose time is over.
+  void tell_all() {
+    base::MutexLock lock(mutex_);
+    while (true) {
+      if (first_ != nullptr) {
+        tell_one();
+        continue;
+      }
+      if (over_) return;
+      const uint64_t now = base::host_now_ns();
+      const uint64_t expires_ns = ended_status_.ok() ? batcher_->expires_ns() : kNever;
+      if (expires_ns < now) {
+        try {
+          batcher_->expire(now);
+          post();
+        } catch (...) {
+          end_all(no_memory_);
+        }
+      } else if (expires_ns == kNever) {
+        news_.wait(mutex_);
+      } else {
+        constexpr uint64_t kHour = 3'600'000'000'000;
+        news_.wait_until(mutex_, std::chrono::steady_clock::now() +
+                                     std::chrono::nanoseconds(std::min(expires_ns - now + 1, kHour)));
+      }
+    }
+  }
+
+  void tell_one() GPUSHARE_REQUIRES(mutex_) {
+    Entry& entry = *first_;
+    first_ = entry.next;
+    if (first_ == nullptr) last_ = nullptr;
+    const StepEvent news = entry.news;
+    entry.due = false;
+    {
+      struct Unlocked {
+        explicit Unlocked(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
+        ~Unlocked() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+        base::Mutex& mutex;
+      };
+      const Unlocked unlocked(mutex_);
+      const InsideServer inside(this);
+      call(entry.answer, news);
+    }
+    if (!news.ended) return;
+    entries_.erase(news.id);
+    if (entries_.empty()) answered_.notify_all();
+  }
+
+  GPUSHARE_CATCHES_FORCED_UNWIND static void call(const Answer& answer, const StepEvent& news) {
+    try {
+      if (answer) answer(news);
+    } catch (const base::ForcedUnwind&) {
+      throw;
+    } catch (...) {
+      try {
+        base::log(GPUSHARE_LOG_ERROR, base::format("request %llu: the function that takes its answers threw",
+                                                   static_cast<unsigned long long>(news.id)));
+      } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the line
+      }
+    }
+  }
+
+  const base::Status no_memory_{
+      GPUSHARE_HOST_OUT_OF_MEMORY,
+      "the host had no memory for the step queue's work: it takes no more requests; close it"};
+  const size_t most_held_;
+  const std::shared_ptr<Session> session_;
+  const StepFunction function_;
+  mutable base::Mutex mutex_;
+  base::ConditionVariable work_;      // for the runner
+  base::ConditionVariable news_;      // for the teller
+  base::ConditionVariable answered_;  // for drain and stop
+  std::unique_ptr<StepBatcher> batcher_ GPUSHARE_PT_GUARDED_BY(mutex_);
+  base::FlatHashMap<RequestId, std::unique_ptr<Entry>> entries_ GPUSHARE_GUARDED_BY(mutex_);
+  Entry* first_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;  // of those with news, in order
+  Entry* last_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
+  std::vector<StepEvent> events_ GPUSHARE_GUARDED_BY(mutex_);
+  base::Status ended_status_ GPUSHARE_GUARDED_BY(mutex_);  // not OK: no more steps run
+  uint64_t ended_count_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // requests that end_all answered
+  bool changed_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool over_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  std::mutex join_mutex_;
+  base::ServiceThread teller_, runner_;
+};
+
+base::Result<std::unique_ptr<StepServer>> StepServer::start(std::string_view policy,
+                                                            const sched::slo::StepOptions& options,
+                                                            std::shared_ptr<Session> session,
+                                                            StepFunction function) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<StepBatcher> batcher,
+                            sched::slo::make_step_batcher(policy, options));
+  try {
+    return std::unique_ptr<StepServer>(
+        new StepServer(std::make_unique<Impl>(std::move(batcher), options.max_pending, options.max_members,
+                                              std::move(session), std::move(function))));
+  } catch (const std::system_error& error) {
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        std::string("cannot start a step queue's threads: ") + error.what(),
+                        error.code().value());
+  }
+}
+
+StepServer::StepServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StepServer::~StepServer() = default;
+base::Status StepServer::submit(const StepRequest& request, Answer answer, void* tag) {
+  return impl_->submit(request, std::move(answer), tag);
+}
+bool StepServer::cancel(RequestId id) {
+  return impl_->cancel(id);
+}
+base::Status StepServer::set_memory(uint64_t bytes) {
+  return impl_->set_memory(bytes);
+}
+StepServer::Stats StepServer::stats() const {
+  return impl_->stats();
+}
+base::Status StepServer::drain(uint64_t timeout_ns) {
+  return impl_->drain(timeout_ns);
+}
+base::Status StepServer::stop() {
+  return impl_->stop();
+}
+
+}  // namespace gpushare::executor
