@@ -194,6 +194,22 @@ class HandleTable {
     return pin;
   }
 
+  // `visit` for each object that has a live handle, pinned meanwhile. Handles that come or go during the call may be missed.
+  template <class Visit>
+  void each(Visit&& visit) {
+    uint32_t end = 0;
+    {
+      base::MutexLock lock(mutex_);
+      end = next_;
+    }
+    for (uint32_t index = inherited_; index < end; ++index) {
+      Slot* const slot = find_slot(index);
+      const uint64_t word = slot->word.fetch_add(1, std::memory_order_acquire);
+      const Pin pin(this, slot);
+      if (((word >> 32) & 1) != 0 && (word & kRetired) == 0) visit(*pin);
+    }
+  }
+
   // The handle is of an object of the process that forked this one.
   bool inherited(const void* handle) const {
     uint32_t index = 0;

@@ -674,6 +674,14 @@ GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, c
  * Needs RECORD_ALLOCATIONS (INVALID_STATE). Errors: IO_ERROR. Blocks on the disk. */
 GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path);
 
+/* Writes the figures of the runtime, and of the sessions that are open, as NUL-terminated text in Prometheus' format (0.0.4), for
+ * a server that adds it to its own. The names are those of `gpushare daemon --metrics` (docs/metrics.md). out_size receives
+ * the size of the text, including the NUL. Call it with capacity 0 and a null text first to learn the size, and allow for
+ * sessions that come meanwhile. Any thread; does not wait for the device. Errors: INVALID_ARGUMENT (`capacity` is too small;
+ * out_size is set in this case too), INVALID_STATE (closed). */
+GPUSHARE_API int32_t gpushare_runtime_write_metrics(gpushare_runtime runtime, char* text, uint64_t capacity,
+                                                    uint64_t* out_size);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

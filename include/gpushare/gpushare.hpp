@@ -588,6 +588,22 @@ class Runtime {
   void write_allocation_log(const std::string& path) const {
     check(gpushare_runtime_write_allocation_log(get(), path.c_str()));
   }
+  // Figures in Prometheus' text format. Sessions may come between the question for the size and the answer: then it is asked again.
+  std::string metrics() const {
+    std::string text;
+    for (;;) {
+      uint64_t size = 0;
+      const int32_t status =
+          gpushare_runtime_write_metrics(get(), text.empty() ? nullptr : &text[0], text.size(), &size);
+      if (status == GPUSHARE_INVALID_ARGUMENT && size > text.size()) {
+        text.resize(size + size / 4);
+        continue;
+      }
+      check(status);
+      text.resize(size - 1);
+      return text;
+    }
+  }
 
  private:
   detail::Handle<gpushare_runtime, gpushare_runtime_close> handle_;

@@ -28,41 +28,41 @@ struct DeviceFigure {
   bool counts;
   double (*of)(const DeviceStatus&);
 };
-double seconds(uint64_t ns) {
+double figure_s(uint64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }
-double bytes(uint64_t value) {
+double figure(uint64_t value) {
   return static_cast<double>(value);
 }
 constexpr DeviceFigure kDeviceFigures[] = {
     {"gpushare_device_capacity_bytes", "Memory that the daemon may promise.", false,
-     [](const DeviceStatus& d) { return bytes(d.capacity_bytes); }},
+     [](const DeviceStatus& d) { return figure(d.capacity_bytes); }},
     {"gpushare_device_effective_capacity_bytes",
      "The limit in force: above the capacity while promises fall to it.", false,
-     [](const DeviceStatus& d) { return bytes(d.effective_capacity_bytes); }},
+     [](const DeviceStatus& d) { return figure(d.effective_capacity_bytes); }},
     {"gpushare_device_promised_bytes", "Memory promised to sessions, images and contexts.", false,
-     [](const DeviceStatus& d) { return bytes(d.promised_bytes); }},
+     [](const DeviceStatus& d) { return figure(d.promised_bytes); }},
     {"gpushare_device_images_bytes", "Of the promised memory, that of shared images of models.", false,
-     [](const DeviceStatus& d) { return bytes(d.images_bytes); }},
+     [](const DeviceStatus& d) { return figure(d.images_bytes); }},
     {"gpushare_device_context_bytes", "Of the promised memory, that of contexts of processes.", false,
-     [](const DeviceStatus& d) { return bytes(d.context_bytes); }},
+     [](const DeviceStatus& d) { return figure(d.context_bytes); }},
     {"gpushare_device_lanes", "Lanes that are open.", false,
-     [](const DeviceStatus& d) { return bytes(d.lanes); }},
+     [](const DeviceStatus& d) { return figure(d.lanes); }},
     {"gpushare_device_resident_sessions", "Sessions that are admitted.", false,
-     [](const DeviceStatus& d) { return bytes(d.resident); }},
+     [](const DeviceStatus& d) { return figure(d.resident); }},
     {"gpushare_device_waiting_sessions", "Sessions that wait for memory.", false,
-     [](const DeviceStatus& d) { return bytes(d.waiting); }},
+     [](const DeviceStatus& d) { return figure(d.waiting); }},
     {"gpushare_device_turns_total", "Turns given.", true,
-     [](const DeviceStatus& d) { return bytes(d.turns); }},
+     [](const DeviceStatus& d) { return figure(d.turns); }},
     {"gpushare_device_turns_taken_back_total", "Turns taken back after the lease.", true,
-     [](const DeviceStatus& d) { return bytes(d.cut_off); }},
+     [](const DeviceStatus& d) { return figure(d.cut_off); }},
     {"gpushare_device_busy_seconds_total",
      "Device time used by sessions, also by those that have left. Its rate is the busy share of one lane.",
-     true, [](const DeviceStatus& d) { return seconds(d.service_ns); }},
+     true, [](const DeviceStatus& d) { return figure_s(d.service_ns); }},
     {"gpushare_device_page_outs_total", "Page-outs of sessions and groups, begun.", true,
-     [](const DeviceStatus& d) { return bytes(d.page_outs); }},
+     [](const DeviceStatus& d) { return figure(d.page_outs); }},
     {"gpushare_device_page_ins_total", "Page-ins of sessions and groups, begun.", true,
-     [](const DeviceStatus& d) { return bytes(d.page_ins); }},
+     [](const DeviceStatus& d) { return figure(d.page_ins); }},
 };
 
 struct SessionFigure {
@@ -74,38 +74,38 @@ struct SessionFigure {
 };
 constexpr SessionFigure kSessionFigures[] = {
     {"gpushare_session_persistent_bytes", "Memory promised to the session for good (P).", false, false,
-     [](const SessionStatus& s) { return bytes(s.persistent_bytes); }},
+     [](const SessionStatus& s) { return figure(s.persistent_bytes); }},
     {"gpushare_session_ephemeral_bytes", "Memory promised for the session's iterations (E).", false, false,
-     [](const SessionStatus& s) { return bytes(s.ephemeral_bytes); }},
+     [](const SessionStatus& s) { return figure(s.ephemeral_bytes); }},
     {"gpushare_session_limit_bytes", "Memory that the coordinator allows the session.", false, true,
-     [](const SessionStatus& s) { return bytes(s.limit_bytes); }},
+     [](const SessionStatus& s) { return figure(s.limit_bytes); }},
     {"gpushare_session_weight", "The session's weight as it counts now.", false, false,
      [](const SessionStatus& s) { return s.weight; }},
     {"gpushare_session_cap_ratio", "The most of the device's time that the session's group or process gets.",
      false, true, [](const SessionStatus& s) { return s.cap; }},
     {"gpushare_session_busy_seconds_total", "Device time that the session has used.", true, false,
-     [](const SessionStatus& s) { return seconds(s.service_ns); }},
+     [](const SessionStatus& s) { return figure_s(s.service_ns); }},
     {"gpushare_session_iterations_total", "Iterations that the session has run.", true, false,
-     [](const SessionStatus& s) { return bytes(s.iterations); }},
+     [](const SessionStatus& s) { return figure(s.iterations); }},
     {"gpushare_group_held_bytes", "Device memory that the preloaded programs of the group hold.", false, true,
-     [](const SessionStatus& s) { return bytes(s.held_bytes); }},
+     [](const SessionStatus& s) { return figure(s.held_bytes); }},
     {"gpushare_group_spilled_bytes", "Blocks of the group's preloaded programs that lie in host memory.",
-     false, true, [](const SessionStatus& s) { return bytes(s.spilled_bytes); }},
+     false, true, [](const SessionStatus& s) { return figure(s.spilled_bytes); }},
     {"gpushare_group_pinned_bytes",
      "Pinned host memory of the group's preloaded programs, spilled blocks included.", false, true,
-     [](const SessionStatus& s) { return bytes(s.pinned_bytes); }},
+     [](const SessionStatus& s) { return figure(s.pinned_bytes); }},
 };
 
 void write_daemon(MetricsText& out, const client::ServiceStatus& status) {
   out.gauge("gpushare_build_info", "1, with the daemon's version.");
   out.sample({{"version", GPUSHARE_VERSION_STRING}}, 1);
   out.gauge("gpushare_daemon_uptime_seconds", "Since the daemon began.");
-  out.sample({}, seconds(status.uptime_ns));
+  out.sample({}, figure_s(status.uptime_ns));
   out.counter("gpushare_lost_processes_total", "Processes that ended with sessions open.");
-  out.sample({}, bytes(status.lost_processes));
+  out.sample({}, figure(status.lost_processes));
   out.counter("gpushare_refusals_total", "Requests that the daemon refused, by the status that it answered.");
   for (const client::RefusalStatus& refusal : status.refusals)
-    out.sample({{"cause", refusal.cause}}, bytes(refusal.count));
+    out.sample({{"cause", refusal.cause}}, figure(refusal.count));
 }
 
 void write_devices(MetricsText& out, const client::ServiceStatus& status) {
@@ -123,7 +123,7 @@ void write_devices(MetricsText& out, const client::ServiceStatus& status) {
             "Sessions by what they do: ready waits for a turn, queued and paged_out for memory.");
   for (const DeviceStatus& device : status.devices)
     for (const char* state : kStates)
-      out.sample({{"device", device.device}, {"state", state}}, bytes(counts[{device.device, state}]));
+      out.sample({{"device", device.device}, {"state", state}}, figure(counts[{device.device, state}]));
 }
 
 void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
@@ -158,7 +158,7 @@ void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
                 {"program", process.program},
                 {"user", std::to_string(process.uid)},
                 {"state", process.state}},
-               bytes(process.context_bytes));
+               figure(process.context_bytes));
 }
 
 }  // namespace

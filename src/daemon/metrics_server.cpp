@@ -27,7 +27,7 @@ using client::Descriptor;
 
 constexpr size_t kMostConnections = 16, kMostRequestBytes = 8192;
 // A reader that has neither asked nor read for so long is dropped.
-constexpr uint64_t kPatienceNs = 10'000'000'000;
+constexpr uint64_t kReaderPatienceNs = 10'000'000'000;
 
 union Address {
   sockaddr any;
@@ -42,7 +42,7 @@ base::Status cannot(const std::string& what, const std::string& address) {
           "cannot " + what + " " + address + ": " + std::strerror(error), error};
 }
 
-base::Status wrong(const std::string& address) {
+base::Status wrong_address(const std::string& address) {
   return {GPUSHARE_INVALID_ARGUMENT, "the address '" + address +
                                          "' is neither IP:PORT, as 127.0.0.1:9477 or [::1]:9477, nor the "
                                          "path of a Unix socket of at most 107 bytes with a '/'"};
@@ -51,26 +51,26 @@ base::Status wrong(const std::string& address) {
 base::Result<socklen_t> parse_address(const std::string& text, Address* out) {
   std::memset(out, 0, sizeof *out);
   if (text.find('/') != std::string::npos) {
-    if (text.size() >= sizeof out->path.sun_path) return wrong(text);
+    if (text.size() >= sizeof out->path.sun_path) return wrong_address(text);
     out->path.sun_family = AF_UNIX;
     std::memcpy(out->path.sun_path, text.data(), text.size());
     return static_cast<socklen_t>(sizeof out->path);
   }
   const size_t colon = text.rfind(':');
-  if (colon == std::string::npos) return wrong(text);
+  if (colon == std::string::npos) return wrong_address(text);
   const auto port = base::parse_uint64(text.substr(colon + 1));
-  if (!port.ok() || *port > UINT16_MAX) return wrong(text);
+  if (!port.ok() || *port > UINT16_MAX) return wrong_address(text);
   std::string host = text.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
     out->v6.sin6_family = AF_INET6;
     out->v6.sin6_port = htons(static_cast<uint16_t>(*port));
-    if (inet_pton(AF_INET6, host.c_str(), &out->v6.sin6_addr) != 1) return wrong(text);
+    if (inet_pton(AF_INET6, host.c_str(), &out->v6.sin6_addr) != 1) return wrong_address(text);
     return static_cast<socklen_t>(sizeof out->v6);
   }
   out->v4.sin_family = AF_INET;
   out->v4.sin_port = htons(static_cast<uint16_t>(*port));
-  if (inet_pton(AF_INET, host.c_str(), &out->v4.sin_addr) != 1) return wrong(text);
+  if (inet_pton(AF_INET, host.c_str(), &out->v4.sin_addr) != 1) return wrong_address(text);
   return static_cast<socklen_t>(sizeof out->v4);
 }
 
@@ -91,7 +91,7 @@ std::string response(const char* status, const std::string& body) {
          body;
 }
 
-std::string answer(std::string_view request, const MetricsServer::Text& text) {
+std::string answer_to(std::string_view request, const MetricsServer::Text& text) {
   const std::string_view line = request.substr(0, request.find_first_of("\r\n"));
   const size_t blank = line.find(' ');
   const std::string_view method = line.substr(0, blank);
@@ -123,7 +123,7 @@ bool MetricsServer::advance(Connection& connection, uint64_t now_ns) {
     connection.moved_ns = now_ns;
     connection.request.append(buffer, static_cast<size_t>(got));
     if (connection.request.find("\r\n\r\n") != std::string::npos)
-      connection.reply = answer(connection.request, text_);
+      connection.reply = answer_to(connection.request, text_);
     else if (connection.request.size() > kMostRequestBytes)
       connection.reply = response("431 Request Header Fields Too Large", "the request is too long\n");
   }
@@ -195,7 +195,7 @@ void MetricsServer::serve_once(std::vector<Connection>& connections) {
   const uint64_t now_ns = base::host_now_ns();
   for (size_t i = connections.size(); i-- > 0;) {
     const bool over = waits[i + 2].revents != 0 ? !advance(connections[i], now_ns)
-                                                : now_ns - connections[i].moved_ns > kPatienceNs;
+                                                : now_ns - connections[i].moved_ns > kReaderPatienceNs;
     if (over) connections.erase(connections.begin() + static_cast<ptrdiff_t>(i));
   }
   while (!stop_) {

@@ -286,6 +286,8 @@ static void parameters(void) {
   gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
   gpushare_session_params need = GPUSHARE_SESSION_PARAMS_INIT;
   gpushare_session first, second;
+  static char text[16384];
+  uint64_t size = 0;
   int i;
   char path[] = "/tmp/gpushare-fields-XXXXXX";
   const int file = mkstemp(path);
@@ -327,6 +329,14 @@ static void parameters(void) {
   CHECK_STATUS(gpushare_runtime_write_timeline(runtime, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_runtime_write_snapshot(runtime, path, GPUSHARE_SNAPSHOT_JSON), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_write_snapshot(runtime, path, 2), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_write_metrics(runtime, NULL, 0, NULL), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_write_metrics(runtime, NULL, 1, &size), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_write_metrics(runtime, NULL, 0, &size), GPUSHARE_INVALID_ARGUMENT);
+  CHECK(size > 1000 && size < sizeof text);
+  CHECK_STATUS(gpushare_runtime_write_metrics(runtime, text, size - 1, &size), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_write_metrics(runtime, text, sizeof text, &size), GPUSHARE_OK);
+  CHECK(strlen(text) + 1 == size && strstr(text, "name=\"first\"") != NULL);
+  CHECK(strstr(text, "name=\"second\"") != NULL);
   CHECK_STATUS(gpushare_runtime_set_policy(runtime, NULL, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_runtime_set_policy(runtime, "fifo", NULL), GPUSHARE_OK);
   CHECK(strcmp(info_of(runtime).policy, "fifo") == 0);

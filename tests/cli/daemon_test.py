@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """gpushare daemon and gpushare top. See support.py. SPDX-License-Identifier: Apache-2.0"""
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import socket
 import struct
+import termios
 
 import support
-from support import ToolTest
+from support import OPTIONS, ToolTest
 
 
 class Daemon(ToolTest):
@@ -32,6 +35,32 @@ class Daemon(ToolTest):
             self.assertEqual(daemon.wait(timeout=support.LONG_S), 0)
             self.assertFalse((self.folder / "socket").exists())
             self.refused(["top", "--socket", "socket"], "no daemon answers", "gpushare daemon --socket", code=3)
+
+    def test_top_on_a_terminal(self):
+        self.start()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.folder)
+            os.execv(OPTIONS.tool, [OPTIONS.tool, "top", "--socket", "socket"])
+        self.addCleanup(os.close, terminal)
+        shown = b""
+
+        def until(word):
+            nonlocal shown
+            while word not in shown:
+                shown += os.read(terminal, 65536)
+            shown = b""
+
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
+        until(b"sorted by share now")
+        os.write(terminal, b"s")
+        until(b"sorted by share ")
+        os.write(terminal, b"/abc")
+        until(b"filter: abc_")
+        os.write(terminal, b"\n")
+        until(b"filter 'abc'")
+        os.write(terminal, b"q")
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
 
     def test_a_policy_of_the_operators_own(self):
         lottery = self.lottery()

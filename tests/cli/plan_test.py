@@ -10,7 +10,7 @@ from support import OPTIONS, ToolTest
 
 
 class PlanModel(ToolTest):
-    KEYS = ["layers", "groups", "makespan_ms", "lower_bound_ms", "one_shot_ms", "per_layer_ms", "best_uniform_ms", "solve_us",
+    KEYS = ["version", "layers", "groups", "makespan_ms", "lower_bound_ms", "one_shot_ms", "per_layer_ms", "best_uniform_ms", "solve_us",
             "optimal"]
     COSTS = ["--bandwidth-gbs", 12, "--call-overhead-us", 10, "--group-overhead-us", 20]
     MODEL = "examples/models/cnn.csv"

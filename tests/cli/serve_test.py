@@ -12,7 +12,7 @@ TOKENS = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
 class Serve(ToolTest):
-    KEYS = ["device", "label", "source", "c0_ms", "c1", "cases"]
+    KEYS = ["version", "device", "label", "source", "c0_ms", "c1", "cases"]
     CASE_KEYS = ["case", "slo_x_p99", "load", "policy", "requests", "finished_in_time", "finish_rate", "p50_ms", "p99_ms", "dropped",
                  "decision_us", "finished_late", "goodput_per_s", "mean_batch", "batches", "busy", "predicted_miss_rate", "price_per_s", "batch_sizes"]
     DROPS = ["expired", "hopeless", "rejected", "queue_full", "cancelled"]

@@ -165,7 +165,7 @@ inline int32_t step_queue_call(StepQueues& handles, gpushare_session session, In
 inline int32_t process_call(gpushare_runtime runtime, Input& input) {
   static const char* const kPaths[] = {"/dev/null", "/nonexistent/file", "", nullptr};
   const char* path = kPaths[input.byte() % 4];
-  switch (input.byte() % 7) {
+  switch (input.byte() % 8) {
     case 0: {
       uint32_t count = 0;
       require(gpushare_device_count(&count) == GPUSHARE_OK && count >= 2, "host and sim are there");
@@ -193,6 +193,15 @@ inline int32_t process_call(gpushare_runtime runtime, Input& input) {
       return gpushare_runtime_write_timeline(runtime, path);
     case 5:
       return gpushare_runtime_write_snapshot(runtime, path, input.byte() % 3);
+    case 6: {
+      char text[256];
+      uint64_t size = 0;
+      const uint64_t capacity = input.byte() % 2 == 0 ? 0 : sizeof text;
+      const int32_t status =
+          gpushare_runtime_write_metrics(runtime, capacity == 0 ? nullptr : text, capacity, &size);
+      require(status != GPUSHARE_OK || size <= capacity, "the text fits where it was written");
+      return status;
+    }
     default:
       return gpushare_runtime_write_allocation_log(runtime, path);
   }

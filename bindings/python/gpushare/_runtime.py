@@ -228,6 +228,18 @@ class Runtime(Closable):
         """Writes the allocation log as RMM's CSV. Needs record_allocations."""
         check(lib.gpushare_runtime_write_allocation_log(self.handle, os.fsencode(path)))
 
+    def metrics(self) -> str:
+        """The figures of the runtime and its open sessions in Prometheus' text format, for a server that adds them to its own."""
+        size, capacity = ffi.new("uint64_t *"), 0
+        while True:
+            text = ffi.new("char[]", capacity) if capacity else ffi.NULL
+            status = lib.gpushare_runtime_write_metrics(self.handle, text, capacity, size)
+            if status == lib.GPUSHARE_INVALID_ARGUMENT and size[0] > capacity:
+                capacity = size[0] + size[0] // 4  # sessions may come meanwhile
+                continue
+            check(status)
+            return ffi.string(text).decode()
+
 
 def devices() -> list[dict[str, Any]]:
     """The devices that this machine has, unusable ones included (`status` is not 0 and `reason` says why)."""

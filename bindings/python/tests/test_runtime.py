@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import gc
 import json
+import re
 import threading
 import time
 import types
@@ -766,6 +767,7 @@ def test_exports(tmp_path):
         runtime.write_snapshot(tmp_path / "snapshot.json", json=True)
         runtime.write_snapshot(tmp_path / "snapshot.pickle")
         runtime.write_allocation_log(tmp_path / "log.csv")
+        assert re.search(r'^gpushare_session_iterations_total\{device="host",name="a",.*\} 2$', runtime.metrics(), re.MULTILINE)
         with pytest.raises(OSError, match="absent"):
             runtime.write_timeline(tmp_path / "absent" / "timeline.json")
     assert json.loads((tmp_path / "timeline.json").read_text())

@@ -6,6 +6,7 @@
 #include "base/clock.hpp"
 #include "base/dynamic_library.hpp"
 #include "base/log.hpp"
+#include "base/metrics_text.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "base/utf8.hpp"
@@ -168,4 +169,15 @@ TEST_CASE("a status without memory keeps its code") {
   static_assert(noexcept(base::Status().with_context("where")));
   for (int32_t code = -1; code < 500; ++code)
     if (code != GPUSHARE_OK) CHECK(base::Status(code, "why").code() == code);
+}
+
+TEST_CASE("figures for Prometheus are escaped, and whole numbers are written whole") {
+  gpushare::base::MetricsText text;
+  text.gauge("gpushare_some_bytes", "Some bytes.");
+  text.sample({{"name", "a\\b\"c\nd\xff"}, {"empty", ""}}, 9007199254740992.0);
+  text.sample({}, 0.5);
+  CHECK(text.text() ==
+        "# HELP gpushare_some_bytes Some bytes.\n# TYPE gpushare_some_bytes gauge\n"
+        "gpushare_some_bytes{name=\"a\\\\b\\\"c\\nd\xEF\xBF\xBD\",empty=\"\"} 9007199254740992\n"
+        "gpushare_some_bytes 0.5\n");
 }

@@ -68,6 +68,36 @@ TEST_CASE("sessions of a group have memory and turns together") {
   CHECK(promised() == 20 * kMiB);
 }
 
+TEST_CASE("members of a group that ran side by side are billed their parts of the turn") {
+  using client::LeaseState;
+  SharedService shared;
+  RawProcess a(shared), b(shared), other(shared);
+  for (RawProcess* raw : {&a, &b, &other}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  for (RawProcess* raw : {&a, &b}) REQUIRE(raw->call(arrive(1, kMiB, 7)) == GPUSHARE_OK);
+  REQUIRE(other.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (RawProcess* raw : {&a, &b}) {
+      raw->tell(MessageType::kReady, 1);
+      raw->await(LeaseState::kBusy);
+      // More than the turn was, so each is believed the whole turn; the second has twice the iterations.
+      raw->lease().account(3'600'000'000'000, raw == &a ? 1 : 2);
+    }
+    for (RawProcess* raw : {&a, &b}) raw->give_back(false);
+  }
+  client::ServiceStatus status = shared.status();
+  while (status.sessions[0].iterations + status.sessions[1].iterations < 9) status = shared.status();
+  uint64_t billed_ns = 0;
+  double shares = 0;
+  for (const client::SessionStatus& session : status.sessions) {
+    billed_ns += session.service_ns;
+    shares += session.share;
+  }
+  CHECK(status.devices[0].service_ns > 0);
+  CHECK(billed_ns <= status.devices[0].service_ns);
+  CHECK(shares <= 1.000001);
+  CHECK(shares > 0.99);
+}
+
 TEST_CASE("sessions that share a group's limits alone have memory and turns of their own") {
   using client::LeaseState;
   SharedService shared;  // 64 MiB

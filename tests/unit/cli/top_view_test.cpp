@@ -1,0 +1,112 @@
+// What `gpushare top` shows: columns, widths, order, filter, colours.
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/top_view.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "daemon/metrics.hpp"
+#include "support/catch.hpp"
+
+using namespace gpushare;
+using cli::TopLook;
+using cli::TopRow;
+
+namespace {
+
+client::ServiceStatus two_sessions() {
+  client::ServiceStatus status;
+  status.uptime_ns = 10'000'000'000;
+  client::DeviceStatus device;
+  device.device = "host";
+  device.policy = "fair";
+  status.devices = {device};
+  for (const auto& [name, pid, service_ns] : {std::tuple("train", 1, uint64_t{6'000'000'000}), std::tuple("serve", 2, uint64_t{2'000'000'000})}) {
+    client::SessionStatus session;
+    session.name = name;
+    session.pid = static_cast<uint64_t>(pid);
+    session.device = "host";
+    session.state = pid == 1 ? "turn" : "queued";
+    session.service_ns = service_ns;
+    session.persistent_bytes = pid == 1 ? 1 << 20 : 2 << 20;
+    session.share = pid == 1 ? 0.75 : 0.25;
+    session.group = 0xabcdef;
+    session.cls = "guaranteed";
+    status.sessions.push_back(session);
+  }
+  return status;
+}
+
+size_t longest(const std::string& text) {
+  size_t most = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    most = std::max(most, end - at);
+    at = end + 1;
+  }
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("top: shares of now are those between two looks") {
+  client::ServiceStatus before = two_sessions(), now = two_sessions();
+  now.uptime_ns += 1'000'000'000;
+  now.sessions[0].service_ns += 250'000'000;
+  const std::vector<TopRow> rows = cli::top_rows(now, before);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].share_now == 0.25);
+  CHECK(rows[1].share_now == 0);
+  CHECK(cli::top_rows(now, {})[0].share_now == 0);  // it was not there before
+  const auto json = cli::top_json(now, rows, "s");
+  CHECK(json["sessions"][0]["share_now"] == 0.25);
+  CHECK(json["sessions"][0]["lane"] == 0);
+}
+
+TEST_CASE("top: no line is wider than the terminal, and the most important columns stay") {
+  const client::ServiceStatus status = two_sessions();
+  std::vector<TopRow> rows = cli::top_rows(status, status);
+  rows[0].command = std::string(300, 'x');
+  for (const size_t width : {30, 60, 80, 120, 200, 400}) {
+    TopLook look;
+    look.width = width;
+    const std::string text = cli::top_text(status, rows, look);
+    INFO(width << "\n" << text);
+    CHECK(longest(text) <= width);
+    for (const char* word : {"session", "pid", "now", "train", "queued"}) CHECK(text.find(word) != std::string::npos);
+    CHECK((text.find("xxxxxxxxxxxx") != std::string::npos) == (width >= 200));
+  }
+  TopLook wide;
+  CHECK(longest(cli::top_text(status, rows, wide)) > 300);
+}
+
+TEST_CASE("top: order, filter and colours") {
+  const client::ServiceStatus status = two_sessions();
+  const std::vector<TopRow> rows = cli::top_rows(status, status);
+  TopLook look;
+  const auto first = [&] {
+    const std::string text = cli::top_text(status, rows, look);
+    return text.find("train") < text.find("serve") ? "train" : "serve";
+  };
+  look.sort = cli::TopSort::kShare;
+  CHECK(first() == std::string("train"));
+  look.sort = cli::TopSort::kMemory;
+  CHECK(first() == std::string("serve"));
+  look.sort = cli::TopSort::kName;
+  CHECK(first() == std::string("serve"));
+  look.filter = "queued";
+  CHECK(cli::top_text(status, rows, look).find("train") == std::string::npos);
+  CHECK(cli::top_text(status, rows, look).find("\033[") == std::string::npos);
+  look.colours = true;
+  CHECK(cli::top_text(status, rows, look).find("\033[33mserve") != std::string::npos);
+}
+
+TEST_CASE("a container's number is found in a cgroup") {
+  const std::string number(64, 'a');
+  CHECK(daemon::container_in("0::/kubepods.slice/cri-containerd-" + number + ".scope\n") == "aaaaaaaaaaaa");
+  CHECK(daemon::container_in("0::/docker/" + number + "\n") == "aaaaaaaaaaaa");
+  CHECK(daemon::container_in("0::/user.slice/session-1.scope\n").empty());
+  CHECK(daemon::container_in("0::/" + number + "a\n").empty());
+  CHECK(daemon::container_in("").empty());
+}
