@@ -1,5 +1,5 @@
 // memory_resource.hpp: a memory resource of CCCL (cuda::mr::resource) over a gpushare allocator, for RMM versions that are built on such resources
-// and whatever else takes them. A program takes this header into its build; the header needs those of CCCL 3.2 or newer and CUDA's runtime.
+// and whatever else takes them. A program takes this header into its build; it was compiled with CCCL 3.5.
 //
 //   gpushare::MemoryResource resource(allocator);           // gpushare_allocator_create
 //   rmm::mr::set_current_device_resource_ref(resource);     // or any other owner or reference of resources

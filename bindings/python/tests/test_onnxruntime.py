@@ -52,6 +52,21 @@ with gpushare.Runtime("host", capacity_bytes="64M") as runtime:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_page_runs_as_it_is_printed(tmp_path):
+    page = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    readers = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "examples/python")!r})
+import gpushare, numpy, serve_onnx
+serve_onnx.make_ring("model.onnx")
+runtime, point = gpushare.Runtime("host"), numpy.float32([0.7, 0])
+"""
+    done = subprocess.run([sys.executable, "-c", readers + snippet + "assert answer.in_time and answer.result[0]\nqueue.close()\n"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_cudas_functions_are_the_allocators():
     import gpushare.onnxruntime
 
