@@ -427,7 +427,7 @@ def test_what_pytorch_answers_for_its_own_allocator_alone_says_so(run):
 with gt.session("refused", memory="64M") as s:
     x = torch.zeros(1000, device=s.device)
     for refused in (lambda: torch._C._cuda_getCheckpointState(0, (0, 1)), lambda: x.untyped_storage()._share_cuda_(),
-                    lambda: torch.cuda.memory_allocated(), lambda: torch.cuda.max_memory_allocated()):
+                    lambda: torch.cuda.memory_snapshot(), lambda: torch.cuda.get_per_process_memory_fraction()):
         try:
             refused()
             raise AssertionError

@@ -219,11 +219,7 @@ for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch
     except KeyError:                     # a type that this version of safetensors does not write
         continue
     model = One(torch.zeros_like(bits).view(dtype))
-    try:
-        loads(model, folder / "one.safetensors")
-    except gpushare.MalformedInput as error:      # the loader's parser does not know it, and says so
-        assert "dtype" in str(error) and dtype not in (torch.float16, torch.float32, torch.uint16, torch.float8_e5m2), error
-        continue
+    loads(model, folder / "one.safetensors")
     assert torch.equal(model.t.view(torch.uint8), bits), dtype
 
 # One that nobody knows: by its size.
@@ -232,11 +228,8 @@ def write(path, header, data=b""):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 write(folder / "later.safetensors", {{"t": {{"dtype": "F4_E1M2", "shape": [8], "data_offsets": [0, 8]}}}}, bytes(range(8)))
 model = One(torch.zeros(8, dtype=torch.uint8))
-try:
-    loads(model, folder / "later.safetensors")
-    assert model.t.tolist() == list(range(8))
-except gpushare.MalformedInput as error:     # the loader's parser may not know it yet, and then says so
-    assert "F4_E1M2" in str(error), error
+loads(model, folder / "later.safetensors")
+assert model.t.tolist() == list(range(8))
 refused(gpushare.InvalidArgument, ["F4_E1M2"], One(torch.zeros(8)), folder / "later.safetensors")
 
 # Another type than the model's: refused, or cast.

@@ -9,6 +9,8 @@ import pytest
 
 import gpushare
 
+needs_standin = pytest.mark.skipif("GPUSHARE_CUDA_STANDIN" not in os.environ, reason="no stand-in for the CUDA driver")
+
 
 @pytest.fixture
 def allocator(runtime):
@@ -67,7 +69,7 @@ def test_streams_lead_to_their_session(runtime, session, allocator):
             allocator.allocate(4096, stream=side.native)
 
 
-@pytest.mark.skipif("GPUSHARE_CUDA_STANDIN" not in os.environ, reason="no stand-in for the CUDA driver")
+@needs_standin
 def test_cupy(monkeypatch):
     """A module that stands in for CuPy: its allocator's function, pointers and errors as CuPy 13 has them."""
     chosen = []
@@ -104,3 +106,31 @@ def test_cupy(monkeypatch):
         gc.collect()
         assert session.info()["persistent_bytes"] == 0
     sys.modules.pop("gpushare.cupy")
+
+
+@needs_standin
+def test_rmm(monkeypatch):
+    """A module that stands in for RMM: its callback resource, with the stream objects of several versions."""
+    chosen = {}
+    fake = types.ModuleType("rmm")
+    fake.mr = types.SimpleNamespace(CallbackMemoryResource=lambda allocate, free: types.SimpleNamespace(allocate=allocate, free=free),
+                                    set_per_device_resource=chosen.__setitem__)
+    monkeypatch.setitem(sys.modules, "rmm", fake)
+    import gpushare.rmm
+
+    runtime = gpushare.Runtime("cuda?driver=" + os.environ["GPUSHARE_CUDA_STANDIN"], capacity_bytes="64M")
+    with runtime, gpushare.Allocator(runtime) as allocator, runtime.open_session("rmm", memory="32M", ephemeral_bytes="16M") as session:
+        resource = gpushare.rmm.install(allocator)
+        assert chosen == {0: resource}
+        with allocator.use(session), allocator.iteration(session) as iteration:
+            native = iteration.stream.native
+            streams = (types.SimpleNamespace(__cuda_stream__=lambda: (0, native)), types.SimpleNamespace(value=lambda: native), None)
+            kept = [(resource.allocate(1 << 20, stream), stream) for stream in streams]
+            resource.free(resource.allocate(1 << 20, streams[0]), 1 << 20, streams[0])
+            with pytest.raises(MemoryError):
+                resource.allocate(1 << 30, None)
+        assert session.info()["persistent_bytes"] == 3 << 20
+        for address, stream in kept:
+            resource.free(address, 1 << 20, None)
+        assert session.info()["persistent_bytes"] == 0
+    sys.modules.pop("gpushare.rmm")

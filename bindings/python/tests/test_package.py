@@ -163,3 +163,48 @@ import build_backend
 build_backend._check_packages()
 """], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 1 and done.stderr == "gpushare: packages are missing; install them first: sudo apt-get install libcli11-dev\n", done.stderr
+
+
+BACKEND = """
+import pathlib, sys, types
+sys.modules["scikit_build_core"] = package = types.ModuleType("scikit_build_core")
+sys.modules["scikit_build_core.build"] = package.build = types.ModuleType("scikit_build_core.build")
+import build_backend
+sys.path[:] = [path for path in sys.path if path != str(pathlib.Path(build_backend.__file__).parent)]  # with gpushare's sources
+folder = pathlib.Path(sys.argv[1])
+"""
+
+
+def backend(program, folder):
+    """Runs a program with build_backend.py, without what it derives from."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent)}
+    environment.pop("LD_PRELOAD", None)
+    done = subprocess.run([sys.executable, "-c", BACKEND + program, str(folder)], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_another_package_of_the_same_name_hides_nothing(tmp_path):
+    """What a .pth file does: the package's own folder comes before site-packages, in which a stranger's gpushare lies."""
+    for place, owner in (("gpushare", "stranger"), ("gpushare_runtime/gpushare", "ours")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "__init__.py").write_text(f"owner = {owner!r}\n")
+    backend("""
+import os, site
+(folder / build_backend.PTH).write_text(build_backend.FOLDER + "\\n" + build_backend.FIRST.format(folder='os.path.join(sitedir, "gpushare_runtime")'))
+site.addsitedir(str(folder))
+import gpushare
+assert gpushare.owner == "ours", gpushare.__file__
+""", tmp_path)
+
+
+def test_a_build_that_is_there_is_used_if_it_is_this_trees_release(tmp_path):
+    backend("""
+right = {"CMAKE_HOME_DIRECTORY:INTERNAL": build_backend.ROOT, "CMAKE_BUILD_TYPE:STRING": "Release", "GPUSHARE_SANITIZE:STRING": "", "GPUSHARE_BUILD_CLI:BOOL": "ON"}
+def used(**changed):
+    values = {name: changed.get(name.partition(":")[0], value) for name, value in right.items()}
+    (folder / "CMakeCache.txt").write_text("# a comment\\n" + "".join(f"{name}={value}\\n" for name, value in values.items()))
+    return build_backend._can_be_used(folder)
+assert not build_backend._can_be_used(folder / "nowhere") and used()
+assert not used(CMAKE_HOME_DIRECTORY="/elsewhere") and not used(CMAKE_BUILD_TYPE="Debug") and not used(GPUSHARE_SANITIZE="thread") and not used(GPUSHARE_BUILD_CLI="OFF")
+assert build_backend._parts_list("1.0.0").count('"type": "library"') >= 4
+""", tmp_path)

@@ -154,3 +154,10 @@ def test_first_samples_show_the_weights(where):
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=300)
     shares = {name: int(percent) for name, percent in re.findall(r"(\w+): \d+ ms, (\d+)% of", done.stdout)}
     assert done.returncode == 0 and 58 <= shares["resnet"] <= 76 and sum(shares.values()) in (99, 100, 101), done
+
+
+def test_engines_trade_the_memory_of_their_caches():
+    """examples/python/kv_caches.py, which checks the pages' contents itself."""
+    example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples/python/kv_caches.py")
+    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and re.search(r"code is busy +\d+ +24\n", done.stdout), done

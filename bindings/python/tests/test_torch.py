@@ -43,6 +43,8 @@ def stream(of):
 fake.cuda = types.SimpleNamespace(is_available=lambda: False, ExternalStream=ExternalStream, stream=stream,
     current_stream=lambda index: ExternalStream(streams[-1], index),
     memory=types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator, change_current_allocator=change_current_allocator))
+fake._C = types.SimpleNamespace(_get_cudnn_benchmark=lambda: False, _set_cudnn_benchmark=lambda value: None)
+fake.backends = types.SimpleNamespace(cudnn=types.SimpleNamespace())
 sys.modules["torch"] = fake
 class Tensor:
     def __init__(self, nbytes):
