@@ -20,8 +20,8 @@ enum class Bytes : uint8_t {
   kTurningBack,  // likewise, but the driver has been told to give it up
   kGone          // it has left
 };
-inline constexpr std::array kBytesStates = {Bytes::kWaiting, Bytes::kResident,    Bytes::kLeaving,
-                                            Bytes::kGoing,   Bytes::kOut,         Bytes::kComing,
+inline constexpr std::array kBytesStates = {Bytes::kWaiting,     Bytes::kResident, Bytes::kLeaving,
+                                            Bytes::kGoing,       Bytes::kOut,      Bytes::kComing,
                                             Bytes::kTurningBack, Bytes::kGone};
 inline constexpr std::array kBytesNames = {"waiting", "resident", "leaving",      "going",
                                            "out",     "coming",   "turning back", "gone"};
@@ -36,8 +36,8 @@ enum class BytesEvent : uint8_t {
   kUnplaced,  // the driver found no place for it, or gave its page-in up
   kLeft       // the session has ended
 };
-inline constexpr std::array kBytesEvents = {BytesEvent::kPlaced, BytesEvent::kChosen,   BytesEvent::kSpared,
-                                            BytesEvent::kStarted, BytesEvent::kDone,    BytesEvent::kFailed,
+inline constexpr std::array kBytesEvents = {BytesEvent::kPlaced,   BytesEvent::kChosen, BytesEvent::kSpared,
+                                            BytesEvent::kStarted,  BytesEvent::kDone,   BytesEvent::kFailed,
                                             BytesEvent::kUnplaced, BytesEvent::kLeft};
 
 struct BytesChange {
@@ -74,7 +74,8 @@ inline constexpr std::array kBytesTable = {
 // The row of the table; its size if there is none.
 constexpr size_t change_of(Bytes from, BytesEvent event) {
   size_t row = 0;
-  while (row < kBytesTable.size() && (kBytesTable[row].from != from || kBytesTable[row].event != event)) ++row;
+  while (row < kBytesTable.size() && (kBytesTable[row].from != from || kBytesTable[row].event != event))
+    ++row;
   return row;
 }
 constexpr bool is_listed(Bytes from, BytesEvent event) {

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "unit/sched/scheduler_fixture.hpp"
 #include "support/catch.hpp"
+#include "unit/sched/scheduler_fixture.hpp"
 
 namespace gpushare::test::scheduling {
 
@@ -20,7 +20,8 @@ TEST_CASE("each state of a session's bytes can be reached, and ends") {
       if (reached.contains(each.from)) more = reached.insert(each.to).second || more;
   }
   CHECK(reached.size() == kBytesStates.size());
-  for (const Bytes state : kBytesStates) CHECK(is_listed(state, BytesEvent::kLeft) == (state != Bytes::kGone));
+  for (const Bytes state : kBytesStates)
+    CHECK(is_listed(state, BytesEvent::kLeft) == (state != Bytes::kGone));
 }
 
 TEST_CASE("no state has two ways for one event, and what is not listed is an error") {
