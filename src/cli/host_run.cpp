@@ -256,8 +256,11 @@ void HostRun::iterate(Running& running) {
   for (uint64_t index = 0; index < job.iterations; ++index) {
     Iteration iteration = session.begin_iteration();
     enqueue(running, iteration, index);
+    if (job.think_ns > 0) iteration.stream().synchronize();
     iteration.end();
     running.outcome.iterations = index + 1;
+    if (job.think_ns > 0 && index + 1 < job.iterations)
+      std::this_thread::sleep_for(std::chrono::nanoseconds(job.think_ns));
   }
   wait_finished(running);
   if (!addressable_) running.outcome.service_s = static_cast<double>(session.info().service_ns) * 1e-9;
@@ -494,14 +497,19 @@ double measure_fill(Runtime& runtime) {
   return best;
 }
 
-// Simulates the jobs as they were run, for comparison. A lane keeps one core busy. If fifo was run, iterations
-// take as long as they did under fifo, where each job was alone. An interrupted run is not simulated.
-base::Status simulate_beside(const RunOptions& options, const HostPlan& plan, unsigned cores,
+// Simulates the jobs as they were run, for comparison: the policies with what the runtime's scheduler had. A lane keeps one
+// core busy. If fifo was run, iterations take as long as they did under fifo, where each job was alone. An interrupted
+// run is not simulated.
+base::Status simulate_beside(const RunOptions& options, const HostPlan& plan, unsigned cores, bool pages,
                              RunResult& result) {
   sim::SimulationOptions simulation;
   simulation.capacity_bytes = result.capacity_bytes;
   simulation.max_lanes = options.lanes;
-  simulation.tell_policy = false;  // nor is the runtime's
+  if (!options.lane_finder.empty()) {
+    GPUSHARE_ASSIGN_OR_RETURN(simulation.lane_finder, sched::lane_finder_named(options.lane_finder));
+  }
+  simulation.paging = pages;
+  simulation.measures = true;  // nobody tells the runtime's policy either: its scheduler measures
   std::vector<sim::Job> jobs = plan.jobs;
   for (sim::Job& job : jobs) job.demand = 1.0 / cores;
   for (const PolicyRun& run : result.policies)
@@ -535,6 +543,7 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
   std::vector<std::string> traces;
   double fill = 1;
   unsigned cores = 1;
+  bool pages = false;
   const RemoveFiles cleanup(traces);
   for (size_t index = 0; index < options.policies.size(); ++index) {
     RuntimeOptions runtime_options;
@@ -554,6 +563,7 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
       if ((info.capabilities & GPUSHARE_DEVICE_CAP_VIRTUAL_TIME) != 0)
         return base::Status(GPUSHARE_INVALID_ARGUMENT,
                             "--device: simulated devices run as plain 'sim'; set their memory by --capacity");
+      pages = info.layout == GPUSHARE_LAYOUT_VIRTUAL;
       if (index == 0) {
         result.device = info.device;
         result.label = addressable ? "host" : "device";
@@ -589,7 +599,7 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
     for (const PolicyRun& run : result.policies) names.push_back(run.policy);
     GPUSHARE_RETURN_IF_ERROR(merge_traces(traces, names, options.timeline_path));
   }
-  GPUSHARE_RETURN_IF_ERROR(simulate_beside(options, plan, cores, result));
+  GPUSHARE_RETURN_IF_ERROR(simulate_beside(options, plan, cores, pages, result));
 
   if (result.label == "host")
     result.notes.push_back(

@@ -39,7 +39,7 @@ class RunCommand final : public Command {
   }
   const char* help() const override {
     return R"(Job files are CSV with a header, recognised by it:
-  name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config]
+  name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config][,think_ms]
   name,seconds_alone,peak_mb,iterations      (published with Salus: all arrive at once, in file order)
   model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load on one device)
 class is guaranteed or opportunistic; MB are 10^6 bytes; "205?" is a need that the job does not declare. Published

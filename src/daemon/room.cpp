@@ -11,14 +11,6 @@ namespace gpushare::daemon {
 
 using client::MessageType;
 
-namespace {
-
-// How long room waits for the iterations of sessions that may give bytes to end; the second is for a guaranteed session
-// that waits for opportunistic ones.
-constexpr uint64_t kRoomWaitNs = 50'000'000, kBoundaryWaitNs = 5'000'000'000;
-
-}  // namespace
-
 base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
   if (room_for_ == 0) return make_room(*session.claim, bytes, base::host_now_ns());
   if (session.claim->counts_as != sched::SessionClass::kGuaranteed)
@@ -70,7 +62,7 @@ base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_
   if (!drains && !room_for_lower_) return start_room(claim, bytes, now_ns);
   room_for_ = claim.id;
   room_bytes_ = bytes;
-  room_until_ns_ = now_ns + (room_for_lower_ ? kBoundaryWaitNs : kRoomWaitNs);
+  room_until_ns_ = now_ns + (room_for_lower_ ? sched::kBoundaryWaitNs : sched::kRoomWaitNs);
   return {};
 }
 

@@ -367,11 +367,11 @@ class SharedDevice {
   // How long a lease is good without a sign of the daemon.
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
-  static constexpr uint64_t kPatienceNs = 1'000'000;
+  static constexpr uint64_t kPatienceNs = sched::kIdleForTurnNs;
   // How long the turn of a preloaded program that waits for its work stays free for it.
-  static constexpr uint64_t kReturnNs = 2'000'000;
+  static constexpr uint64_t kReturnNs = sched::kIdleForReturnNs;
   // How long a turn may last for which nobody waits.
-  static constexpr uint64_t kLongTurnNs = 50'000'000;
+  static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
   static constexpr uint64_t kUsesNs = 1'000'000'000;
 

@@ -22,8 +22,6 @@ constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
 constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
 constexpr uint64_t kKeptLookNs =
     500'000;  // how often the service looks whether a session that keeps its turn still should
-constexpr uint64_t kKeptSlackNs = 10'000'000;  // beyond twice the length of its iterations
-constexpr uint64_t kTurnNs = 5'000'000;  // after which preloaded programs end a turn that others wait for
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 }  // namespace
@@ -78,7 +76,7 @@ void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
     if (capped(claim)) {
       const auto members = static_cast<double>(claim.members.size());
       turn_ns = std::min(turn_ns, base::to_uint64(std::max(claim.cap->balance_ns(now_ns) / members, 0.0)));
-      if (turn_ns < kTurnNs) turn_ns = 0;
+      if (turn_ns < sched::kQuantumNs) turn_ns = 0;
     }
   } else if (scheduler_.outranked(claim.id)) {
     turn_ns = 1000;  // it ends at once
@@ -165,7 +163,7 @@ bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
     claim.watched_idle = idle;
     claim.watched_iterations = iterations;
   } else if (now_ns - claim.watched_ns >
-             (idle ? kPatienceNs : 2 * scheduler_.view(claim.id).iteration_ns + kKeptSlackNs)) {
+             (idle ? kPatienceNs : 2 * scheduler_.view(claim.id).iteration_ns + sched::kPatienceNs)) {
     claim.slow = idle;
     return false;
   }

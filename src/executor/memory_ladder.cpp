@@ -9,15 +9,16 @@
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "executor/internal.hpp"
+#include "sched/turn_rules.hpp"
 
 namespace gpushare::executor {
 namespace {
 
 // How often one allocation may go through all steps: others may take the memory that was freed for it.
 constexpr int kMaxRounds = 8;
-// A guaranteed session waits so long for the ends of iterations of opportunistic sessions, in all rounds of an
-// allocation together, and looks so often.
-constexpr uint64_t kBoundaryWaitNs = 5'000'000'000, kBoundaryLookNs = 1'000'000;
+// A guaranteed session that waits for the ends of iterations of opportunistic sessions looks so often. It waits for
+// sched::kBoundaryWaitNs, in all rounds of an allocation together.
+constexpr uint64_t kBoundaryLookNs = 1'000'000;
 
 // The calling thread has an iteration of another session open.
 bool binds_another(const SessionImpl& session) {
@@ -99,7 +100,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
   } asking{runtime_};
   int asked = 0;
   uint64_t seen_bytes = 0;
-  const base::Deadline boundaries = base::Deadline::after(kBoundaryWaitNs);
+  const base::Deadline boundaries = base::Deadline::after(sched::kBoundaryWaitNs);
   base::Status not_grown;
   for (int round = 0; round < kMaxRounds; ++round) {
     not_grown = wanted.lane != nullptr ? session.grow_ephemeral(wanted, &seen_bytes)
@@ -207,7 +208,7 @@ bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, con
     return false;
   bytes = base::round_up(bytes, runtime_.granularity_bytes_);
   if (!runtime_.authority_->make_room_at_boundaries(session.id_, bytes, runtime_.now())) return false;
-  const base::Deadline at_most = base::Deadline::after(kBoundaryWaitNs);
+  const base::Deadline at_most = base::Deadline::after(sched::kBoundaryWaitNs);
   runtime_.actions_.run(true, outbox);
   while (runtime_.authority_->making_room(session.id_)) {
     if (until.passed() || at_most.passed() || runtime_.free_bytes() >= bytes ||

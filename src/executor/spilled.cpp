@@ -10,10 +10,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "executor/internal.hpp"
+#include "sched/claims.hpp"
 
 namespace gpushare::executor {
 namespace {
@@ -162,22 +166,32 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   return {};
 }
 
+// Of the sessions that give bytes the least priority goes first, then the one that has rested longest, then the youngest:
+// the same order whenever the same sessions are asked.
 uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
-  const auto gives = [&](SessionImpl& session) GPUSHARE_REQUIRES(books) {
-    const bool asked = &session != &asker && !session.guaranteed() &&
-                       authority_->state(session.id_) == sched::SessionState::kResident;
-    return asked ? session.movable_bytes() : 0;
-  };
+  std::vector<std::pair<sched::SessionView, SessionImpl*>> givers;
   uint64_t sum = 0;
-  for (const auto& [id, session] : sessions_) sum += gives(*session);
-  if (all && sum < bytes) return sum;
-  uint64_t missing = bytes;
   for (const auto& [id, session] : sessions_) {
-    const uint64_t share = std::min(missing, gives(*session));
-    if (share > session->asked_out_) session->asked_out_ = share;
-    missing -= share;
+    if (session.get() == &asker || session->guaranteed() ||
+        authority_->state(id) != sched::SessionState::kResident || session->movable_bytes() == 0)
+      continue;
+    givers.emplace_back(authority_->view(id), session.get());
+    sum += session->movable_bytes();
   }
-  return bytes - missing;
+  if (all && sum < bytes) return sum;
+  std::sort(givers.begin(), givers.end(), [](const auto& a, const auto& b) {
+    const auto rank = [](const sched::SessionView& view) {
+      return std::tuple(view.priority, view.in_flight > 0, view.ready_since_ns, ~view.id);
+    };
+    return rank(a.first) < rank(b.first);
+  });
+  std::vector<sched::Claim> claims;
+  for (const auto& [view, session] : givers)
+    claims.push_back({session->movable_bytes(), static_cast<uint32_t>(claims.size())});
+  const std::vector<uint64_t> parts = sched::choose_parts(claims, bytes);
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (parts[i] > givers[i].second->asked_out_) givers[i].second->asked_out_ = parts[i];
+  return std::min(sum, bytes);
 }
 
 bool SessionImpl::wait_for_others(uint64_t bytes) {

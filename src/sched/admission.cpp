@@ -156,13 +156,12 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
   }
   join(session, id);
   set_claiming(session, false);
-  if (session.state == SessionState::kPagedOut) {
-    session.move = SessionRecord::Move::kIn;
+  change(session, BytesEvent::kPlaced);
+  if (session.bytes == Bytes::kComing) {
     session.move_since_ns = now_ns;
     actions.push_back({ActionKind::kPageIn, id, session.view.id, session.persistent_bytes});
     return true;
   }
-  session.state = SessionState::kResident;
   begin_stay(session, now_ns);
   actions.push_back({ActionKind::kAdmit, id, session.view.id, session.persistent_bytes});
   changed(session, now_ns);
@@ -197,10 +196,6 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   --residents;
   if (session.view.share.kind == Share::Kind::kWhole) --whole;
   ++changes;
-  if (session.evicting) {
-    session.evicting = false;
-    --evicting;
-  }
   if (session.spec.profiling)
     session.ephemeral_bytes = rounded(session.spec.ephemeral_bytes);  // not the lane it had
   shrink_or_close(id);

@@ -11,7 +11,8 @@ namespace gpushare::sched {
 
 SessionState Scheduler::state(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
-  return session == nullptr ? SessionState::kQueued : session->state;
+  if (session == nullptr || session->bytes == Bytes::kWaiting) return SessionState::kQueued;
+  return session->out() ? SessionState::kPagedOut : SessionState::kResident;
 }
 LaneId Scheduler::lane_of(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
@@ -78,8 +79,13 @@ size_t Scheduler::waiting() const {
   return impl_->waiting.size() + impl_->idle.size();
 }
 
+uint64_t Scheduler::states_taken() const {
+  return impl_->taken;
+}
+
 std::string Scheduler::check() const {
   const Impl& state = *impl_;
+  if (!state.unlisted.empty()) return state.unlisted;
   uint64_t persistent = 0, lanes = 0;
   size_t residents = 0, ready = 0;
   uint32_t open = 0, units = 0, overdue = 0;
@@ -123,10 +129,12 @@ std::string Scheduler::check() const {
   uint32_t evicting = 0;
   for (const auto& [id, session] : state.sessions) {
     if (session->holds_promise()) persistent += session->held_bytes();
-    if (session->gone_bytes > 0 && session->move != SessionRecord::Move::kOut)
+    if (session->gone_bytes > 0 && session->bytes != Bytes::kGoing)
       return "a session that is not being paged out has bytes that are gone";
-    if (session->evicting) ++evicting;
+    if (session->goes_out()) ++evicting;
     if (session->worth_ns) ++spares;
+    if (session->holds_promise() == (session->bytes == Bytes::kWaiting || session->bytes == Bytes::kOut))
+      return "a session without bytes on the device holds a promise, or the other way round";
     if (!session->holds_promise()) {
       ++waiting;
       if (session->chunk == nullptr) return "a session without a promise is not queued";
@@ -134,14 +142,12 @@ std::string Scheduler::check() const {
         return "a session that wants in is idle, or the other way round";
       const WaitingList& list = session->queued_idle ? state.idle : state.waiting;
       if (&list.at(list.position_of(*session)) != session.get()) return "a queued session is not in its list";
-      if (session->state == SessionState::kResident) return "a resident session holds no promise";
     }
     if (session->slot != SessionRecord::kNoSlot) {
       ++slots;
-      if (session->state != SessionState::kResident || !session->ready)
-        return "a session that cannot run is a candidate";
+      if (!on_device(session->bytes) || !session->ready) return "a session that cannot run is a candidate";
       if (state.lanes[session->lane].ready[session->slot].id != id) return "a candidate's slot is another's";
-    } else if (session->state == SessionState::kResident && session->ready && !session->evicting) {
+    } else if (session->resident() && session->ready) {
       return "a session that can run is no candidate";
     }
   }

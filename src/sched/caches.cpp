@@ -174,7 +174,7 @@ void Scheduler::Impl::forget_worth(SessionRecord& session) {
 
 bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || (session->worth_ns && session->evicting)) return false;
+  if (session == nullptr || (session->worth_ns && session->goes_out())) return false;
   impl_->forget_worth(*session);
   if (!worth_ns || session->ready) {
     impl_->coordinate(now_ns);
@@ -192,7 +192,7 @@ std::vector<SessionId> Scheduler::dropping() const {
   std::vector<SessionId> out;
   if (impl_->spares == 0 || impl_->evicting == 0) return out;
   for (const auto& [id, session] : impl_->sessions)
-    if (session->worth_ns && session->evicting) out.push_back(id);
+    if (session->worth_ns && session->goes_out()) out.push_back(id);
   return out;
 }
 

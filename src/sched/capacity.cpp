@@ -74,8 +74,7 @@ void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
     const LaneRecord& lane = lanes[id];
     if (!lane.open || lane.closing || lane.compute_units != 0) continue;
     if (std::any_of(lane.members.begin(), lane.members.end(), [this](const SessionRecord* member) {
-          return member->spec.profiling || !moves(*member) || member->move != SessionRecord::Move::kNone ||
-                 member->evicting;
+          return member->spec.profiling || !moves(*member) || !member->resident();
         }))
       continue;
     candidates.push_back(id);

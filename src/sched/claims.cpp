@@ -14,6 +14,20 @@ double by_byte(const Claim& claim) {
   return claim.price_ns / static_cast<double>(claim.bytes);
 }
 
+// Those that have bytes: by rank, then by the price of a byte, then as listed.
+std::vector<size_t> in_order(std::span<const Claim> claims) {
+  std::vector<size_t> order;
+  order.reserve(claims.size());
+  for (size_t i = 0; i < claims.size(); ++i)
+    if (claims[i].bytes > 0) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
+    const double price_a = by_byte(claims[a]), price_b = by_byte(claims[b]);
+    return price_a != price_b ? price_a < price_b : a < b;
+  });
+  return order;
+}
+
 // Chooses among claims of one rank. `order` has the cheapest byte first; together the claims have at least `bytes`,
 // which is above 0.
 std::vector<size_t> choose_of_rank(std::span<const Claim> claims, std::span<const size_t> order,
@@ -62,22 +76,21 @@ double price_of(double take_ns, double restore_ns, double idle_ns) {
   return restore_ns <= 0 ? take_ns : take_ns + restore_ns * restore_ns / (restore_ns + idle_ns);
 }
 
+std::vector<uint64_t> choose_parts(std::span<const Claim> claims, uint64_t bytes) {
+  std::vector<uint64_t> parts(claims.size());
+  for (const size_t index : in_order(claims)) {
+    parts[index] = std::min(bytes, claims[index].bytes);
+    bytes -= parts[index];
+  }
+  return parts;
+}
+
 std::vector<size_t> choose_claims(std::span<const Claim> claims, uint64_t bytes) {
   if (bytes == 0) return {};
-  std::vector<size_t> order;
-  order.reserve(claims.size());
   uint64_t all_bytes = 0;
-  for (size_t i = 0; i < claims.size(); ++i) {
-    if (claims[i].bytes == 0) continue;
-    order.push_back(i);
-    all_bytes = base::add_saturated(all_bytes, claims[i].bytes);
-  }
+  for (const Claim& each : claims) all_bytes = base::add_saturated(all_bytes, each.bytes);
   if (all_bytes < bytes) return {};
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
-    const double price_a = by_byte(claims[a]), price_b = by_byte(claims[b]);
-    return price_a != price_b ? price_a < price_b : a < b;
-  });
+  const std::vector<size_t> order = in_order(claims);
   // Which ranks go wholly before the one that makes the rest of the room: that one takes as little as it can, and what
   // it makes beyond the need is spared in the ranks below, the highest first.
   uint64_t below_bytes = 0;

@@ -39,4 +39,9 @@ double price_of(double take_ns, double restore_ns, double idle_ns);
 // the list are taken. O(n log n).
 std::vector<size_t> choose_claims(std::span<const Claim> claims, uint64_t bytes);
 
+// The same for claims that can give a part of their bytes, as blocks of a heap: how many bytes each gives. The lowest rank
+// gives first, then the cheapest byte, then the first in the list, and nobody gives more than is missing. If all claims
+// together do not suffice, each gives all.
+std::vector<uint64_t> choose_parts(std::span<const Claim> claims, uint64_t bytes);
+
 }  // namespace gpushare::sched

@@ -151,8 +151,7 @@ void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
   }
   session.above_bytes = 0;
   if (!session.holds_promise() || !evictable(session) || !options.paging) return;
-  session.evicting = true;
-  ++evicting;
+  change(session, BytesEvent::kChosen);
   set_ready_slot(session, false);
   if (!session.busy()) start_page_out(session, now_ns);
 }
@@ -160,9 +159,8 @@ void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
 void Scheduler::Impl::release(SessionRecord& session) {
   if (!std::exchange(session.stopped, false)) return;
   requeue(session);
-  if (!session.evicting || session.move != SessionRecord::Move::kNone) return;
-  session.evicting = false;
-  --evicting;
+  if (session.bytes != Bytes::kLeaving) return;
+  change(session, BytesEvent::kSpared);
   set_ready_slot(session, session.ready);
 }
 

@@ -41,7 +41,7 @@ std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() cons
   std::vector<Largest> largest(lanes.size());
   for (size_t id = 0; id < lanes.size(); ++id) {
     for (const SessionRecord* member : lanes[id].members) {
-      if (member->evicting) continue;
+      if (member->goes_out()) continue;
       Largest& of = largest[id];
       of.second = std::max(of.second, std::min(of.first, member->ephemeral_bytes));
       of.first = std::max(of.first, member->ephemeral_bytes);
@@ -76,8 +76,7 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
         ++rank;
       }
       const auto bytes = static_cast<double>(session.persistent_bytes);
-      const double out_ns_per_byte =
-          session.move == SessionRecord::Move::kIn ? 0 : options.page_out_ns_per_byte;
+      const double out_ns_per_byte = comes_in(session.bytes) ? 0 : options.page_out_ns_per_byte;
       const uint64_t idle_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, session.last_wanted_ns);
       claims[i] = {0, rank,
                    price_of(bytes * out_ns_per_byte, bytes * options.page_in_ns_per_byte,
@@ -158,12 +157,11 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
     actions.push_back({ActionKind::kDropCache, kNoLane, cache->id, cache->bytes});
   }
   for (SessionRecord* victim : victims.sessions) {
-    if (victim->move == SessionRecord::Move::kIn) {
+    if (victim->bytes == Bytes::kComing) {
       start_turn_back(*victim);
       continue;
     }
-    victim->evicting = true;
-    ++evicting;
+    change(*victim, BytesEvent::kChosen);
     set_ready_slot(*victim, false);
     if (!victim->busy()) start_page_out(*victim, now_ns);
   }
@@ -251,15 +249,14 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   }
   set_claiming(session, true);
   for (const SessionRecord* victim : victims->sessions)
-    session.turned_back = session.turned_back || victim->move == SessionRecord::Move::kIn;
+    session.turned_back = session.turned_back || victim->bytes == Bytes::kComing;
   evict(*victims, now_ns);
   return true;
 }
 
 void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
   end_stay(session, now_ns);
-  session.state = SessionState::kPagedOut;
-  session.move = SessionRecord::Move::kOut;
+  change(session, BytesEvent::kStarted);
   session.move_since_ns = now_ns;
   ++changes;
   const ActionKind kind = session.worth_ns ? ActionKind::kDrop : ActionKind::kPageOut;
@@ -280,7 +277,7 @@ uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
     uint64_t before = 0, after = 0;  // the largest E
     bool stays_busy = false, stays = false, goes = false;
     for (const SessionRecord* member : lane.members) {
-      if (member->evicting) continue;
+      if (member->goes_out()) continue;
       before = std::max(before, member->ephemeral_bytes);
       if (member->victim) {
         goes = true;
@@ -337,7 +334,7 @@ uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes
   for (const bool turns : {true, false}) {
     for (const LaneRecord& lane : lanes) {
       for (SessionRecord* member : lane.members) {
-        const bool turning = member->move == SessionRecord::Move::kIn && member->evicting;
+        const bool turning = member->bytes == Bytes::kTurningBack;
         if (missing == 0 || (turns ? !turning : !member->may_turn_back_for(session.view))) continue;
         uint64_t spoken_for = 0;
         for (const ComingBack& each : coming_back)
@@ -356,8 +353,7 @@ uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes
 }
 
 void Scheduler::Impl::start_turn_back(SessionRecord& session) {
-  session.evicting = true;
-  ++evicting;
+  change(session, BytesEvent::kChosen);
   actions.push_back({ActionKind::kTurnBack, session.lane, session.view.id, session.persistent_bytes});
 }
 
@@ -373,7 +369,7 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   for (const LaneRecord& lane : lanes) {
     for (SessionRecord* member : lane.members) {
       // Room on its way for another session may be enough for both. If not, the session asks again.
-      if (member->yields_to && member->evicting) return true;
+      if (member->yields_to && member->goes_out()) return true;
       if (member != &session && evictable(*member) && member->busy() &&
           member->view.cls == SessionClass::kOpportunistic)
         candidates.sessions.push_back(member);
@@ -399,7 +395,7 @@ void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
     if (!lane.open || !lane.held_up()) continue;
     // A member that is on its way out for good makes the room.
     if (std::any_of(lane.members.begin(), lane.members.end(),
-                    [](const SessionRecord* member) { return member->evicting && !member->changes_lane; }))
+                    [](const SessionRecord* member) { return member->goes_out() && !member->changes_lane; }))
       continue;
     Victims leaving{};
     SessionRecord* least = nullptr;
@@ -491,8 +487,8 @@ bool Scheduler::making_room(SessionId id) const {
   const bool guaranteed = session->view.cls == SessionClass::kGuaranteed;
   for (const LaneRecord& lane : impl_->lanes)
     for (const SessionRecord* member : lane.members)
-      if (member->yields_to && member->evicting &&
-          (guaranteed || (member->yields_to == id && member->move == SessionRecord::Move::kOut)))
+      if (member->yields_to && member->goes_out() &&
+          (guaranteed || (member->yields_to == id && member->bytes == Bytes::kGoing)))
         return true;
   return false;
 }
@@ -500,9 +496,7 @@ bool Scheduler::making_room(SessionId id) const {
 void Scheduler::stop_making_room(SessionId id) {
   for (const LaneRecord& lane : impl_->lanes) {
     for (SessionRecord* member : lane.members) {
-      if (member->yields_to != id || !member->evicting || member->stopped ||
-          member->move != SessionRecord::Move::kNone)
-        continue;
+      if (member->yields_to != id || member->stopped || member->bytes != Bytes::kLeaving) continue;
       member->yields_to.reset();
       impl_->stay(*member);
     }
@@ -510,8 +504,8 @@ void Scheduler::stop_making_room(SessionId id) {
 }
 
 void Scheduler::Impl::stay(SessionRecord& session) {
-  session.evicting = session.changes_lane = false;
-  --evicting;
+  change(session, BytesEvent::kSpared);
+  session.changes_lane = false;
   set_ready_slot(session, session.ready);
 }
 
@@ -537,9 +531,7 @@ void Scheduler::Impl::cancel_evictions() {
   place_for = kNoSession;
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
-      if (member->evicting && !member->stopped && !member->yields_to &&
-          member->move == SessionRecord::Move::kNone)
-        stay(*member);
+      if (member->bytes == Bytes::kLeaving && !member->stopped && !member->yields_to) stay(*member);
 }
 
 }  // namespace gpushare::sched

@@ -12,8 +12,8 @@ namespace gpushare::sched {
 bool Scheduler::Impl::may_merge(const LaneRecord& lane, const SessionRecord& session) const {
   if (!lane.open || !suits(lane, session)) return false;
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
-    return member->spec.profiling || !moves(*member) || member->move != SessionRecord::Move::kNone ||
-           member->evicting || before(member->view, session.view);
+    return member->spec.profiling || !moves(*member) || !member->resident() ||
+           before(member->view, session.view);
   });
 }
 
@@ -98,8 +98,7 @@ bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {
   const std::vector<SessionRecord*> members = lanes[from].members;
   const uint64_t before = promised();
   for (SessionRecord* session : members) {
-    if (session->view.in_flight > 0 || session->move != SessionRecord::Move::kNone || session->evicting)
-      continue;
+    if (session->view.in_flight > 0 || !session->resident()) continue;
     LaneId to = kNoLane;
     for (LaneId id = 0; id < lanes.size(); ++id) {
       if (id == from || !takes(lanes[id], *session)) continue;

@@ -18,6 +18,22 @@ uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
   return bytes > kUnknown - (granule - rest) ? kUnknown : bytes + (granule - rest);
 }
 
+bool Scheduler::Impl::change(SessionRecord& session, BytesEvent event) {
+  const size_t row = change_of(session.bytes, event);
+  if (row == kBytesTable.size()) {
+    if (unlisted.empty())
+      unlisted = base::format("session %llu: event %u means nothing while its bytes are %s",
+                              static_cast<unsigned long long>(session.view.id), static_cast<unsigned>(event),
+                              kBytesNames[static_cast<size_t>(session.bytes)]);
+    return false;
+  }
+  const Bytes to = kBytesTable[row].to;
+  evicting += (goes_out(to) ? 1u : 0u) - (session.goes_out() ? 1u : 0u);
+  session.bytes = to;
+  taken |= uint64_t{1} << row;
+  return true;
+}
+
 void Scheduler::Impl::show(SessionRecord& session) {
   if (session.slot != SessionRecord::kNoSlot) lanes[session.lane].ready[session.slot] = session.view;
 }
@@ -187,7 +203,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
 void Scheduler::ready(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->ready) return;
-  if (!session->evicting && session->worth_ns) {
+  if (!session->goes_out() && session->worth_ns) {
     impl_->forget_worth(*session);
     impl_->coordinate(now_ns);
   }
@@ -199,12 +215,12 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
     session->pauses.note(now_ns - std::min(now_ns, std::exchange(session->paused_since_ns, kUnknown)));
   session->ready = true;
   session->view.ready_since_ns = now_ns;
-  if (session->state == SessionState::kResident) {
+  if (on_device(session->bytes)) {
     const bool keeps_lag = now_ns - std::min(now_ns, session->last_wanted_ns) < impl_->options.keeps_lag_ns;
     impl_->catch_up(*session, keeps_lag ? session->lag_ns : 0);
-    if (!session->evicting) impl_->set_ready_slot(*session, true);
+    if (session->resident()) impl_->set_ready_slot(*session, true);
     impl_->changed(*session, session->view.in_flight == 0 ? now_ns : session->since_ns);
-  } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
+  } else if (session->bytes == Bytes::kOut) {
     if (impl_->alternating > 0 && session->queued_idle) impl_->join_line(*session, now_ns);
     impl_->requeue(*session);
     impl_->admit_waiting(now_ns);
@@ -213,11 +229,9 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
 
 void Scheduler::wake(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->state != SessionState::kPagedOut ||
-      session->move == SessionRecord::Move::kIn)
-    return;
+  if (session == nullptr || !session->out() || comes_in(session->bytes)) return;
   session->wake = true;
-  if (session->move != SessionRecord::Move::kNone) return;
+  if (session->bytes != Bytes::kOut) return;
   impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
 }
@@ -226,8 +240,7 @@ void Scheduler::allow_paging(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->spec.may_page) return;
   session->spec.may_page = true;
-  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
-    impl_->start_page_out(*session, now_ns);
+  if (session->bytes == Bytes::kLeaving && !session->busy()) impl_->start_page_out(*session, now_ns);
 }
 
 void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
@@ -319,8 +332,7 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
   impl_->changed(*session, now_ns);
   if (left > 0) dispatched(id, session->lane, now_ns, left);
   bool settled = impl_->boundary(session->lane);
-  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
-    impl_->start_page_out(*session, now_ns);
+  if (session->bytes == Bytes::kLeaving && !session->busy()) impl_->start_page_out(*session, now_ns);
   if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) settled = true;
   if (settled)
     impl_->freed(now_ns);
@@ -349,6 +361,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   } else {
     impl_->dequeue(*session);
   }
+  impl_->change(*session, BytesEvent::kLeft);
   if (was_claiming) impl_->cancel_evictions();
   impl_->stop_yielding(id);
   impl_->came_back(id);
@@ -370,11 +383,9 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
 
 void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || !session->holds_promise() || session->move == SessionRecord::Move::kOut) return;
-  if (session->state == SessionState::kResident) session->state = SessionState::kQueued;
-  const bool turns_back =
-      std::exchange(session->move, SessionRecord::Move::kNone) == SessionRecord::Move::kIn &&
-      session->evicting;
+  if (session == nullptr || !is_listed(session->bytes, BytesEvent::kUnplaced)) return;
+  const bool turns_back = session->bytes == Bytes::kTurningBack;
+  impl_->change(*session, BytesEvent::kUnplaced);
   impl_->came_back(id);
   impl_->quit(*session);
   if (turns_back && !session->yields_to) {  // for a session that waits, which comes before it
@@ -393,7 +404,7 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
 
 void Scheduler::page_part(SessionId id, uint64_t bytes, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
+  if (session == nullptr || session->bytes != Bytes::kGoing) return;
   if (session->changes_lane) return;  // its bytes are for itself
   bytes = std::min(bytes / impl_->options.granularity_bytes * impl_->options.granularity_bytes,
                    session->held_bytes());
@@ -406,10 +417,8 @@ void Scheduler::page_part(SessionId id, uint64_t bytes, uint64_t now_ns) {
 void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
-  if (session->move == SessionRecord::Move::kIn) {
-    session->move = SessionRecord::Move::kNone;
-    session->state = SessionState::kResident;
-    if (session->evicting) impl_->stay(*session);  // too late to turn back
+  if (comes_in(session->bytes)) {
+    impl_->change(*session, BytesEvent::kDone);
     session->yields_to.reset();
     impl_->came_back(id);
     impl_->catch_up(*session, 0);
@@ -423,8 +432,8 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     // The session's bytes may already be wanted again.
     if (!impl_->waiting.empty() || impl_->promised() > impl_->capacity.target_bytes)
       impl_->admit_waiting(now_ns);
-  } else if (session->move == SessionRecord::Move::kOut) {
-    session->move = SessionRecord::Move::kNone;
+  } else if (session->bytes == Bytes::kGoing) {
+    impl_->change(*session, BytesEvent::kDone);
     impl_->forget_worth(*session);  // the driver has copied it
     impl_->moved(*session, true, now_ns);
     impl_->quit(*session);
@@ -459,13 +468,11 @@ void Scheduler::room_used(SessionId id, uint64_t now_ns) {
 
 void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
+  if (session == nullptr || session->bytes != Bytes::kGoing) return;
   if (session->gone_bytes > 0) return page_done(id, now_ns);  // others may have those bytes
-  session->move = SessionRecord::Move::kNone;
-  session->state = SessionState::kResident;
-  session->evicting = session->changes_lane = false;
+  impl_->change(*session, BytesEvent::kFailed);
+  session->changes_lane = false;
   session->yields_to.reset();
-  --impl_->evicting;
   session->pinned = true;
   impl_->pinned.push_back(id);
   impl_->begin_stay(*session, now_ns);

@@ -40,7 +40,7 @@ struct SchedulerOptions {
   uint32_t compute_units = 0;              // units that lanes can have for themselves in all; 0 = none
   uint32_t granularity_compute_units = 1;  // such a lane's share is rounded up to it
   uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
-  uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
+  uint32_t max_lanes = 0;                  // open at once; 0 = no limit
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
   uint64_t least_stay_ns = kLeastStayNs;  // of sessions that alternate
@@ -53,7 +53,7 @@ struct SchedulerOptions {
   bool paging = true;  // the driver can page sessions out and keep their addresses
   std::optional<LaneFinderKind> lane_finder =
       std::nullopt;  // without: the one that the policy names, else kSalus
-  // How sessions slow each other is measured where the policy decides by it (PolicyTraits::measures).
+  // How sessions slow each other is measured where the policy decides by it (Answers::by_interference).
   bool measures = false;
   // True: the driver reports by lane_applied() when a lane has its memory, and no session changes to the lane
   // before that. False: lanes have the decided memory at once.
@@ -140,12 +140,12 @@ class Scheduler final : public Authority {
   void look(uint64_t now_ns) override;
   bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
-  // True under a policy that shares the device by weight if pick would choose the session again, were it ready. Its
+  // True for a session that shares the device by weight if pick would choose it again, were it ready. Its
   // iterations keep the lane busy, and it is behind the ready sessions.
   bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
   // The same under every policy, also for a session that has nothing in flight.
   bool would_pick(SessionId session, LaneId lane, uint64_t now_ns);
-  // A session that waits for its turn in the lane of this one ranks higher, under a policy that picks by rank.
+  // A session that waits for its turn in the lane of this one ranks higher.
   bool outranked(SessionId session) const;
   // The next time at which pick could answer differently if the session picked last keeps the lane busy and
   // nothing else happens; kUnknown if never. For event loops that skip equal decisions.
@@ -183,6 +183,8 @@ class Scheduler final : public Authority {
   // Checks the invariants (safety, each resident in one lane, lane size >= max E); empty when they hold. For
   // tests.
   std::string check() const override;
+  // The rows of the table of states (session_states.hpp) that have been taken, as bits. For tests.
+  uint64_t states_taken() const;
 
  private:
   struct Impl;

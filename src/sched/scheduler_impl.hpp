@@ -16,6 +16,7 @@
 
 #include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
+#include "sched/session_states.hpp"
 #include "sched/stays.hpp"
 #include "sched/turn_rules.hpp"
 #include "sched/waiting_list.hpp"
@@ -33,13 +34,11 @@ inline double virtual_cost(double ns, double weight) {
 }
 
 struct SessionRecord {
-  enum class Move : uint32_t { kNone, kOut, kIn };
   static constexpr size_t kNoSlot = static_cast<size_t>(-1);
 
   SessionSpec spec;
   SessionView view;
-  SessionState state = SessionState::kQueued;
-  Move move = Move::kNone;
+  Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
   LaneId lane = kNoLane;
   uint64_t persistent_bytes = 0;  // rounded to the granularity
   uint64_t gone_bytes = 0;        // of these, during a page-out: promised no more
@@ -65,7 +64,6 @@ struct SessionRecord {
   uint64_t since_ns = 0;                // it is resident, ready, in flight or idle
   bool ready = false;
   bool wake = false;
-  bool evicting = false;               // to be paged out at its next boundary
   bool claiming = false;               // waits for page-outs made for it
   bool turned_back = false;            // page-ins have turned back for it while it waited for admission
   std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
@@ -91,10 +89,14 @@ struct SessionRecord {
   bool holds_promise() const { return lane != kNoLane; }
   uint64_t held_bytes() const { return persistent_bytes - gone_bytes; }  // of P, while it holds a promise
   bool wanted() const { return ready || view.in_flight > 0; }
-  bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
+  bool goes_out() const { return sched::goes_out(bytes); }
+  // Its iterations can run.
+  bool resident() const { return bytes == Bytes::kResident; }
+  bool out() const { return bytes == Bytes::kOut || bytes == Bytes::kGoing || comes_in(bytes); }
+  bool wants_in() const { return !stopped && (!out() || ready || wake); }
   // Its page-in may turn back, which copies nothing.
   bool may_turn_back_for(const SessionView& other) const {
-    return move == Move::kIn && !evicting && view.cls == SessionClass::kOpportunistic &&
+    return bytes == Bytes::kComing && view.cls == SessionClass::kOpportunistic &&
            other.cls == SessionClass::kGuaranteed;
   }
   // A busy session can be paged out only later.
@@ -217,6 +219,8 @@ struct Scheduler::Impl {
   SessionId place_for = kNoSession;      // who has the place of those whose stays are over
   uint64_t stays_end_ns = kUnknown;      // when that is to be asked again
   uint64_t last_in_line = 0;
+  uint64_t taken = 0;    // states_taken()
+  std::string unlisted;  // the first change of state that was asked for and is in no table
 
   SessionRecord* find(SessionId id) const {
     const auto found = sessions.find(id);
@@ -243,8 +247,7 @@ struct Scheduler::Impl {
            (!options.confirms_lanes || (lane.applied > 0 && session.ephemeral_bytes <= lane.applied));
   }
   bool evictable(const SessionRecord& session) const {
-    return session.state == SessionState::kResident && !session.evicting && !session.pinned &&
-           !session.spec.never_pages && !session.overdue;
+    return session.resident() && !session.pinned && !session.spec.never_pages && !session.overdue;
   }
   // Stays for speed alone: goes before all that somebody uses.
   bool spare(const SessionRecord& session) const { return session.worth_ns && evictable(session); }
@@ -252,6 +255,8 @@ struct Scheduler::Impl {
   bool any_spare() const { return spares > 0 || !caches.empty(); }
 
   // scheduler.cpp
+  // The session's bytes change as the table of states says (session_states.hpp). False: not listed; check() tells.
+  bool change(SessionRecord& session, BytesEvent event);
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
   void set_ready_slot(SessionRecord& session, bool present);
   void pause(SessionRecord& session, uint64_t now_ns);  // it has nothing to run from now on
@@ -263,8 +268,7 @@ struct Scheduler::Impl {
     return now_ns >= session.expected_from_ns && now_ns < session.expected_until_ns && may_return(session);
   }
   static bool may_return(const SessionRecord& session) {
-    return session.state == SessionState::kResident && !session.evicting && !session.stopped &&
-           !session.overdue;
+    return session.resident() && !session.stopped && !session.overdue;
   }
   // The candidates for pick: those ready and those expected, of the lane, or of all lanes that are not held up. Work that is
   // enqueued behind an iteration cannot be taken back, so in a busy lane also those that run and are expected back
@@ -488,7 +492,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
     size_t members = 0;
     bool runs_next = suits(lane, session) && !lane.held_up();
     for (const SessionRecord* member : lane.members) {
-      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
+      if (member->goes_out() || is_gone(*member)) continue;
       ++members;
       bytes = std::max(bytes, member->ephemeral_bytes);
       used += member->persistent_bytes;
@@ -521,7 +525,7 @@ uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
     if (!lane.open) continue;
     uint64_t largest = 0;
     for (const SessionRecord* member : lane.members) {
-      if (member->evicting || is_gone(*member)) continue;
+      if (member->goes_out() || is_gone(*member)) continue;
       bytes += member->persistent_bytes;
       largest = std::max(largest, member->ephemeral_bytes);
     }

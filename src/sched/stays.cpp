@@ -98,15 +98,14 @@ void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
   double least = INFINITY;
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* member : lane.members)
-      if (member->spec.alternates && member->state == SessionState::kResident)
+      if (member->spec.alternates && on_device(member->bytes))
         least = std::min(least, tag_of(stay_of(*member, now_ns)));
   if (least < INFINITY) session.stay_tag_ns = std::max(session.stay_tag_ns, least);
 }
 
 bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
-  return resident.spec.alternates && resident.spec.may_page && resident.state == SessionState::kResident &&
-         !resident.evicting && !resident.overdue && resident.view.cls >= session.view.cls &&
-         gives_way(resident, session) != GivesWay::kNever;
+  return resident.spec.alternates && resident.spec.may_page && resident.resident() && !resident.overdue &&
+         resident.view.cls >= session.view.cls && gives_way(resident, session) != GivesWay::kNever;
 }
 
 // The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as

@@ -19,7 +19,7 @@ std::span<const ResidentView> Scheduler::Impl::Device::residents() const {
   list.clear();
   for (LaneId id = 0; id < of->lanes.size(); ++id)
     for (const SessionRecord* member : of->lanes[id].members)
-      if (member->state == SessionState::kResident)
+      if (on_device(member->bytes))
         list.push_back({&member->view, id, member->ready, member->since_ns, member->expected_in_flight_ns});
   return list;
 }
@@ -350,7 +350,7 @@ void Scheduler::set_overdue(SessionId id, bool overdue, uint64_t now_ns) {
   if (session == nullptr || session->lane == kNoLane || session->overdue == overdue) return;
   impl_->set_overdue(*session, overdue);
   if (overdue) return;
-  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
+  if (session->bytes == Bytes::kLeaving && !session->busy())
     impl_->start_page_out(*session, now_ns);
   else if (session->stopped)
     impl_->stop(*session, now_ns);
@@ -395,9 +395,7 @@ bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
 
 bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->lane != lane_id || session->state != SessionState::kResident ||
-      session->evicting)
-    return false;
+  if (session == nullptr || session->lane != lane_id || !session->resident()) return false;
   const std::span<const SessionView> ready = impl_->with_expected(
       impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready, lane_id, now_ns, id);
   if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
@@ -428,8 +426,7 @@ uint64_t Scheduler::look_again_ns() const {
 
 bool Scheduler::may_lend(SessionId id, LaneId lane_id) const {
   const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->lane != lane_id || session->state != SessionState::kResident ||
-      session->evicting || session->view.in_flight > 0)
+  if (session == nullptr || session->lane != lane_id || !session->resident() || session->view.in_flight > 0)
     return false;
   const LaneRecord& lane = impl_->lanes[lane_id];
   return !lane.closing && !lane.busy() && lane.held == lane.bytes && impl_->waiting.empty() &&

@@ -14,8 +14,11 @@ struct Job {
   std::string config;  // key of the interference table; "" = not in any table
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;
   uint64_t arrival_ns = 0;
-  uint64_t iterations = 1;        // >= 1
-  double iteration_ns = 0;        // device time of one, alone on the device; > 0
+  uint64_t iterations = 1;  // >= 1
+  double iteration_ns = 0;  // device time of one, alone on the device; > 0
+  // Above 0: the job waits for each iteration, and its host begins the next one so long after that. 0: it always has the
+  // next iteration ready.
+  uint64_t think_ns = 0;
   uint64_t persistent_bytes = 0;  // P
   uint64_t ephemeral_bytes = 0;   // E
   // False: it uses so many bytes but does not say so beforehand; a runtime profiles its first iterations. The simulator

@@ -117,6 +117,12 @@ base::Result<Job> parse_own(const Row& row) {
   if (row.has("config")) {
     GPUSHARE_ASSIGN_OR_RETURN(job.config, row.text("config"));
   }
+  if (row.has("think_ms")) {
+    GPUSHARE_ASSIGN_OR_RETURN(const double think_ms, row.number("think_ms", 0, kMostSeconds * 1e3));
+    job.think_ns = to_ns(think_ms * 1e-3);
+    if (think_ms * 1e-3 * static_cast<double>(job.iterations) > kMostSeconds)
+      return row.fail("think_ms", base::format("times iterations is above %g s", kMostSeconds));
+  }
   return job;
 }
 
@@ -178,7 +184,7 @@ const std::vector<Layout>& layouts() {
       {"gpushare",
        {"name", "class", "arrival_s", "iterations", "iteration_ms", "persistent_mb", "ephemeral_mb",
         "priority"},
-       {"weight", "demand", "config"}},
+       {"weight", "demand", "config", "think_ms"}},
       {"salus", {"name", "seconds_alone", "peak_mb", "iterations"}, {}},
       {"gavel", {"model", "steps", "arrival_s", "gpus"}, {}},
   };

@@ -1,13 +1,14 @@
 // job_file.hpp: job traces from CSV, in three layouts recognised by their header.
 //
 //   gpushare
-//   name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config]
+//   name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,demand][,config][,think_ms]
 //   salus      name,seconds_alone,peak_mb,iterations            all jobs arrive at time 0, in file order
 //   gavel      model,steps,arrival_s,gpus                       arrivals stretched to a stated load on one GPU
 //
 // MB are 10^6 bytes. In the first layout "205?" is a need of 205 MB that the job does not declare: a runtime profiles
 // it. Columns of the first layout may come in any order. class is guaranteed or opportunistic; demand and config feed
-// the interference model. Fields that the other layouts lack are filled in from published facts (known_models.hpp), and
+// the interference model. think_ms is the time for which the job's host thinks between the end of an iteration, for
+// which it waits, and the next one; 0, as without the column: it waits for nothing. Fields that the other layouts lack are filled in from published facts (known_models.hpp), and
 // the notes say how.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <functional>
 #include <iterator>
+#include <queue>
 #include <random>
 #include <utility>
 
@@ -60,6 +62,15 @@ struct Copy {
   bool out;
 };
 
+// A job whose host begins its next iteration then.
+struct Thinking {
+  uint64_t until_ns;
+  SessionId session;
+  bool operator>(const Thinking& other) const {
+    return std::pair(until_ns, session) > std::pair(other.until_ns, other.session);
+  }
+};
+
 class NullSink final : public EventSink {};
 
 }  // namespace
@@ -77,6 +88,7 @@ struct Simulation::Impl {
   std::vector<JobState> states;
   std::vector<LaneState> lanes;
   std::deque<Copy> copies;  // one link: ends ascend
+  std::priority_queue<Thinking, std::vector<Thinking>, std::greater<>> thinking;
   std::mt19937_64 random;
   uint64_t now = 0;
   uint64_t busy_ns = 0;
@@ -105,6 +117,7 @@ struct Simulation::Impl {
   void carry_out();
   void finish_copies();
   void turn_back(SessionId id);
+  void wake_thinkers();
   void cut_runs();
   void fill_lanes();
   void dispatch(LaneId id, SessionId session);
@@ -132,12 +145,12 @@ base::Status Simulation::Impl::validate() const {
     if (!(each.demand >= 0 && each.demand <= 1)) return fail(who + "demand must be in [0, 1]");
     if (i > 0 && each.arrival_ns < jobs[i - 1].arrival_ns)
       return fail(who + "arrives before the job ahead of it");
-    total += each.work_ns();
+    total += each.work_ns() + static_cast<double>(each.iterations) * static_cast<double>(each.think_ns);
   }
   total += static_cast<double>(jobs.back().arrival_ns);
   if (!(total <= kMostTotalNs))
-    return fail(base::format("arrivals and work come to %g s; at most %g s can be simulated", total * 1e-9,
-                             kMostTotalNs * 1e-9));
+    return fail(base::format("arrivals, work and thought come to %g s; at most %g s can be simulated",
+                             total * 1e-9, kMostTotalNs * 1e-9));
   return {};
 }
 
@@ -147,6 +160,7 @@ void Simulation::Impl::prepare() {
   scheduling.max_lanes = options.max_lanes;
   scheduling.paging = options.paging;
   scheduling.lane_finder = options.lane_finder;
+  scheduling.keeps_lag_ns = options.keeps_lag_ns;
   scheduling.measures = options.measures;
   if (options.interference) {
     model = std::make_shared<InterferenceModel>(jobs, options.table);
@@ -174,6 +188,7 @@ void Simulation::Impl::prepare() {
 uint64_t Simulation::Impl::next_event() const {
   uint64_t next = next_job < jobs.size() ? jobs[next_job].arrival_ns : kUnknown;
   if (!copies.empty()) next = std::min(next, copies.front().end_ns);
+  if (!thinking.empty()) next = std::min(next, thinking.top().until_ns);
   // With nothing running, a time that has passed already would come again for ever.
   const uint64_t look_ns = scheduler->look_again_ns();
   if (running > 0 || look_ns > now) next = std::min(next, std::max(look_ns, now + 1));
@@ -233,7 +248,10 @@ void Simulation::Impl::finish_run(LaneId id) {
   sink->iterations(id, session, began, now, lane.count);
   scheduler->finished(session, elapsed - std::min(elapsed, lane.told_ns), now, lane.count - lane.told_count);
   if (state(session).left > 0) {
-    scheduler->ready(session, now);
+    if (const uint64_t think_ns = job(session).think_ns; think_ns > 0)
+      thinking.push({base::add_saturated(now, think_ns), session});
+    else
+      scheduler->ready(session, now);
     return;
   }
   scheduler->leave(session, now);
@@ -343,6 +361,13 @@ void Simulation::Impl::turn_back(SessionId id) {
   scheduler->unplaced(id, now);
 }
 
+void Simulation::Impl::wake_thinkers() {
+  for (; !thinking.empty() && thinking.top().until_ns <= now; thinking.pop()) {
+    scheduler->ready(thinking.top().session, now);
+    decisions_stale = true;
+  }
+}
+
 void Simulation::Impl::finish_copies() {
   while (!copies.empty() && copies.front().end_ns <= now) {
     const Copy copy = copies.front();
@@ -392,9 +417,11 @@ void Simulation::Impl::dispatch(LaneId id, SessionId session) {
     const double n = std::ceil(static_cast<double>(ns) / expected_ns);
     return n >= static_cast<double>(mine.left) ? mine.left : std::max<uint64_t>(1, static_cast<uint64_t>(n));
   };
-  const uint64_t natural = holds_until == kUnknown ? mine.left : iterations_in(holds_until - now);
+  const uint64_t natural = each.think_ns > 0         ? 1
+                           : holds_until == kUnknown ? mine.left
+                                                     : iterations_in(holds_until - now);
   lane.count = natural;
-  if (result.quantum_ns > 0) {
+  if (result.quantum_ns > 0 && each.think_ns == 0) {
     const double grouped = std::floor(static_cast<double>(result.quantum_ns) / expected_ns);
     if (grouped > static_cast<double>(natural)) {
       lane.count = grouped >= static_cast<double>(mine.left) ? mine.left : static_cast<uint64_t>(grouped);
@@ -538,6 +565,7 @@ base::Result<SimulationResult> Simulation::run() {
     if (sim.cancelled)
       return base::Status(GPUSHARE_CANCELLED, "the simulation was cancelled by its progress callback");
     sim.finish_copies();
+    sim.wake_thinkers();
     while (sim.next_job < sim.jobs.size() && sim.jobs[sim.next_job].arrival_ns <= sim.now)
       sim.arrive(++sim.next_job);
     sim.carry_out();

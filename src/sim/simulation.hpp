@@ -22,9 +22,10 @@ struct SimulationOptions {
   uint32_t max_lanes = 0;                            // on top of the policy's own limit; 0 = no limit
   std::optional<sched::LaneFinderKind> lane_finder;  // without: as the policy says, else kSalus
   bool paging = true;
-  double host_link_bytes_per_s = 12e9;  // copies of persistent bytes, one at a time; > 0
-  uint64_t switch_ns = 0;               // lane idle time when it goes on with another session
-  bool interference = true;             // false: lanes do not slow each other
+  uint64_t keeps_lag_ns = sched::kKeepsLagNs;  // SchedulerOptions::keeps_lag_ns, as the executor has it
+  double host_link_bytes_per_s = 12e9;         // copies of persistent bytes, one at a time; > 0
+  uint64_t switch_ns = 0;                      // lane idle time when it goes on with another session
+  bool interference = true;                    // false: lanes do not slow each other
   // pack is told the interference model, so its estimates are right; false: pack decides by memory alone, as Salus does.
   bool tell_policy = true;
   // True: nobody tells the policy anything. The scheduler measures, as on a device.
@@ -80,8 +81,8 @@ struct SimulationResult {
 };
 
 // One run. Iterations are not simulated one by one: a decision that holds is carried on until something
-// happens that could change it (an arrival, a departure, a page copied), and is then ended at the next
-// iteration boundary.
+// happens that could change it (an arrival, a departure, a page copied, a job that has thought), and is then ended at the
+// next iteration boundary. Jobs that think between iterations are simulated iteration by iteration.
 //
 // Threads: none; use from one thread. Deterministic: the same inputs give the same result, bit by bit.
 class Simulation {

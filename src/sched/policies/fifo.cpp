@@ -11,7 +11,9 @@ class Fifo final : public Policy {
   std::string_view name() const override { return "fifo"; }
   Answers answers() const override { return {.gives_way = true, .may_join = true}; }
   // A session that ends within ten stays runs to its end undisturbed; an endless one keeps nobody off for ever.
-  GivesWay gives_way(const SessionView&, const SessionView&) const override { return GivesWay::kAfterLongStay; }
+  GivesWay gives_way(const SessionView&, const SessionView&) const override {
+    return GivesWay::kAfterLongStay;
+  }
   Share share(const SessionView&) const override { return {Share::Kind::kWhole}; }
   MayJoin may_join(const SessionView&, const Joining& what) const override {
     return what.residents == 0 && !what.passes ? MayJoin::kYes : MayJoin::kNobody;

@@ -13,7 +13,9 @@ namespace {
 
 // Service in doubling levels from one second up: sessions of unknown length change places rarely.
 uint32_t level(const SessionView& view) {
-  return view.remaining_ns != kUnknown ? 0 : static_cast<uint32_t>(std::bit_width(view.service_ns / kServiceStepNs));
+  return view.remaining_ns != kUnknown
+             ? 0
+             : static_cast<uint32_t>(std::bit_width(view.service_ns / kServiceStepNs));
 }
 
 std::pair<uint64_t, uint32_t> srtf_rank(const SessionView& view) {
@@ -24,7 +26,9 @@ class Srtf final : public Policy {
  public:
   std::string_view name() const override { return "srtf"; }
   Answers answers() const override { return {.before = true, .gives_way = true}; }
-  bool before(const SessionView& a, const SessionView& b) const override { return srtf_rank(a) < srtf_rank(b); }
+  bool before(const SessionView& a, const SessionView& b) const override {
+    return srtf_rank(a) < srtf_rank(b);
+  }
   GivesWay gives_way(const SessionView& victim, const SessionView& other) const override {
     if (before(victim, other)) return GivesWay::kNever;
     if (!before(other, victim)) return GivesWay::kAfterStay;

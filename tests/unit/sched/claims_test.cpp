@@ -59,6 +59,16 @@ TEST_CASE("what nobody has wanted for long costs less to take") {
   CHECK(sched::price_of(10, 0, 0) == 10);
 }
 
+TEST_CASE("parts: rank, then the cheapest byte, then the order of the list, and never more than is missing") {
+  const std::vector<Claim> claims{{100, 1, 0}, {50, 0, 100}, {50, 0, 50}, {50, 0, 50}, {0, 0, 0}};
+  using Parts = std::vector<uint64_t>;
+  CHECK(choose_parts(claims, 0) == Parts{0, 0, 0, 0, 0});
+  CHECK(choose_parts(claims, 30) == Parts{0, 0, 30, 0, 0});
+  CHECK(choose_parts(claims, 120) == Parts{0, 20, 50, 50, 0});
+  CHECK(choose_parts(claims, 151) == Parts{1, 50, 50, 50, 0});
+  CHECK(choose_parts(claims, 1000) == Parts{100, 50, 50, 50, 0});
+}
+
 TEST_CASE("the choice beside exhaustive search") {
   const uint64_t seed = test::seed();
   INFO("GPUSHARE_TEST_SEED=" << seed);

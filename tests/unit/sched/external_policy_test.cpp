@@ -17,7 +17,8 @@ int32_t outside_before(void*, const gpushare_candidate* a, const gpushare_candid
   return a->priority > b->priority;
 }
 
-int32_t outside_gives_way(void* user_data, const gpushare_candidate* victim, const gpushare_candidate* other) {
+int32_t outside_gives_way(void* user_data, const gpushare_candidate* victim,
+                          const gpushare_candidate* other) {
   if (outside_before(user_data, other, victim) != 0) return GPUSHARE_GIVES_WAY_AT_ONCE;
   return outside_before(user_data, victim, other) != 0 ? GPUSHARE_GIVES_WAY_NEVER
                                                        : GPUSHARE_GIVES_WAY_AFTER_STAY;

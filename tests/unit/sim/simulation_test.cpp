@@ -461,6 +461,26 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   CHECK(seen == 2);
 }
 
+TEST_CASE("a job that thinks waits for each iteration, and keeps its rank and its weight") {
+  std::vector<Job> jobs{job(0, 100, 10, 1, 1)};
+  jobs[0].think_ns = 30 * kMs;
+  const SimulationResult alone = run({}, jobs, "fair");
+  CHECK(alone.jobs[0].end_ns == (100 * 10 + 99 * 30) * kMs);
+  CHECK(alone.jobs[0].service_ns == 1000 * kMs);
+
+  // A moment of thought: beside a job that has always work it has its turns, by rank or by weight.
+  jobs[0].think_ns = kMs / 2;
+  jobs[0].priority = 1;
+  jobs.push_back(job(0, 1000, 10, 1, 1));
+  SimulationOptions options;
+  options.max_lanes = 1;
+  const SimulationResult ranked = run(options, jobs, "priority");
+  CHECK(ranked.jobs[0].end_ns < 1.1 * (100 * 10 + 99 * 0.5) * kMs);
+  const SimulationResult shared = run(options, jobs, "fair");
+  CHECK(shared.jobs[0].end_ns > 1.9 * 1000 * kMs);
+  CHECK(shared.jobs[0].end_ns < 2.2 * 1000 * kMs);
+}
+
 TEST_CASE("a session keeps its lane while its run goes on: what is reported of the run is no boundary") {
   std::vector<Job> jobs{job(1554, 9, 1180, 1, 500), job(2331, 480, 35, 1, 500), job(4662, 526, 12, 1, 300),
                         job(6216, 1722, 11, 1, 600)};
