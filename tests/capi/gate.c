@@ -110,8 +110,8 @@ static void guaranteed_closes(gpushare_session sure, gpushare_session spare) {
   info = info_of(gate);
   CHECK(info.alone_ns > 0);
 
-  /* Between iterations: one launch however long it is, then only what fits, until it is done. */
-  CHECK_STATUS(gpushare_gate_enter(gate, NULL, 1000000000, 0), GPUSHARE_OK);
+  /* Between iterations, once the session is not expected back: one launch however long it is, then only what fits, until it is done. */
+  CHECK_STATUS(gpushare_gate_enter(gate, NULL, 1000000000, 60000000000), GPUSHARE_OK);
   CHECK(info_of(gate).in_flight_ns == 1000000000);
   CHECK_STATUS(gpushare_gate_enter(gate, NULL, 1000000000, 0), GPUSHARE_TIMED_OUT);
   CHECK_STATUS(gpushare_gate_done(gate, 1000000000), GPUSHARE_OK);
