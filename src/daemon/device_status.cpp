@@ -56,12 +56,12 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
   out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
   const Claim* holder =
       claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
-  if (session.overdue) {
+  if (session.overdue()) {
     out.state = "overdue";
     out.waits_for = "its own iteration, which exceeded the lease";
-  } else if (claim.paging) {
+  } else if (claim.pages_now()) {
     out.state = "paging";
-  } else if (session.leased) {
+  } else if (session.leased()) {
     out.state = lease(session).look().state == LeaseState::kIdle ? "idle" : "turn";
   } else if (scheduler_.state(claim.id) == sched::SessionState::kQueued) {
     out.state = "queued";
@@ -74,15 +74,15 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
               .c_str());
   } else if (scheduler_.state(claim.id) == sched::SessionState::kPagedOut) {
     out.state = "paged_out";
-    if (session.ready) out.waits_for = scheduler_.coordinated_wait(claim.id);
-    if (session.ready && out.waits_for.empty()) out.waits_for = "memory, to be paged in";
-  } else if (session.waits_for_images) {
+    if (session.ready()) out.waits_for = scheduler_.coordinated_wait(claim.id);
+    if (session.ready() && out.waits_for.empty()) out.waits_for = "memory, to be paged in";
+  } else if (session.image_state == RemoteSession::ImageState::kWaits) {
     out.state = "ready";
     out.waits_for = "its images, which are not on the device yet";
-  } else if (session.ready && std::find(in_debt_.begin(), in_debt_.end(), &claim) != in_debt_.end()) {
+  } else if (session.ready() && std::find(in_debt_.begin(), in_debt_.end(), &claim) != in_debt_.end()) {
     out.state = "ready";
     out.waits_for = base::format("its cap, %g%% of the device's time", 100 * claim.cap->share());
-  } else if (session.ready) {
+  } else if (session.ready()) {
     out.state = "ready";
     if (holder != nullptr)
       out.waits_for =
@@ -103,15 +103,16 @@ std::string SharedDevice::check() const {
   if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
   size_t ready = 0;
   for (const auto& [id, claim] : claims_) {
-    ready += claim->ready ? 1 : 0;
+    ready += claim->turn == Claim::Turn::kReady ? 1 : 0;
     const std::string name = "'" + claim->members.front()->name + "'";
     const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
-    if (holds != claim->leased) return "session " + name + " and its lane disagree on the turn";
+    if (holds != claim->leased()) return "session " + name + " and its lane disagree on the turn";
     const bool leased = std::any_of(claim->members.begin(), claim->members.end(),
-                                    [](const auto& member) { return member->leased; });
-    if (claim->ready && std::find(in_debt_.begin(), in_debt_.end(), claim.get()) != in_debt_.end())
+                                    [](const auto& member) { return member->leased(); });
+    if (claim->turn == Claim::Turn::kReady &&
+        std::find(in_debt_.begin(), in_debt_.end(), claim.get()) != in_debt_.end())
       return "session " + name + " waits for its turn and for its cap";
-    if (leased != claim->leased) return "session " + name + " and its group disagree on the turn";
+    if (leased != claim->leased()) return "session " + name + " and its group disagree on the turn";
   }
   if (lanes_ != nullptr)
     for (sched::LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane)

@@ -125,6 +125,7 @@ class Images {
   bool want(RemoteSession& session);  // false: it did all before
   void unwant(RemoteSession& session);
   bool share(ImageUse& use);
+  static void retry(RemoteSession& session);
   void answer(const ImageUse& use, const base::Status& status, std::span<const int> descriptors = {});
   void forget_unused();
 
