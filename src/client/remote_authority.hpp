@@ -307,6 +307,7 @@ class RemoteAuthority final : public sched::Authority {
   void count_shared(const Record& record, bool begins);
   void page_out_when_drained(Record& record);
   void give_way(Record& record);
+  void declare_resident(Record& record);
   void start_page_in(Record& record);
   // The page-in is over, either way. False: there was none.
   bool end_page_in(Record& record);
@@ -315,6 +316,9 @@ class RemoteAuthority final : public sched::Authority {
   void lose(base::Status why);
 
   void listen();
+  void reconnect();
+  void tell_driver();
+  void empty_poke() const;
   // Takes what has come from the socket into events_ and replies; true if there was an event. The error says that the
   // connection is gone.
   base::Result<bool> drain(Connection& connection) GPUSHARE_EXCLUDES(inbox_mutex_);

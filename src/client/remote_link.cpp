@@ -185,53 +185,60 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
   return any;
 }
 
+void RemoteAuthority::tell_driver() {
+  try {
+    changed_();
+  } catch (const std::exception& error) {
+    base::log(base::kError, std::string("the daemon's news could not be taken up: ") + error.what());
+  }
+}
+
+void RemoteAuthority::empty_poke() const {
+  uint64_t drained = 0;
+  [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
+}
+
+// One try, after a while. Iterations under way in a shared lane end first, because a new connection makes the daemon take the
+// lane for free.
+void RemoteAuthority::reconnect() {
+  pollfd wait{poke_.get(), POLLIN, 0};
+  (void)poll(&wait, 1, static_cast<int>(kReconnectNs / 1'000'000));
+  empty_poke();
+  if (stop_.load()) return;
+  const auto in_the_way = [this] { return !lost_known_.load() || busy_in_shared_.load() > 0; };
+  const bool overdue = lost_known_.load() && gone_until_ns_.load() <= base::host_now_ns();
+  if (in_the_way() || (overdue && !overdue_told_.exchange(true))) tell_driver();
+  if (in_the_way()) return;
+  auto connected = connect(options_, instance_);
+  if (!connected.ok()) return;
+  if (text_of((*connected)->welcome.device) != device_ ||
+      (*connected)->welcome.capacity_bytes != capacity_bytes_)
+    base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
+  listening_ = std::move(*connected);
+  images_->connected(duplicate(listening_->socket));
+  {
+    base::MutexLock lock(inbox_mutex_);
+    fresh_ = listening_;
+    inbox_full_.store(true);
+    ++news_;
+    news_came_.notify_all();
+  }
+  tell_driver();
+}
+
 void RemoteAuthority::listen() {
-  const auto tell_driver = [this] {
-    try {
-      changed_();
-    } catch (const std::exception& error) {
-      base::log(base::kError, std::string("the daemon's news could not be taken up: ") + error.what());
-    }
-  };
   while (!stop_.load()) {
     if (listening_ == nullptr) {
-      pollfd wait{poke_.get(), POLLIN, 0};
-      (void)poll(&wait, 1, static_cast<int>(kReconnectNs / 1'000'000));
-      uint64_t drained = 0;
-      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
-      if (stop_.load()) return;
-      // Iterations under way in a shared lane end first, because a new connection makes the daemon take the lane for free.
-      const bool overdue = lost_known_.load() && gone_until_ns_.load() <= base::host_now_ns();
-      if (!lost_known_.load() || busy_in_shared_.load() > 0 || (overdue && !overdue_told_.exchange(true)))
-        tell_driver();
-      if (!lost_known_.load() || busy_in_shared_.load() > 0) continue;
-      auto connected = connect(options_, instance_);
-      if (!connected.ok()) continue;
-      if (text_of((*connected)->welcome.device) != device_ ||
-          (*connected)->welcome.capacity_bytes != capacity_bytes_)
-        base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
-      listening_ = std::move(*connected);
-      images_->connected(duplicate(listening_->socket));
-      {
-        base::MutexLock lock(inbox_mutex_);
-        fresh_ = listening_;
-        inbox_full_.store(true);
-        ++news_;
-        news_came_.notify_all();
-      }
-      tell_driver();
+      reconnect();
+      continue;
     }
     const bool backlog = has_backlog_.load();
     const auto wanted = static_cast<short>(backlog ? POLLIN | POLLOUT : POLLIN);
     pollfd wait[2] = {{listening_->socket.get(), wanted, 0}, {poke_.get(), POLLIN, 0}};
     if (poll(wait, 2, backlog ? kBacklogLookMs : -1) < 0 && errno != EINTR) return;
     if (stop_.load()) return;
-    bool news = backlog;
-    if (wait[1].revents != 0) {
-      uint64_t drained = 0;
-      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
-      news = true;
-    }
+    bool news = backlog || wait[1].revents != 0;
+    if (wait[1].revents != 0) empty_poke();
     if ((wait[0].revents & ~POLLOUT) != 0) {
       const auto any = drain(*listening_);
       news = news || !any.ok() || *any;
@@ -440,21 +447,7 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
   }
   // Sessions that hold memory declare themselves first.
   for (Record* record : resident) {
-    const bool ran = record->in_flight > 0;
-    (void)declare(*record, false, [this, record, ran](const base::Status& declared) {
-      if (record->bytes == Bytes::kEnding || !gone_.ok()) return;
-      if (declared.ok()) {
-        if (ran) record->epoch = lease(*record).look().epoch;
-        if (ran && record->in_flight == 0) give_back(*record);  // it has ended meanwhile
-      } else {
-        base::log(base::kWarning, declared
-                                      .with_context("session '" + record->spec.name +
-                                                    "' gives its device memory back and waits")
-                                      .to_string());
-        give_way(*record);
-      }
-      mark(*record);
-    });
+    declare_resident(*record);
     if (!gone_.ok()) return;
   }
   for (Record* record : all) {
@@ -471,6 +464,24 @@ std::vector<RemoteAuthority::Record*> RemoteAuthority::by_id() const {
   for (const auto& [id, record] : sessions_) all.push_back(record.get());
   std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
   return all;
+}
+
+void RemoteAuthority::declare_resident(Record& record) {
+  const bool ran = record.in_flight > 0;
+  (void)declare(record, false, [this, of = &record, ran](const base::Status& declared) {
+    if (of->bytes == Bytes::kEnding || !gone_.ok()) return;
+    if (declared.ok()) {
+      if (ran) of->epoch = lease(*of).look().epoch;
+      if (ran && of->in_flight == 0) give_back(*of);  // it has ended meanwhile
+    } else {
+      base::log(
+          base::kWarning,
+          declared.with_context("session '" + of->spec.name + "' gives its device memory back and waits")
+              .to_string());
+      give_way(*of);
+    }
+    mark(*of);
+  });
 }
 
 // The new daemon has refused the claim of a session that holds memory.

@@ -432,9 +432,7 @@ bool Images::share(ImageUse& use) {
   return false;
 }
 
-bool Images::step(std::vector<RemoteSession*>* out_ready) {
-  if (!reader_.joinable()) return false;  // nobody has asked for an image yet
-  bool moved = false;
+void Images::take_read() {
   std::list<Read> read;
   {
     base::MutexLock lock(mutex_);
@@ -454,6 +452,10 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
     uses_.erase(found);
     forget_unused();
   }
+}
+
+bool Images::take_loaded() {
+  bool any = false;
   for (Entry& entry : entries_) {
     if (entry.image->state() != SharedImage::State::kLoading) continue;
     entry.image->poll();
@@ -468,8 +470,15 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
       scheduler_.set_link(1e6 / link_.bytes_per_ms);
     }
     give_back(entry);
-    moved = true;
+    any = true;
   }
+  return any;
+}
+
+bool Images::step(std::vector<RemoteSession*>* out_ready) {
+  if (!reader_.joinable()) return false;  // nobody has asked for an image yet
+  take_read();
+  bool moved = take_loaded();
   forget_unused();
   // One after the other; those behind the first only if theirs are there anyway.
   bool first = true;

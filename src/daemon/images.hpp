@@ -108,6 +108,8 @@ class Images {
     base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
   };
   void read_images();
+  void take_read();
+  bool take_loaded();  // true if a load has ended
   base::Status open_device();
   base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,

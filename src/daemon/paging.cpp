@@ -12,6 +12,26 @@ namespace gpushare::daemon {
 
 using client::MessageType;
 
+void SharedDevice::page_out(Claim& claim) {
+  if (RemoteSession& session = *claim.members.front(); !session.leased() && !session.overdue()) {
+    const bool waited = session.image_state == RemoteSession::ImageState::kWaits;
+    images_.let_go(session);
+    if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
+  }
+  if (claim.bytes == Claim::Bytes::kHoming)
+    claim.bytes = Claim::Bytes::kHomingThenOut;
+  else
+    start_paging(claim, Claim::Bytes::kGoing);
+}
+
+void SharedDevice::page_in(Claim& claim, uint64_t now_ns) {
+  if (!send_lane(claim)) return unplace(claim, now_ns);
+  if (claim.short_bytes == 0 || regrow(claim, now_ns)) return start_paging(claim, Claim::Bytes::kComing);
+  claim.bytes = Claim::Bytes::kHere;
+  scheduler_.page_done(claim.id, now_ns);
+  tell_out(claim, MessageType::kAdmit);
+}
+
 void SharedDevice::start_paging(Claim& claim, Claim::Bytes to) {
   claim.bytes = to;
   claim.part_bytes = 0;

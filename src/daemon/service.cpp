@@ -84,47 +84,7 @@ base::Status Service::open() {
         "lanes are shared where one session at a time has the device: leave max_lanes 1, or share_lanes off"};
   GPUSHARE_ASSIGN_OR_RETURN(listener_,
                             client::Listener::open(options_.socket, options_.all_users ? 0666 : 0600));
-  for (const std::string& spec : options_.devices) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
-    const gpushare_backend_device_info info = device->info();
-    const std::string name = spec == "auto" ? device->spec() : spec;
-    const bool sharable =
-        device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
-    const uint64_t granularity_bytes =
-        device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
-    // Processes open the device themselves; the service needs only its size.
-    const base::Status closed = device->close();
-    if (!closed.ok())
-      base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
-    if (!sharable)
-      return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
-                                        "', which needs virtual memory and real time; use one such as host"};
-    if (name.size() >= sizeof(client::Welcome::device))
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
-                                                      name.size(), sizeof(client::Welcome::device) - 1)};
-    for (const auto& each : devices_)
-      if (each->name() == name)
-        return {GPUSHARE_INVALID_ARGUMENT,
-                "device '" + name +
-                    "' is named twice; a device is shared once, or its memory would be promised twice"};
-    uint64_t capacity_bytes = options_.capacity_bytes;
-    if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
-    if (capacity_bytes > info.total_bytes)
-      return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
-                                             " asked; device '" + name + "' has " +
-                                             base::format_bytes(info.total_bytes)};
-    // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
-    if (capacity_bytes > info.free_bytes)
-      base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
-                                    " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
-                                    ": a session that finds no memory waits");
-    GPUSHARE_ASSIGN_OR_RETURN(
-        std::unique_ptr<sched::Policy> policy,
-        options_.make_policy ? options_.make_policy() : sched::make_policy(options_.policy));
-    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
-                                                      log_limit_, std::move(policy), [this] { wake(); }));
-    devices_.back()->set_pci_address(info.pci_address);
-  }
+  for (const std::string& spec : options_.devices) GPUSHARE_RETURN_IF_ERROR(share(spec));
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   if (!wake_ || !epoll_) return {GPUSHARE_IO_ERROR, std::string("epoll: ") + std::strerror(errno), errno};
@@ -136,6 +96,48 @@ base::Status Service::open() {
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the daemon's thread: ") + error.what()};
   }
+  return {};
+}
+
+base::Status Service::share(const std::string& spec) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
+  const gpushare_backend_device_info info = device->info();
+  const std::string name = spec == "auto" ? device->spec() : spec;
+  const bool sharable =
+      device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+  const uint64_t granularity_bytes =
+      device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
+  // Processes open the device themselves; the service needs only its size.
+  const base::Status closed = device->close();
+  if (!closed.ok()) base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
+  if (!sharable)
+    return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
+                                      "', which needs virtual memory and real time; use one such as host"};
+  if (name.size() >= sizeof(client::Welcome::device))
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
+                                                    name.size(), sizeof(client::Welcome::device) - 1)};
+  for (const auto& each : devices_)
+    if (each->name() == name)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              "device '" + name +
+                  "' is named twice; a device is shared once, or its memory would be promised twice"};
+  uint64_t capacity_bytes = options_.capacity_bytes;
+  if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
+  if (capacity_bytes > info.total_bytes)
+    return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
+                                           " asked; device '" + name + "' has " +
+                                           base::format_bytes(info.total_bytes)};
+  // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
+  if (capacity_bytes > info.free_bytes)
+    base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
+                                  " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
+                                  ": a session that finds no memory waits");
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, options_.make_policy
+                                                                       ? options_.make_policy()
+                                                                       : sched::make_policy(options_.policy));
+  devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
+                                                    log_limit_, std::move(policy), [this] { wake(); }));
+  devices_.back()->set_pci_address(info.pci_address);
   return {};
 }
 
@@ -151,19 +153,50 @@ void Service::wake() {
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
+// epoll_wait() itself counts in milliseconds, and turns are that short.
+void Service::sleep(uint64_t next_tick_ns) const {
+  const uint64_t now_ns = base::host_now_ns();
+  if (next_tick_ns <= now_ns || next_tick_ns == UINT64_MAX) return;
+  const uint64_t wait_ns = next_tick_ns - now_ns;
+  const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
+                      static_cast<long>(wait_ns % 1'000'000'000)};
+  pollfd any{epoll_.get(), POLLIN, 0};
+  (void)ppoll(&any, 1, &time, nullptr);
+}
+
+void Service::handle_event(uint64_t id) {
+  if (id == kListenerId) return accept_processes();
+  if (id == kWakeId) {
+    uint64_t drained = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &drained, sizeof(drained));
+    return;
+  }
+  const auto found = processes_.find(id / 2);
+  if (found == processes_.end() || found->second->dead) return;
+  if (id % 2 != 0)
+    died(*found->second);
+  else
+    receive(*found->second);
+}
+
+uint64_t Service::tick(uint64_t now_ns) {
+  uint64_t in_ns = log_limit_.tick(now_ns);
+  for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
+  for (const auto& [id, process] : processes_) {
+    if (process->welcome || process->dead) continue;
+    if (now_ns > process->connected_ns + kHelloNs)
+      disconnect(*process, {});
+    else
+      in_ns = std::min(in_ns, kHelloNs);
+  }
+  return in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
+}
+
 void Service::serve() {
   std::array<epoll_event, 64> events{};
   uint64_t next_tick_ns = 0;
   while (!stop_.load()) {
-    const uint64_t before_ns = base::host_now_ns();
-    // epoll_wait() itself counts in milliseconds, and turns are that short.
-    if (next_tick_ns > before_ns && next_tick_ns != UINT64_MAX) {
-      const uint64_t wait_ns = next_tick_ns - before_ns;
-      const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
-                          static_cast<long>(wait_ns % 1'000'000'000)};
-      pollfd any{epoll_.get(), POLLIN, 0};
-      (void)ppoll(&any, 1, &time, nullptr);
-    }
+    sleep(next_tick_ns);
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                  next_tick_ns == UINT64_MAX ? -1 : 0);
     if (count < 0 && errno != EINTR) {
@@ -171,35 +204,10 @@ void Service::serve() {
       return;
     }
     try {
-      for (int i = 0; i < count; ++i) {
-        const uint64_t id = events[static_cast<size_t>(i)].data.u64;
-        if (id == kListenerId) accept_processes();
-        if (id == kWakeId) {
-          uint64_t drained = 0;
-          [[maybe_unused]] const ssize_t got = read(wake_.get(), &drained, sizeof(drained));
-        }
-        if (id < 2) continue;
-        const auto found = processes_.find(id / 2);
-        if (found == processes_.end() || found->second->dead) continue;
-        if (id % 2 != 0)
-          died(*found->second);
-        else
-          receive(*found->second);
-      }
+      for (int i = 0; i < count; ++i) handle_event(events[static_cast<size_t>(i)].data.u64);
       for (const auto& device : devices_) device->pump();
       const uint64_t now_ns = base::host_now_ns();
-      if (now_ns >= next_tick_ns || count != 0) {
-        uint64_t in_ns = log_limit_.tick(now_ns);
-        for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
-        for (const auto& [id, process] : processes_) {
-          if (process->welcome || process->dead) continue;
-          if (now_ns > process->connected_ns + kHelloNs)
-            disconnect(*process, {});
-          else
-            in_ns = std::min(in_ns, kHelloNs);
-        }
-        next_tick_ns = in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
-      }
+      if (now_ns >= next_tick_ns || count != 0) next_tick_ns = tick(now_ns);
       sweep();
     } catch (const std::bad_alloc&) {
       try {

@@ -344,6 +344,9 @@ class SharedDevice {
   // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
+  void carry_out(const sched::Action& action, Claim& claim);
+  void page_out(Claim& claim);
+  void page_in(Claim& claim, uint64_t now_ns);
   bool carry_out_all();  // what the scheduler has decided; false: nothing
   // Shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
@@ -392,6 +395,7 @@ class SharedDevice {
   bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
   void cut_off(Claim& claim, uint64_t now_ns);
   std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
+  std::string why_no_turn(const Claim& claim) const;  // of a session that waits for one
   // room.cpp
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   void next_room(uint64_t now_ns);                   // for the first in the line
@@ -480,7 +484,11 @@ class Service {
  private:
   explicit Service(ServiceOptions options) : options_(std::move(options)) {}
   base::Status open();
+  base::Status share(const std::string& spec);  // a device
   void serve();
+  void sleep(uint64_t next_tick_ns) const;
+  void handle_event(uint64_t id);
+  uint64_t tick(uint64_t now_ns);  // returns when to call again
   void wake();
   void accept_processes();
   void receive(Process& process);

@@ -308,63 +308,53 @@ void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass 
 }
 
 void SharedDevice::carry_out(const sched::Action& action) {
-  if (action.kind == sched::ActionKind::kOpenLane) {
-    if (holders_.size() <= action.lane) {
-      holders_.resize(action.lane + 1);
-      offers_.resize(action.lane + 1);
-    }
-    return size_lane(action.lane, scheduler_.lane_size(action.lane));
-  }
-  // As it is now: what was decided since may be less.
-  if (action.kind == sched::ActionKind::kResizeLane)
-    return size_lane(action.lane, scheduler_.lane_size(action.lane));
-  if (action.kind == sched::ActionKind::kCloseLane) return size_lane(action.lane, 0);
-  if (action.kind == sched::ActionKind::kFillCache) return images_.fill(action.session);
-  if (action.kind == sched::ActionKind::kDropCache) return images_.drop(action.session);
-  const auto found = claims_.find(action.session);
-  if (found == claims_.end()) return;
-  Claim& claim = *found->second;
+  using sched::ActionKind;
   switch (action.kind) {
-    case sched::ActionKind::kAdmit:
+    case ActionKind::kOpenLane:
+      if (holders_.size() <= action.lane) {
+        holders_.resize(action.lane + 1);
+        offers_.resize(action.lane + 1);
+      }
+      return size_lane(action.lane, scheduler_.lane_size(action.lane));
+    case ActionKind::kResizeLane:  // as it is now: what was decided since may be less
+      return size_lane(action.lane, scheduler_.lane_size(action.lane));
+    case ActionKind::kCloseLane:
+      return size_lane(action.lane, 0);
+    case ActionKind::kFillCache:
+      return images_.fill(action.session);
+    case ActionKind::kDropCache:
+      return images_.drop(action.session);
+    default:
+      if (const auto found = claims_.find(action.session); found != claims_.end())
+        carry_out(action, *found->second);
+  }
+}
+
+void SharedDevice::carry_out(const sched::Action& action, Claim& claim) {
+  using sched::ActionKind;
+  switch (action.kind) {
+    case ActionKind::kAdmit:
       claim.lane = action.lane;
       if (send_lane(claim))
         tell(claim, MessageType::kAdmit);
       else
         unplace(claim, base::host_now_ns());
       break;
-    case sched::ActionKind::kMove:  // the process's memory stays where it is
+    case ActionKind::kMove:  // the process's memory stays where it is
       claim.lane = action.lane;
       break;
-    case sched::ActionKind::kDrop:  // its process knows that it is spare
-    case sched::ActionKind::kPageOut:
-      if (RemoteSession& session = *claim.members.front(); !session.leased() && !session.overdue()) {
-        const bool waited = session.image_state == RemoteSession::ImageState::kWaits;
-        images_.let_go(session);
-        if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
-      }
-      if (claim.bytes == Claim::Bytes::kHoming)
-        claim.bytes = Claim::Bytes::kHomingThenOut;
-      else
-        start_paging(claim, Claim::Bytes::kGoing);
+    case ActionKind::kDrop:  // its process knows that it is spare
+    case ActionKind::kPageOut:
+      page_out(claim);
       break;
-    case sched::ActionKind::kPageIn:
+    case ActionKind::kPageIn:
       claim.lane = action.lane;
-      if (!send_lane(claim)) {
-        unplace(claim, base::host_now_ns());
-        break;
-      }
-      if (claim.short_bytes > 0 && !regrow(claim, base::host_now_ns())) {
-        claim.bytes = Claim::Bytes::kHere;
-        scheduler_.page_done(claim.id, base::host_now_ns());
-        tell_out(claim, MessageType::kAdmit);
-        break;
-      }
-      start_paging(claim, Claim::Bytes::kComing);
+      page_in(claim, base::host_now_ns());
       break;
-    case sched::ActionKind::kTurnBack:
+    case ActionKind::kTurnBack:
       tell(claim, MessageType::kTurnBack);
       break;
-    case sched::ActionKind::kTerms:
+    case ActionKind::kTerms:
       claim.limit_bytes = action.bytes;
       for (const auto& member : claim.members)
         tell_terms(*member, action.cls, claim.group == 0 ? action.bytes : 0);
@@ -378,6 +368,7 @@ bool SharedDevice::carry_out_all() {
   bool any = false;
   for (std::vector<sched::Action> actions = scheduler_.take_actions(); !actions.empty();
        actions = scheduler_.take_actions()) {
+    tell_promised();  // before a process hears of its promise: it may look at the page then
     for (const sched::Action& action : actions) carry_out(action);
     any = true;
   }
