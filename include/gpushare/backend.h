@@ -43,8 +43,8 @@ extern "C" {
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
 #define GPUSHARE_BACKEND_ABI_MINOR \
-  7u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host; \
-        6: group "runs"; 7: context_bytes */
+  0u /* a later minor version appends ops: a table of an earlier one is smaller, and registration fills the rest \
+        in as it fills in absent optional ops */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -252,7 +252,7 @@ typedef struct gpushare_backend_ops {
 
   int32_t (*fault_set)(gpushare_backend_device* device, const gpushare_backend_fault* fault);
 
-  /* ---- since ABI 1.1: group "partitions": all or none ---------------------------------------------------- */
+  /* ---- group "partitions": all or none ------------------------------------------------------------------ */
 
   int32_t (*partition_info)(gpushare_backend_device* device, gpushare_backend_partition_info* out_info);
   /* Sets aside at least `compute_units` (> 0), rounded up to the granularity; *out_compute_units receives
@@ -267,7 +267,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*partition_stream_create)(gpushare_backend_partition* partition, int32_t priority,
                                      gpushare_backend_stream** out_stream);
 
-  /* ---- since ABI 1.2: group "ipc": all or none; needs "virtual memory" ----------------------------------- */
+  /* ---- group "ipc": all or none; needs "virtual memory" ------------------------------------------------- */
 
   /* Like phys_create, for memory that can be exported. Until it is exported nobody else has access to it. */
   int32_t (*phys_create_shared)(gpushare_backend_device* device, uint64_t bytes,
@@ -288,7 +288,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*phys_import)(gpushare_backend_device* device, int32_t descriptor, uint64_t bytes, uint32_t access,
                          gpushare_backend_memory** out_memory);
 
-  /* ---- since ABI 1.3: devices whose native API records work of a stream into graphs (cuda) ---------------- */
+  /* ---- devices whose native API records work of a stream into graphs (cuda) ------------------------------ */
 
   /* While such a stream captures, work enqueued on it does not run but becomes part of the graph. event_record, launch_host,
    * stream_query, stream_synchronize and stream_destroy on it are INVALID_STATE then and leave the capture alone, and so is
@@ -297,7 +297,7 @@ typedef struct gpushare_backend_ops {
    * UNSUPPORTED (no such graphs). */
   int32_t (*stream_capture_drop)(gpushare_backend_stream* stream, uint32_t* out_dropped);
 
-  /* ---- since ABI 1.4: devices whose native API lets others make streams (cuda) ---------------------------- */
+  /* ---- devices whose native API lets others make streams (cuda) ------------------------------------------ */
 
   /* A stream object for a native stream that somebody else made, and destroys: `native` is what stream_native gives (a CUstream;
    * null is the legacy default stream). It must be of the device's context and must live while ops are called on the object.
@@ -305,7 +305,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*stream_adopt)(gpushare_backend_device* device, void* native,
                           gpushare_backend_stream** out_stream);
 
-  /* ---- since ABI 1.5: host memory behind device addresses; needs "virtual memory" ------------------------- */
+  /* ---- host memory behind device addresses; needs "virtual memory" --------------------------------------- */
 
   /* Like phys_create, but the memory is pinned host memory, near the device where the machine has several nodes. Mapped with
    * va_map it serves as device memory at its addresses: work reads and writes it over the bus, and copies and fills take it as
@@ -313,7 +313,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*phys_create_host)(gpushare_backend_device* device, uint64_t bytes,
                               gpushare_backend_memory** out_memory);
 
-  /* ---- since ABI 1.6: group "runs": both or none; needs "virtual memory" ---------------------------------- */
+  /* ---- group "runs": both or none; needs "virtual memory" ------------------------------------------------ */
 
   /* The same as one va_map for each of `count` (> 0) memories of phys_create or phys_create_host: the first `bytes` of each, side
    * by side from `address` on. All or none. For backends that do this faster than mapping by mapping. May block. */
@@ -324,7 +324,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*va_unmap_run)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
                           uint64_t count, uint64_t* out_count);
 
-  /* ---- since ABI 1.7: devices whose native API takes memory of its own (cuda) ------------------------------ */
+  /* ---- devices whose native API takes memory of its own (cuda) -------------------------------------------- */
 
   /* The bytes of the device that device_open() opens for `index` and `options`, which the calling process has in use beyond what
    * the ops gave it on all opened devices: contexts, code, memory of other libraries. The device itself need not be open: 0 once
@@ -342,8 +342,9 @@ enum {
 };
 
 /* The first published size of the table: every later runtime accepts tables of at least this size. */
-#define GPUSHARE_BACKEND_OPS_V1_SIZE \
-  ((uint32_t)(offsetof(gpushare_backend_ops, fault_set) + sizeof(((gpushare_backend_ops*)0)->fault_set)))
+#define GPUSHARE_BACKEND_OPS_V1_SIZE                          \
+  ((uint32_t)(offsetof(gpushare_backend_ops, context_bytes) + \
+              sizeof(((gpushare_backend_ops*)0)->context_bytes)))
 
 /* Name of the symbol a plug-in library exports: returns its table, never null. */
 typedef const gpushare_backend_ops* (*gpushare_backend_entry)(void);

@@ -41,7 +41,7 @@ bool get(std::string_view& in, T* out) {
 
 base::Result<uint64_t> Images::open(std::weak_ptr<ImageUser> user, uint64_t session, const std::string& path,
                                     uint64_t iteration_ns) {
-  auto message = make_message<ImageOpen>(MessageType::kImageOpen);
+  auto message = make_message<MessageType::kImageOpen>();
   std::error_code error;
   const std::string absolute = std::filesystem::absolute(path, error).string();
   if (path.empty() || error || absolute.size() >= sizeof(message.path))

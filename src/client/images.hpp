@@ -42,7 +42,7 @@ class Images {
   // The user has unmapped it.
   void close(uint64_t image);
 
-  // ---- the connection. `socket`: a copy of its own; empty where the daemon's minor version shares no images
+  // ---- the connection. `socket`: a copy of its own
   void connected(Descriptor socket);
   void lost(const base::Status& why);
   // Queues a message; true if it is about images.

@@ -23,10 +23,8 @@
 //   StatusRequest, SetCapacity     ->          (instead of Hello)
 //                                  <-          Reply [+ a sealed file with the status (status.hpp)]
 //
-// Versions. The major number must be equal. A new minor version may append fields to a message and add types. A
-// message says its size: a receiver of an older version ignores the fields at the end that it does not know, a
-// receiver of a newer one finds zeros in fields that did not come, and neither sends a type that the other's minor
-// version lacks. So neighbouring minor versions work together.
+// wire.hpp has the one table of messages and the rule for versions. A message that is not in the table, has another size than the
+// table says or comes from the wrong side is refused by fault_of(), and ends its connection.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -39,23 +37,18 @@
 
 namespace gpushare::client {
 
-// The type of a message that is complete as its type's first version was. Errors: MALFORMED_INPUT (size, mark, type that
-// is none), UNSUPPORTED (major version; names both).
-base::Result<MessageType> check_message(std::span<const std::byte> message);
-// The fields of a checked message; fields that did not come are zero.
+// The type of a message that came `from` that side. Errors: MALFORMED_INPUT (mark, type, size, side), UNSUPPORTED (major version;
+// names both).
+base::Result<MessageType> check_message(std::span<const std::byte> message, Side from);
+// The fields of a checked message.
 template <class T>
 T fields_of(std::span<const std::byte> message) {
   return fields_of<T>(message.data(), message.size());
 }
-SessionMessage make_session_message(MessageType type, uint64_t session, uint64_t value = 0,
-                                    uint32_t sequence = 0);
 // Copies text into a field of fixed size, cut where it does not fit, between two characters.
 void put_text(std::span<char> field, std::string_view text);
 // The text of a field, up to its end or its first zero, as base::to_printable makes it: the other side may have written anything.
 std::string text_of(std::span<const char> field);
-// The name of a type, for messages to people.
-const char* message_name(MessageType type);
-
 // Turns the error that the other side reports into a status. A code that this version does not know becomes
 // UNKNOWN, with the code kept as the native one.
 base::Status reported(int32_t code, std::string text);

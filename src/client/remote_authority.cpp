@@ -24,32 +24,37 @@ RemoteAuthority::~RemoteAuthority() {
 
 RemoteAuthority::Record* RemoteAuthority::find(SessionId session) {
   const auto found = sessions_.find(session);
-  return found == sessions_.end() || found->second->left ? nullptr : found->second.get();
+  return found == sessions_.end() || found->second->bytes == Bytes::kEnding ? nullptr : found->second.get();
 }
 
 const RemoteAuthority::Record* RemoteAuthority::find(SessionId session) const {
   const auto found = sessions_.find(session);
-  return found == sessions_.end() || found->second->left ? nullptr : found->second.get();
+  return found == sessions_.end() || found->second->bytes == Bytes::kEnding ? nullptr : found->second.get();
 }
 
 base::Status RemoteAuthority::arrive(const SessionSpec& spec, uint64_t) {
-  GPUSHARE_RETURN_IF_ERROR(gone_);
+  GPUSHARE_RETURN_IF_ERROR(await_daemon(nullptr));
   if (spec.compute_units > 0)
     return {GPUSHARE_UNSUPPORTED,
             "session '" + spec.name +
                 "': sessions of a shared device have no compute units of their own: leave "
                 "compute_units 0"};
-  auto record = std::make_shared<Record>();
-  record->spec = spec;
-  record->spec.persistent_bytes = rounded(spec.persistent_bytes);
-  record->spec.ephemeral_bytes = rounded(spec.ephemeral_bytes);
-  record->counts_as = spec.cls;
-  sessions_.emplace(spec.id, record);
-  return await(declare(*record, spec.may_queue, [this, of = record.get()](const base::Status& declared) {
-    if (declared.ok() || of->left) return;
-    std::erase(dirty_, of);
-    sessions_.erase(of->spec.id);
-  }));
+  for (;;) {
+    auto record = std::make_shared<Record>();
+    record->spec = spec;
+    record->spec.persistent_bytes = rounded(spec.persistent_bytes);
+    record->spec.ephemeral_bytes = rounded(spec.ephemeral_bytes);
+    record->counts_as = spec.cls;
+    sessions_.emplace(spec.id, record);
+    const base::Status answer =
+        await(declare(*record, spec.may_queue, [this, of = record.get()](const base::Status& declared) {
+          if (declared.ok() || of->bytes == Bytes::kEnding) return;
+          std::erase(dirty_, of);
+          sessions_.erase(of->spec.id);
+        }));
+    if (answer.ok() || gone_.ok()) return answer;
+    GPUSHARE_RETURN_IF_ERROR(await_daemon(nullptr));
+  }
 }
 
 void RemoteAuthority::wake(SessionId session, uint64_t) {
@@ -66,17 +71,10 @@ void RemoteAuthority::allow_paging(SessionId session, uint64_t) {
 void RemoteAuthority::leave(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  record->left = true;
-  record->ready = false;
-  (void)end_move(*record);
+  record->turn = Turn::kNone;
+  (void)end_page_in(*record);
   std::erase_if(actions_, [session](const Action& action) { return action.session == session; });
-  if (record->lane != kNoLane) {
-    close_lane(*record, Closing::kLeave);
-    return;
-  }
-  tell(MessageType::kLeave, *record);
-  std::erase(dirty_, record);
-  sessions_.erase(session);
+  close_lane(*record, Bytes::kEnding);
 }
 
 void RemoteAuthority::set_priority(SessionId session, int32_t priority, uint64_t) {
@@ -90,8 +88,7 @@ void RemoteAuthority::set_class(SessionId session, sched::SessionClass cls, uint
   Record* record = find(session);
   if (record == nullptr || record->spec.cls == cls) return;
   record->spec.cls = record->counts_as = cls;
-  if (connection_->welcome.minor >= 2)  // else once it is declared anew
-    tell(MessageType::kSetClass, *record, static_cast<uint64_t>(cls));
+  tell(MessageType::kSetClass, *record, static_cast<uint64_t>(cls));
 }
 
 void RemoteAuthority::set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes) {
@@ -121,12 +118,22 @@ void RemoteAuthority::set_remaining(SessionId session, uint64_t remaining_ns, ui
 
 SessionState RemoteAuthority::state(SessionId session) const {
   const Record* record = find(session);
-  return record == nullptr ? SessionState::kQueued : record->state;
+  if (record == nullptr) return SessionState::kQueued;
+  switch (record->bytes) {
+    case Bytes::kWaiting:
+    case Bytes::kUnplaced:
+      return SessionState::kQueued;
+    case Bytes::kResident:
+    case Bytes::kDraining:
+      return SessionState::kResident;
+    default:
+      return SessionState::kPagedOut;
+  }
 }
 
 LaneId RemoteAuthority::lane_of(SessionId session) const {
   const Record* record = find(session);
-  return record == nullptr || record->closing != Closing::kNone ? kNoLane : record->lane;
+  return record == nullptr || record->closes() ? kNoLane : record->lane;
 }
 
 SessionView RemoteAuthority::view(SessionId session) const {
@@ -142,6 +149,10 @@ SessionView RemoteAuthority::view(SessionId session) const {
   view.ephemeral_bytes = record->spec.ephemeral_bytes;
   view.in_flight = record->in_flight;
   return view;
+}
+
+std::string RemoteAuthority::coordinated_wait(SessionId) const {
+  return gone_.message();
 }
 
 std::string RemoteAuthority::check() const {

@@ -5,9 +5,10 @@
 // when bytes are really free again. E is either the same, counted like P, or memory of the daemon that it sends in
 // pieces (LaneHere) and that sessions of other processes use in their turns. A turn is a lease (lease_page.hpp).
 //
-// When the daemon has gone, standing() says so, sessions keep their memory, and a thread tries to reach a new
-// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits. A
-// shared lane is given up and had anew, so the process connects again only when no iteration is under way in one.
+// When the daemon has gone, sessions keep their memory, turns and growth wait, and a thread tries to reach a new daemon. If none
+// came for RemoteOptions::wait_ns, standing() says so, and waits fail. Every session is declared to the new daemon. A session
+// whose claim it refuses is paged out and waits. A shared lane is given up and had anew, so the process connects again only when
+// no iteration is under way in one: what such an iteration needs of the daemon fails at once.
 //
 // Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages. A question to the
 // daemon is sent, and noted with what is to be done with its answer, which take_events() does. What the daemon says of a session
@@ -18,6 +19,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,7 +52,13 @@ struct RemoteOptions {
   double group_weight = 0;
   double cap = 0;  // the most of the device's time that the group, or this process, gets; 0 = no cap
   bool private_lanes = false;  // E is not shared with other processes
+  // How long calls wait for a daemon in place of one that has gone, before they fail. nullopt: GPUSHARE_DAEMON_WAIT says it, in
+  // seconds; else kDaemonWaitNs.
+  std::optional<uint64_t> wait_ns;
 };
+
+// A daemon that is replaced or restarted is back within seconds.
+inline constexpr uint64_t kDaemonWaitNs = 60'000'000'000;
 
 class RemoteAuthority final : public sched::Authority {
  public:
@@ -117,6 +125,17 @@ class RemoteAuthority final : public sched::Authority {
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
   std::vector<sched::SessionId> dropping() const override;  // of this process
+  // ---- what the daemon decides by itself
+  bool make_room_at_boundaries(sched::SessionId, uint64_t, uint64_t) override {
+    return false;
+  }  // make_room() did
+  void stop_making_room(sched::SessionId) override {}
+  void look(uint64_t) override {}
+  bool may_lend(sched::SessionId, sched::LaneId) const override { return false; }
+  std::string coordinated_wait(sched::SessionId session) const override;
+  std::string policy_wait(sched::SessionId) const override { return {}; }  // `gpushare top` tells
+  std::shared_ptr<sched::MeasuredInterference> measure() override { return nullptr; }
+  std::shared_ptr<sched::MeasuredInterference> measured() const override { return nullptr; }
   double link_ns_per_byte() const override { return link_ns_per_byte_; }
   uint64_t promised_bytes() const override;
   sched::Limit capacity() const override;
@@ -124,7 +143,7 @@ class RemoteAuthority final : public sched::Authority {
   uint32_t lane_compute_units(sched::LaneId) const override { return 0; }
   uint32_t promised_compute_units() const override { return 0; }
   std::string check() const override;
-  base::Status standing() const override { return gone_; }
+  base::Status standing() const override;
   void set_on_change(std::function<void()> changed) override;
   void stop() override;
   bool wants_drained(sched::LaneId lane) const override;
@@ -146,10 +165,26 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<LeasePage> page;
     Welcome welcome;
   };
-  // The change that a session's memory is undergoing.
-  enum class Move : uint8_t { kNone, kOut, kIn };
-  // The message that the daemon gets once the session's lane has closed.
-  enum class Closing : uint8_t { kNone, kPagedOut, kLeave, kUnplaced };
+  // Where a session's bytes are. The driver's sched::SessionState follows from it.
+  enum class Bytes : uint8_t {
+    kWaiting,     // for its first admission
+    kUnplaced,    // as kWaiting, once the lane has closed in which it found no place
+    kResident,    // without a lane: it gave a shared one up, and the new daemon is to send another
+    kDraining,    // goes out when nothing is in flight, and begins nothing before
+    kLeaving,     // its page-out is under way
+    kDropping,    // it is spare: the driver ends it without a copy
+    kLeft,        // as kOut, once its lane has closed
+    kOut,         // in host memory
+    kComing,      // its page-in is under way
+    kTurnedBack,  // as kOut, once the lane has closed of the page-in that it gave up
+    kEnding,      // unknown to the driver; gone once its lane has closed
+  };
+  // Whether the session wants a turn, and has asked the daemon for one.
+  enum class Turn : uint8_t { kNone, kWanted, kAsked };
+  // Whether the daemon knows the session: kAsked from Arrive to its answer.
+  enum class Known : uint8_t { kNo, kAsked, kYes };
+  // Whether the session asks for a larger need, and whether its need fell meanwhile.
+  enum class Growth : uint8_t { kNone, kAsked, kAskedAndFell };
   // Whether the session has given up sharing its lane: kBoth from needs_own_lane() until has_own_lane().
   enum class OwnLane : uint8_t { kNo, kBoth, kYes };
   struct Event {
@@ -161,32 +196,22 @@ class RemoteAuthority final : public sched::Authority {
   };
   struct Record : std::enable_shared_from_this<Record> {
     sched::SessionSpec spec;
-    sched::SessionState state = sched::SessionState::kQueued;
-    Move move = Move::kNone;
-    Closing closing = Closing::kNone;
+    Bytes bytes = Bytes::kWaiting;
+    Turn turn = Turn::kNone;
+    Known known = Known::kNo;
+    Growth growth = Growth::kNone;
     sched::LaneId lane = sched::kNoLane;
     uint64_t told_ephemeral_bytes = 0;  // as the daemon counts them
     uint32_t slot = 0;
     uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
     uint32_t in_flight = 0;
-    bool declared = false;   // the daemon knows it
-    bool declaring = false;  // it has been asked to, and has not answered yet
-    std::vector<std::pair<MessageType, uint64_t>> held_back;  // to be told once it has
+    bool returned = false;                                    // a turn, which the daemon has yet to be told
+    bool known_before = false;                                // by this daemon or one before it
+    bool room_pending = false;                                // the daemon makes room
+    std::vector<std::pair<MessageType, uint64_t>> held_back;  // to be told once the daemon knows the session
     uint32_t questions = 0;                                   // about it that have no answer yet
-    std::deque<Event> early;     // what came before an answer, which is to be taken up first
-    bool asking = false;         // for a larger need
-    bool need_changed = false;   // meanwhile: it fell
-    bool known_before = false;   // so did this daemon or one before it
-    bool declared_anew = false;  // as resident: the admission that follows is known
-    bool evict = false;          // it is paged out when it has drained, and begins nothing before
-    bool ready = false;
-    bool asked = false;     // for a turn
-    bool returned = false;  // a turn, which the daemon has yet to be told
-    bool dirty = false;     // in dirty_
-    bool left = false;      // unknown to the driver
-    bool room_pending = false;
+    std::deque<Event> early;         // what came before an answer, which is to be taken up first
     std::optional<double> worth_ns;  // it is spare
-    bool dropping = false;
     // As the daemon's coordinator has decided.
     sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
     uint64_t limit_bytes = 0;
@@ -194,6 +219,14 @@ class RemoteAuthority final : public sched::Authority {
     double range_price = 0;
     std::shared_ptr<base::Pieces> pieces;  // of its lane, if that is shared; null: its E is its own
     OwnLane own_lane = OwnLane::kNo;
+
+    bool closes() const {  // its lane closes, and the daemon hears of it then
+      return bytes == Bytes::kUnplaced || bytes == Bytes::kLeft || bytes == Bytes::kTurnedBack ||
+             bytes == Bytes::kEnding;
+    }
+    bool goes_out() const { return bytes == Bytes::kLeaving || bytes == Bytes::kDropping; }
+    bool is_known() const { return known == Known::kYes; }
+    bool wants_turn() const { return turn != Turn::kNone; }
   };
   using Answered = std::function<base::Status(const base::Status&, const Reply&)>;
   // A question that the daemon has not answered yet. `answered` is called once, by take_events() or lose().
@@ -207,6 +240,7 @@ class RemoteAuthority final : public sched::Authority {
   static base::Result<std::shared_ptr<Connection>> connect(const RemoteOptions& options, uint64_t instance);
   Record* find(sched::SessionId session);
   const Record* find(sched::SessionId session) const;
+  std::vector<Record*> by_id() const;
   uint64_t rounded(uint64_t bytes) const;
   Lease& lease(const Record& record) const { return connection_->page->lease(record.slot); }
   using Then = std::function<void(const base::Status&)>;
@@ -220,7 +254,12 @@ class RemoteAuthority final : public sched::Authority {
                                       Answered answered);
   // Waits without the driver's lock.
   base::Status await(const std::shared_ptr<Question>& question);
+  // Sleeps without the driver's lock until there is news, which it takes up, or the deadline has passed.
+  void await_news(const base::Deadline& deadline);
   void wait_for_news(uint64_t seen_news, const base::Deadline& deadline);
+  // OK once there is a daemon. Else it waits for one as long as it may. `record`: whose call it is, which may be in the way of
+  // a new connection; null: of none.
+  base::Status await_daemon(const Record* record);
   void answer(Question& question, base::Status status, const Reply& reply);
   void take_answer(const Reply& reply);
   void tell(MessageType type, Record& record, uint64_t value = 0);
@@ -237,15 +276,28 @@ class RemoteAuthority final : public sched::Authority {
   void flush();
   void take_events();
   void handle(Event event);
+#define GPUSHARE_ON_CALL(handler)
+#define GPUSHARE_ON_EVENT(handler)
+#define GPUSHARE_ON_ANSWER(handler)
+#define GPUSHARE_ON_NEWS(handler) void on_##handler(Record& record, Event& event);
+#define GPUSHARE_ON(name, fields, kind, handler) GPUSHARE_ON_##kind(handler)
+  GPUSHARE_MESSAGES(GPUSHARE_ON)
+#undef GPUSHARE_ON
+#undef GPUSHARE_ON_NEWS
+#undef GPUSHARE_ON_ANSWER
+#undef GPUSHARE_ON_EVENT
+#undef GPUSHARE_ON_CALL
   // P and E as the daemon is to count them: an E that is the session's own is told as P.
   static void put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                        uint64_t* out_persistent, uint64_t* out_ephemeral);
   std::shared_ptr<Question> ask_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                      Then then);
   void tell_need(const Record& record);
+  static uint64_t told_of(const Record& record, uint64_t ephemeral_bytes);
+  bool shrink_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes);
   void has_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t told_bytes);
   void open_lane(Record& record);
-  void close_lane(Record& record, Closing why);
+  void close_lane(Record& record, Bytes to);
   void lane_closed(Record& record);
   // A shared lane of a daemon that has gone: it closes, and the session has none until the next one admits it.
   void give_lane_up(Record& record);
@@ -254,13 +306,19 @@ class RemoteAuthority final : public sched::Authority {
   void take_pieces(Record& record);
   void count_shared(const Record& record, bool begins);
   void page_out_when_drained(Record& record);
+  void give_way(Record& record);
+  void declare_resident(Record& record);
   void start_page_in(Record& record);
-  Move end_move(Record& record);
+  // The page-in is over, either way. False: there was none.
+  bool end_page_in(Record& record);
   void set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes);
   void adopt(std::shared_ptr<Connection> connection);
   void lose(base::Status why);
 
   void listen();
+  void reconnect();
+  void tell_driver();
+  void empty_poke() const;
   // Takes what has come from the socket into events_ and replies; true if there was an event. The error says that the
   // connection is gone.
   base::Result<bool> drain(Connection& connection) GPUSHARE_EXCLUDES(inbox_mutex_);
@@ -277,10 +335,11 @@ class RemoteAuthority final : public sched::Authority {
 
   // ---- of the driver
   std::shared_ptr<Connection> connection_;  // the last one, also when it is gone
-  base::Status gone_;
+  base::Status gone_;                       // OK, or why there is no daemon
+  uint64_t wait_ns_ = kDaemonWaitNs;
   base::FlatHashMap<sched::SessionId, std::shared_ptr<Record>> sessions_;
-  base::FlatHashMap<uint32_t, std::shared_ptr<Question>> questions_;  // by sequence
-  std::deque<std::vector<std::byte>> backlog_;  // messages that the socket has not taken
+  std::map<uint32_t, std::shared_ptr<Question>> questions_;  // by sequence
+  std::deque<std::vector<std::byte>> backlog_;               // messages that the socket has not taken
   base::Deadline backlog_until_ =
       base::Deadline::after(GPUSHARE_NO_TIMEOUT);  // then the daemon is taken for gone
   std::vector<Record*> lanes_;                     // by lane id; null = free
@@ -304,6 +363,8 @@ class RemoteAuthority final : public sched::Authority {
   Descriptor poke_;  // an eventfd
   std::atomic<bool> stop_{false};
   std::atomic<bool> lost_known_{false};      // to the driver, which begins no iteration any more
+  std::atomic<uint64_t> gone_until_ns_{0};   // host time; then waits for a daemon fail
+  std::atomic<bool> overdue_told_{false};    // that none came in time
   std::atomic<uint32_t> busy_in_shared_{0};  // iterations and page-ins under way in shared lanes
   std::shared_ptr<Connection> listening_;    // of the thread
   base::ServiceThread thread_;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "base/waits.hpp"
 
@@ -31,10 +32,6 @@ constexpr uint64_t kAnswerNs = 10'000'000'000;  // a daemon that does not answer
 constexpr size_t kMostBacklog = 65'536;         // messages
 constexpr int kBacklogLookMs = 1000;
 constexpr uint64_t kReconnectNs = 100'000'000;
-constexpr uint16_t kImagesMinor = 3;   // since when daemons share images
-constexpr uint16_t kLanesMinor = 6;    // since when daemons share lanes
-constexpr uint16_t kLimitsMinor = 5;   // since when daemons hold the limits of groups of processes
-constexpr uint16_t kContextMinor = 8;  // since when daemons count contexts
 
 base::Status daemon_gone(const std::string& socket, const base::Status& why) {
   return {GPUSHARE_UNAVAILABLE,
@@ -45,6 +42,19 @@ base::Status daemon_gone(const std::string& socket, const base::Status& why) {
 
 Descriptor duplicate(const Descriptor& descriptor) {
   return Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+}
+
+base::Result<uint64_t> wait_of(const RemoteOptions& options) {
+  if (options.wait_ns) return *options.wait_ns;
+  const char* const said = std::getenv("GPUSHARE_DAEMON_WAIT");
+  if (said == nullptr || *said == '\0') return kDaemonWaitNs;
+  const auto seconds = base::parse_double(said);
+  if (!seconds.ok()) return seconds.status().with_context("GPUSHARE_DAEMON_WAIT");
+  if (!(*seconds >= 0 && *seconds <= 1e9))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        std::string("GPUSHARE_DAEMON_WAIT is ") + said +
+                            "; it must be a number of seconds from 0 (do not wait) to 1000000000");
+  return base::to_uint64(*seconds * 1e9);
 }
 
 std::string program_name() {
@@ -67,7 +77,7 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
     const RemoteOptions& options, uint64_t instance) {
   auto connection = std::make_shared<Connection>();
   GPUSHARE_ASSIGN_OR_RETURN(connection->socket, connect_to(options.socket));
-  auto hello = make_message<Hello>(MessageType::kHello);
+  auto hello = make_message<MessageType::kHello>();
   hello.instance = instance;
   hello.flags = kPassesTurns;
   if (options.device.size() >= sizeof(hello.device))
@@ -86,7 +96,7 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
     const auto message = receive_message(connection->socket.get(), buffer, &descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) continue;
     if (!message.ok()) return message.status();
-    GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message));
+    GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message, Side::kDaemon));
     if (type != MessageType::kWelcome)
       return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon answers with something else than a Welcome");
     connection->welcome = fields_of<Welcome>(*message);
@@ -102,6 +112,7 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
 
 base::Result<std::unique_ptr<RemoteAuthority>> RemoteAuthority::open(RemoteOptions options) {
   std::unique_ptr<RemoteAuthority> authority(new RemoteAuthority(std::move(options)));
+  GPUSHARE_ASSIGN_OR_RETURN(authority->wait_ns_, wait_of(authority->options_));
   std::random_device random;
   authority->instance_ = static_cast<uint64_t>(random()) << 32 | random();
   GPUSHARE_ASSIGN_OR_RETURN(authority->connection_, connect(authority->options_, authority->instance_));
@@ -112,7 +123,7 @@ base::Result<std::unique_ptr<RemoteAuthority>> RemoteAuthority::open(RemoteOptio
   authority->poke_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!authority->poke_) return base::Status(GPUSHARE_IO_ERROR, "eventfd", errno);
   authority->listening_ = authority->connection_;
-  if (welcome.minor >= kImagesMinor) authority->images_->connected(duplicate(authority->connection_->socket));
+  authority->images_->connected(duplicate(authority->connection_->socket));
   return authority;
 }
 
@@ -142,7 +153,7 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
     if (message.status().code() == GPUSHARE_NOT_READY) break;
     base::Status failed = message.status();
     if (failed.ok()) {
-      const auto type = check_message(*message);
+      const auto type = check_message(*message, Side::kDaemon);
       failed = type.status();
       if (type.ok() && *type == MessageType::kReply) {
         events_.push_back({*type, 0, 0, {}, std::make_unique<Reply>(fields_of<Reply>(*message))});
@@ -174,49 +185,60 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
   return any;
 }
 
+void RemoteAuthority::tell_driver() {
+  try {
+    changed_();
+  } catch (const std::exception& error) {
+    base::log(base::kError, std::string("the daemon's news could not be taken up: ") + error.what());
+  }
+}
+
+void RemoteAuthority::empty_poke() const {
+  uint64_t drained = 0;
+  [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
+}
+
+// One try, after a while. Iterations under way in a shared lane end first, because a new connection makes the daemon take the
+// lane for free.
+void RemoteAuthority::reconnect() {
+  pollfd wait{poke_.get(), POLLIN, 0};
+  (void)poll(&wait, 1, static_cast<int>(kReconnectNs / 1'000'000));
+  empty_poke();
+  if (stop_.load()) return;
+  const auto in_the_way = [this] { return !lost_known_.load() || busy_in_shared_.load() > 0; };
+  const bool overdue = lost_known_.load() && gone_until_ns_.load() <= base::host_now_ns();
+  if (in_the_way() || (overdue && !overdue_told_.exchange(true))) tell_driver();
+  if (in_the_way()) return;
+  auto connected = connect(options_, instance_);
+  if (!connected.ok()) return;
+  if (text_of((*connected)->welcome.device) != device_ ||
+      (*connected)->welcome.capacity_bytes != capacity_bytes_)
+    base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
+  listening_ = std::move(*connected);
+  images_->connected(duplicate(listening_->socket));
+  {
+    base::MutexLock lock(inbox_mutex_);
+    fresh_ = listening_;
+    inbox_full_.store(true);
+    ++news_;
+    news_came_.notify_all();
+  }
+  tell_driver();
+}
+
 void RemoteAuthority::listen() {
-  const auto tell_driver = [this] {
-    try {
-      changed_();
-    } catch (const std::exception& error) {
-      base::log(base::kError, std::string("the daemon's news could not be taken up: ") + error.what());
-    }
-  };
   while (!stop_.load()) {
     if (listening_ == nullptr) {
-      pollfd wait{poke_.get(), POLLIN, 0};
-      (void)poll(&wait, 1, static_cast<int>(kReconnectNs / 1'000'000));
-      uint64_t drained = 0;
-      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
-      if (stop_.load()) return;
-      // Iterations under way in a shared lane end first, because a new connection makes the daemon take the lane for free.
-      if (!lost_known_.load() || busy_in_shared_.load() > 0) tell_driver();
-      if (!lost_known_.load() || busy_in_shared_.load() > 0) continue;
-      auto connected = connect(options_, instance_);
-      if (!connected.ok()) continue;
-      if (text_of((*connected)->welcome.device) != device_ ||
-          (*connected)->welcome.capacity_bytes != capacity_bytes_)
-        base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
-      listening_ = std::move(*connected);
-      if (listening_->welcome.minor >= kImagesMinor) images_->connected(duplicate(listening_->socket));
-      {
-        base::MutexLock lock(inbox_mutex_);
-        fresh_ = listening_;
-        inbox_full_.store(true);
-      }
-      tell_driver();
+      reconnect();
+      continue;
     }
     const bool backlog = has_backlog_.load();
     const auto wanted = static_cast<short>(backlog ? POLLIN | POLLOUT : POLLIN);
     pollfd wait[2] = {{listening_->socket.get(), wanted, 0}, {poke_.get(), POLLIN, 0}};
     if (poll(wait, 2, backlog ? kBacklogLookMs : -1) < 0 && errno != EINTR) return;
     if (stop_.load()) return;
-    bool news = backlog;
-    if (wait[1].revents != 0) {
-      uint64_t drained = 0;
-      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
-      news = true;
-    }
+    bool news = backlog || wait[1].revents != 0;
+    if (wait[1].revents != 0) empty_poke();
     if ((wait[0].revents & ~POLLOUT) != 0) {
       const auto any = drain(*listening_);
       news = news || !any.ok() || *any;
@@ -259,22 +281,21 @@ void RemoteAuthority::send_backlog() {
 
 // What the daemon is to hear about a session that it has not accepted yet waits until it has.
 void RemoteAuthority::tell(MessageType type, Record& record, uint64_t value) {
-  if (record.declared)
+  if (record.is_known())
     send(bytes_of(make_session_message(type, record.spec.id, value)));
-  else if (record.declaring)
+  else if (record.known == Known::kAsked)
     record.held_back.emplace_back(type, value);
 }
 
 base::Status RemoteAuthority::claim_context(uint64_t bytes) {
   context_bytes_ = bytes;
-  if (bytes == 0 || connection_->welcome.minor < kContextMinor) return {};
+  if (bytes == 0) return {};
   const uint32_t sequence = next_sequence_++;
   return await(ask(bytes_of(make_session_message(MessageType::kContext, 0, bytes, sequence)), sequence, {}));
 }
 
 void RemoteAuthority::tell_context() {
-  if (connection_->welcome.minor >= kContextMinor)
-    send(bytes_of(make_session_message(MessageType::kContext, 0, context_bytes_)));
+  send(bytes_of(make_session_message(MessageType::kContext, 0, context_bytes_)));
 }
 
 std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::ask(std::span<const std::byte> request,
@@ -330,25 +351,42 @@ void RemoteAuthority::take_answer(const Reply& reply) {
 base::Status RemoteAuthority::await(const std::shared_ptr<Question>& question) {
   const base::Deadline deadline = base::Deadline::after(kAnswerNs);
   while (!question->over) {
-    uint64_t seen = 0;
-    {
-      base::MutexLock lock(inbox_mutex_);
-      seen = news_;
-    }
-    take_events();
-    if (question->over) break;
-    if (deadline.passed()) {
-      lose(daemon_gone(options_.socket, {GPUSHARE_TIMED_OUT, "it does not answer"}));
-      poke();
-      break;
-    }
-    const auto wait = [&] { wait_for_news(seen, deadline); };
-    if (unlocked_)
-      unlocked_(wait);
-    else
-      wait();
+    await_news(deadline);
+    if (question->over || !deadline.passed()) continue;
+    lose(daemon_gone(options_.socket, {GPUSHARE_TIMED_OUT, "it does not answer"}));
+    poke();
   }
   return question->status;
+}
+
+void RemoteAuthority::await_news(const base::Deadline& deadline) {
+  uint64_t seen = 0;
+  {
+    base::MutexLock lock(inbox_mutex_);
+    seen = news_;
+  }
+  if (inbox_full_.load() || deadline.passed()) return take_events();
+  const auto wait = [&] { wait_for_news(seen, deadline); };
+  if (unlocked_)
+    unlocked_(wait);
+  else
+    wait();
+  take_events();
+}
+
+base::Status RemoteAuthority::await_daemon(const Record* record) {
+  take_events();
+  // The new connection waits for the iteration that would wait for it.
+  const bool in_the_way = record != nullptr && record->pieces != nullptr && record->in_flight > 0;
+  if (gone_.ok() || in_the_way || !thread_.joinable()) return gone_;
+  const uint64_t until_ns = gone_until_ns_.load(), now_ns = base::host_now_ns();
+  const base::Deadline deadline = base::Deadline::after(until_ns - std::min(until_ns, now_ns));
+  while (!gone_.ok() && !deadline.passed() && !stop_.load()) await_news(deadline);
+  return gone_;
+}
+
+base::Status RemoteAuthority::standing() const {
+  return gone_.ok() || base::host_now_ns() < gone_until_ns_.load() ? base::Status() : gone_;
 }
 
 // The listening thread reads the messages. Before there is one the thread that waits reads them itself.
@@ -367,17 +405,23 @@ void RemoteAuthority::wait_for_news(uint64_t seen_news, const base::Deadline& de
 void RemoteAuthority::lose(base::Status why) {
   if (!gone_.ok()) return;
   gone_ = std::move(why);
+  gone_until_ns_.store(base::add_saturated(base::host_now_ns(), wait_ns_));
+  overdue_told_.store(false);
   lost_known_.store(true);
   base::log(base::kWarning, gone_.message());
   shut(connection_->socket);
   backlog_.clear();
   has_backlog_.store(false);
-  for (auto& [id, record] : sessions_) {
-    record->asked = record->room_pending = record->declared = record->declared_anew = false;
-    record->returned = record->evict = false;
+  for (Record* record : by_id()) {
+    // Whoever waits at the bell of the old lease looks again.
+    if (record->is_known()) lease(*record).bell().ring();
+    record->known = Known::kNo;
+    if (record->wants_turn()) record->turn = Turn::kWanted;
+    if (record->bytes == Bytes::kDraining) record->bytes = Bytes::kResident;
+    record->room_pending = record->returned = false;
     record->early.clear();
   }
-  base::FlatHashMap<uint32_t, std::shared_ptr<Question>> questions;
+  std::map<uint32_t, std::shared_ptr<Question>> questions;
   questions.swap(questions_);
   for (const auto& [sequence, question] : questions) answer(*question, gone_, {});
 }
@@ -388,53 +432,71 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
   lost_known_.store(false);
   policy_ = text_of(connection_->welcome.policy);
   tell_context();  // before sessions are promised its bytes
-  std::vector<Record*> all;
-  for (auto& [id, record] : sessions_) {
-    record->epoch = 0;
-    set_terms(*record, record->spec.cls, 0);  // until the new daemon says otherwise
-    if (!record->left) all.push_back(record.get());
-  }
+  const std::vector<Record*> all = by_id();
   std::vector<Record*> resident;  // with what they hold
   for (Record* record : all) {
-    if (record->lane == kNoLane || record->closing != Closing::kNone || record->move == Move::kOut) continue;
+    record->epoch = 0;
+    if (record->bytes == Bytes::kEnding) continue;
+    set_terms(*record, record->spec.cls, 0);  // until the new daemon says otherwise
+    const bool holds = record->bytes == Bytes::kResident || record->bytes == Bytes::kComing;
+    if (!holds || record->lane == kNoLane) continue;
     resident.push_back(record);
     if (record->pieces == nullptr) continue;
     give_lane_up(*record);
     record->pieces = nullptr;
   }
-  std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
   // Sessions that hold memory declare themselves first.
   for (Record* record : resident) {
-    const bool ran = record->in_flight > 0;
-    (void)declare(*record, false, [this, record, ran](const base::Status& declared) {
-      if (record->left || !gone_.ok()) return;
-      if (declared.ok()) {
-        record->declared_anew = true;
-        if (ran) record->epoch = lease(*record).look().epoch;
-        if (ran && record->in_flight == 0) give_back(*record);  // it has ended meanwhile
-      } else {
-        base::log(base::kWarning, declared
-                                      .with_context("session '" + record->spec.name +
-                                                    "' gives its device memory back and waits")
-                                      .to_string());
-        page_out_when_drained(*record);
-      }
-      mark(*record);
-    });
+    declare_resident(*record);
     if (!gone_.ok()) return;
   }
   for (Record* record : all) {
-    if (record->lane == kNoLane && record->move == Move::kNone && !record->declared && !record->declaring)
-      declare_queued(*record);
+    const bool waits =
+        record->bytes == Bytes::kWaiting || record->bytes == Bytes::kResident || record->bytes == Bytes::kOut;
+    if (waits && record->lane == kNoLane && record->known == Known::kNo) declare_queued(*record);
     if (!gone_.ok()) return;
     mark(*record);
   }
 }
 
+std::vector<RemoteAuthority::Record*> RemoteAuthority::by_id() const {
+  std::vector<Record*> all;
+  for (const auto& [id, record] : sessions_) all.push_back(record.get());
+  std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
+  return all;
+}
+
+void RemoteAuthority::declare_resident(Record& record) {
+  const bool ran = record.in_flight > 0;
+  (void)declare(record, false, [this, of = &record, ran](const base::Status& declared) {
+    if (of->bytes == Bytes::kEnding || !gone_.ok()) return;
+    if (declared.ok()) {
+      if (ran) of->epoch = lease(*of).look().epoch;
+      if (ran && of->in_flight == 0) give_back(*of);  // it has ended meanwhile
+    } else {
+      base::log(
+          base::kWarning,
+          declared.with_context("session '" + of->spec.name + "' gives its device memory back and waits")
+              .to_string());
+      give_way(*of);
+    }
+    mark(*of);
+  });
+}
+
+// The new daemon has refused the claim of a session that holds memory.
+void RemoteAuthority::give_way(Record& record) {
+  if (record.bytes == Bytes::kComing)
+    actions_.push_back({sched::ActionKind::kTurnBack, record.lane, record.spec.id,
+                        record.spec.persistent_bytes});  // if it is in already, page_done() pages it out
+  else
+    page_out_when_drained(record);
+}
+
 // For a session without memory, which may wait.
 void RemoteAuthority::declare_queued(Record& record) {
   (void)declare(record, true, [this, of = &record](const base::Status& declared) {
-    if (of->left || !gone_.ok()) return;
+    if (of->bytes == Bytes::kEnding || !gone_.ok()) return;
     if (!declared.ok())
       base::log(base::kError, declared.with_context("session '" + of->spec.name + "'").to_string());
     mark(*of);
@@ -445,7 +507,7 @@ std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::declare(Record& reco
                                                                     Then then) {
   const SessionSpec& spec = record.spec;
   const uint32_t sequence = next_sequence_++;
-  auto message = make_message<Arrive>(MessageType::kArrive, sequence);
+  auto message = make_message<MessageType::kArrive>(sequence);
   message.session = spec.id;
   const uint64_t ephemeral_bytes = std::max(spec.ephemeral_bytes, record.told_ephemeral_bytes);
   put_need(record, spec.persistent_bytes, ephemeral_bytes, &message.persistent_bytes,
@@ -459,23 +521,22 @@ std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::declare(Record& reco
                   (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing) |
                   (spec.may_upgrade ? kMayUpgrade : 0);
   message.least_bytes = spec.least_bytes;
-  if (connection_->welcome.minor >= kLanesMinor && !options_.private_lanes && record.lane == kNoLane &&
-      record.own_lane == OwnLane::kNo)
+  if (!options_.private_lanes && record.lane == kNoLane && record.own_lane == OwnLane::kNo)
     message.flags |= kMayShareLane;
-  if (options_.group != 0 && connection_->welcome.minor >= kLimitsMinor) {
+  if (options_.group != 0) {
     message.flags |= kOwnClaim | (record.known_before ? kKnownBefore : 0);
     message.group = options_.group;
     if (options_.group_memory_bytes > 0)
       message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, granularity_bytes_);
     message.group_weight = options_.group_weight;
   }
-  message.cap = options_.cap;  // a daemon before 1.7 knows of none
+  message.cap = options_.cap;
   put_text(message.name, spec.name);
-  record.declaring = true;
+  record.known = Known::kAsked;
   return ask_about(record, bytes_of(message), sequence,
                    [this, of = &record, said = message, then = std::move(then)](
                        base::Status status, const Reply& reply) -> base::Status {
-                     of->declaring = false;
+                     of->known = Known::kNo;
                      if (status.ok() && (reply.value & ~kSharesLane) >= connection_->welcome.slots) {
                        lose(daemon_gone(options_.socket,
                                         {GPUSHARE_MALFORMED_INPUT, "it names a lease that is not there"}));
@@ -492,9 +553,10 @@ std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::declare(Record& reco
 void RemoteAuthority::is_declared(Record& record, const Reply& reply, const Arrive& said) {
   record.slot = reply.value & ~kSharesLane;
   record.pieces = (reply.value & kSharesLane) != 0 ? std::make_shared<base::Pieces>() : nullptr;
-  record.declared = record.known_before = true;
+  record.known = Known::kYes;
+  record.known_before = true;
   for (const auto& [type, value] : record.held_back) tell(type, record, value);
-  if (record.left) return;
+  if (record.bytes == Bytes::kEnding) return;
   record.told_ephemeral_bytes = std::max(record.spec.ephemeral_bytes, record.told_ephemeral_bytes);
   if (record.worth_ns) tell_worth(record);
   if (record.range_answer_ns > 0) tell_ranges(record);
@@ -502,8 +564,8 @@ void RemoteAuthority::is_declared(Record& record, const Reply& reply, const Arri
   put_need(record, record.spec.persistent_bytes, record.told_ephemeral_bytes, &persistent_bytes,
            &ephemeral_bytes);
   if (persistent_bytes == said.persistent_bytes && ephemeral_bytes == said.ephemeral_bytes) return;
-  if (record.asking)
-    record.need_changed = true;
+  if (record.growth != Growth::kNone)
+    record.growth = Growth::kAskedAndFell;
   else
     tell_need(record);
 }

@@ -23,10 +23,6 @@ using sched::SessionState;
 
 namespace {
 
-constexpr uint16_t kLowerMinor = 9;   // since when their allocations do
-constexpr uint16_t kPartsMinor = 9;   // since when daemons know of page-outs in parts
-constexpr uint16_t kRangesMinor = 5;  // since when they ask ranges of other processes
-
 base::Status not_known() {
   return {GPUSHARE_NOT_FOUND, "no such session"};
 }
@@ -40,35 +36,48 @@ uint64_t RemoteAuthority::rounded(uint64_t bytes) const {
 
 base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                        uint64_t) {
-  Record* record = find(session);
-  if (record == nullptr) return not_known();
-  GPUSHARE_RETURN_IF_ERROR(gone_);
   persistent_bytes = rounded(persistent_bytes);
   ephemeral_bytes = rounded(ephemeral_bytes);
-  const uint64_t need = base::add_saturated(persistent_bytes, ephemeral_bytes);
-  if (need > base::add_saturated(record->spec.persistent_bytes, record->spec.ephemeral_bytes) &&
-      need > sched::quota_in_granules(record->spec.quota_bytes, granularity_bytes_))
-    return {GPUSHARE_QUOTA_EXCEEDED, "session '" + record->spec.name + "' would need " +
-                                         base::format_bytes(need) + "; its quota is " +
-                                         base::format_bytes(record->spec.quota_bytes)};
-  // A lane that shrinks is counted as it was until its memory is back.
-  const uint64_t told =
-      record->lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record->told_ephemeral_bytes);
-  const uint64_t had_persistent = record->spec.persistent_bytes, had_told = record->told_ephemeral_bytes;
-  if (persistent_bytes <= had_persistent && told <= had_told) {
-    // A need that does not grow is never refused.
-    has_need(*record, persistent_bytes, ephemeral_bytes, told);
-    if (record->asking)
-      record->need_changed = true;
-    else if (record->declared && (persistent_bytes < had_persistent || told < had_told))
-      tell_need(*record);
-    return {};
+  for (;;) {
+    Record* record = find(session);
+    if (record == nullptr) return not_known();
+    const uint64_t need = base::add_saturated(persistent_bytes, ephemeral_bytes);
+    if (need > base::add_saturated(record->spec.persistent_bytes, record->spec.ephemeral_bytes) &&
+        need > sched::quota_in_granules(record->spec.quota_bytes, granularity_bytes_))
+      return {GPUSHARE_QUOTA_EXCEEDED, "session '" + record->spec.name + "' would need " +
+                                           base::format_bytes(need) + "; its quota is " +
+                                           base::format_bytes(record->spec.quota_bytes)};
+    if (shrink_need(*record, persistent_bytes, ephemeral_bytes)) return {};
+    if (!gone_.ok()) {
+      GPUSHARE_RETURN_IF_ERROR(await_daemon(record));
+      continue;  // everything may have changed
+    }
+    const uint64_t told = told_of(*record, ephemeral_bytes);
+    const base::Status answer = await(
+        ask_need(*record, persistent_bytes, told,
+                 [this, of = record, persistent_bytes, ephemeral_bytes, told](const base::Status& asked) {
+                   if (asked.ok()) has_need(*of, persistent_bytes, ephemeral_bytes, told);
+                 }));
+    if (answer.ok() || gone_.ok()) return answer;
   }
-  return await(
-      ask_need(*record, persistent_bytes, told,
-               [this, of = record, persistent_bytes, ephemeral_bytes, told](const base::Status& answer) {
-                 if (answer.ok()) has_need(*of, persistent_bytes, ephemeral_bytes, told);
-               }));
+}
+
+// A lane that shrinks is counted as it was until its memory is back.
+uint64_t RemoteAuthority::told_of(const Record& record, uint64_t ephemeral_bytes) {
+  return record.lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record.told_ephemeral_bytes);
+}
+
+// A need that does not grow is never refused. False: it grows.
+bool RemoteAuthority::shrink_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes) {
+  const uint64_t told = told_of(record, ephemeral_bytes);
+  const uint64_t had_persistent = record.spec.persistent_bytes, had_told = record.told_ephemeral_bytes;
+  if (persistent_bytes > had_persistent || told > had_told) return false;
+  has_need(record, persistent_bytes, ephemeral_bytes, told);
+  if (record.growth != Growth::kNone)
+    record.growth = Growth::kAskedAndFell;
+  else if (record.is_known() && (persistent_bytes < had_persistent || told < had_told))
+    tell_need(record);
+  return true;
 }
 
 void RemoteAuthority::has_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
@@ -78,7 +87,7 @@ void RemoteAuthority::has_need(Record& record, uint64_t persistent_bytes, uint64
   record.spec.persistent_bytes = persistent_bytes;
   const bool resize = record.spec.ephemeral_bytes != ephemeral_bytes;
   record.spec.ephemeral_bytes = ephemeral_bytes;
-  if (resize && record.lane != kNoLane && record.closing == Closing::kNone)
+  if (resize && record.lane != kNoLane && !record.closes())
     actions_.push_back({ActionKind::kResizeLane, record.lane, sched::kNoSession, ephemeral_bytes});
 }
 
@@ -94,25 +103,25 @@ std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::ask_need(Record& rec
                                                                      uint64_t persistent_bytes,
                                                                      uint64_t ephemeral_bytes, Then then) {
   const uint32_t sequence = next_sequence_++;
-  auto message = make_message<Need>(MessageType::kNeed, sequence);
+  auto message = make_message<MessageType::kNeed>(sequence);
   message.session = record.spec.id;
   put_need(record, persistent_bytes, ephemeral_bytes, &message.persistent_bytes, &message.ephemeral_bytes);
-  record.asking = true;
+  record.growth = Growth::kAsked;
   return ask_about(
       record, bytes_of(message), sequence,
       [this, of = &record, then = std::move(then)](const base::Status& status, const Reply&) -> base::Status {
-        of->asking = false;
-        const bool changed = std::exchange(of->need_changed, false);
-        if (of->left) return {GPUSHARE_INVALID_STATE, "session '" + of->spec.name + "' has ended"};
+        const bool fell = std::exchange(of->growth, Growth::kNone) == Growth::kAskedAndFell;
+        if (of->bytes == Bytes::kEnding)
+          return {GPUSHARE_INVALID_STATE, "session '" + of->spec.name + "' has ended"};
         then(status);
-        if (!status.ok() && changed && of->declared) tell_need(*of);
+        if (!status.ok() && fell && of->is_known()) tell_need(*of);
         return status;
       });
 }
 
 // A need that does not grow: nobody waits for the answer.
 void RemoteAuthority::tell_need(const Record& record) {
-  auto message = make_message<Need>(MessageType::kNeed);  // sequence 0: no reply
+  auto message = make_message<MessageType::kNeed>();  // sequence 0: no reply
   message.session = record.spec.id;
   put_need(record, record.spec.persistent_bytes, record.told_ephemeral_bytes, &message.persistent_bytes,
            &message.ephemeral_bytes);
@@ -122,7 +131,7 @@ void RemoteAuthority::tell_need(const Record& record) {
 base::Status RemoteAuthority::needs_own_lane(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return not_known();
-  GPUSHARE_RETURN_IF_ERROR(gone_);
+  GPUSHARE_RETURN_IF_ERROR(gone_);  // its iteration runs in a shared lane: await_daemon()
   if (record->pieces == nullptr || record->own_lane != OwnLane::kNo) return {};
   record->own_lane = OwnLane::kBoth;
   return await(ask_need(*record, record->spec.persistent_bytes, record->told_ephemeral_bytes,
@@ -139,7 +148,7 @@ void RemoteAuthority::has_own_lane(SessionId session, bool has, uint64_t) {
     count_shared(*record, false);  // its iteration is under way, but not in a shared lane any more
     record->pieces = nullptr;
   }
-  if (record->declared) tell_need(*record);
+  if (record->is_known()) tell_need(*record);
 }
 
 base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
@@ -163,15 +172,14 @@ void RemoteAuthority::set_quota(SessionId session, uint64_t bytes) {
 
 bool RemoteAuthority::set_spare(SessionId session, std::optional<double> worth_ns, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || record->dropping) return false;
+  if (record == nullptr || record->bytes == Bytes::kDropping) return false;
   if (!worth_ns && !record->worth_ns) return true;
   record->worth_ns = worth_ns;
-  if (record->declared) tell_worth(*record);
+  if (record->is_known()) tell_worth(*record);
   return true;
 }
 
 void RemoteAuthority::tell_worth(Record& record) {
-  if (connection_->welcome.minor < 4) return;  // such a daemon pages it out
   const double worth_ns = record.worth_ns.value_or(-1);
   uint64_t bits = 0;
   std::memcpy(&bits, &worth_ns, sizeof(bits));
@@ -181,59 +189,58 @@ void RemoteAuthority::tell_worth(Record& record) {
 std::vector<SessionId> RemoteAuthority::dropping() const {
   std::vector<SessionId> out;
   for (const auto& [id, record] : sessions_)
-    if (record->dropping) out.push_back(id);
+    if (record->bytes == Bytes::kDropping) out.push_back(id);
+  std::sort(out.begin(), out.end());
   return out;
 }
 
 void RemoteAuthority::set_link(double ns_per_byte) {
   if (!std::isfinite(ns_per_byte) || ns_per_byte <= 0) return;
   link_ns_per_byte_ = ns_per_byte;
-  const auto declared = std::find_if(sessions_.begin(), sessions_.end(),
-                                     [](const auto& each) { return each.second->declared; });
-  if (declared == sessions_.end() || connection_->welcome.minor < 4) return;
+  const auto known = std::find_if(sessions_.begin(), sessions_.end(),
+                                  [](const auto& each) { return each.second->is_known(); });
+  if (known == sessions_.end()) return;
   uint64_t bits = 0;
   std::memcpy(&bits, &ns_per_byte, sizeof(bits));
-  tell(MessageType::kSetLink, *declared->second, bits);
+  tell(MessageType::kSetLink, *known->second, bits);
 }
 
 void RemoteAuthority::unplaced(SessionId session, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || record->lane == kNoLane || record->closing != Closing::kNone) return;
-  record->state = end_move(*record) == Move::kIn ? SessionState::kPagedOut : SessionState::kQueued;
-  close_lane(*record, Closing::kUnplaced);
+  if (record == nullptr || record->lane == kNoLane || record->closes()) return;
+  close_lane(*record, end_page_in(*record) ? Bytes::kTurnedBack : Bytes::kUnplaced);
 }
 
 void RemoteAuthority::page_part(SessionId session, uint64_t bytes, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || record->move != Move::kOut || connection_->welcome.minor < kPartsMinor) return;
+  if (record == nullptr || !record->goes_out()) return;
   tell(MessageType::kPagePart, *record, bytes);
 }
 
 void RemoteAuthority::page_done(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  const Move move = end_move(*record);
-  if (move == Move::kIn) {
-    record->state = SessionState::kResident;
+  if (end_page_in(*record)) {
+    record->bytes = Bytes::kResident;
     tell(MessageType::kPageDone, *record);
-    if (record->ready) mark(*record);
-  } else if (move == Move::kOut) {
-    close_lane(*record, Closing::kPagedOut);
+    mark(*record);
+    if (record->known == Known::kNo && gone_.ok()) page_out_when_drained(*record);  // its claim was refused
+  } else if (record->goes_out()) {
+    close_lane(*record, Bytes::kLeft);
   }
 }
 
 void RemoteAuthority::page_out_failed(SessionId session, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || record->move != Move::kOut) return;
-  record->move = Move::kNone;
-  record->state = SessionState::kResident;
+  if (record == nullptr || !record->goes_out()) return;
+  record->bytes = Bytes::kResident;
   tell(MessageType::kPageOutFailed, *record);
-  if (record->ready) mark(*record);
+  mark(*record);
 }
 
 bool RemoteAuthority::make_room(SessionId session, uint64_t bytes, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || !record->declared) return false;
+  if (record == nullptr || !record->is_known()) return false;
   const uint32_t sequence = next_sequence_++;
   return await(ask_about(*record,
                          bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)),
@@ -257,12 +264,11 @@ void RemoteAuthority::set_ranges(SessionId session, uint64_t bytes, uint64_t ans
   record->range_bytes = bytes;
   record->range_answer_ns = answer_ns;
   record->range_price = price_ns_per_byte;
-  if (record->declared) tell_ranges(*record);
+  if (record->is_known()) tell_ranges(*record);
 }
 
 void RemoteAuthority::tell_ranges(const Record& record) {
-  if (connection_->welcome.minor < kRangesMinor) return;  // such a daemon asks nobody
-  auto message = make_message<RangeHas>(MessageType::kRangeHas);
+  auto message = make_message<MessageType::kRangeHas>();
   message.session = record.spec.id;
   message.bytes = record.range_bytes;
   message.answer_ns = record.range_answer_ns;
@@ -272,8 +278,7 @@ void RemoteAuthority::tell_ranges(const Record& record) {
 
 bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, std::string* out_silent) {
   Record* record = find(session);
-  if (record == nullptr || !record->declared) return false;
-  if (connection_->welcome.minor < (lower ? kLowerMinor : kRangesMinor)) return false;
+  if (record == nullptr || !record->is_known()) return false;
   if (bytes == 0) {
     tell(MessageType::kRangeAsk, *record);
     return false;
@@ -294,12 +299,11 @@ bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, 
 }
 
 void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
-  if (Record* record = find(session); record != nullptr && connection_->welcome.minor >= kRangesMinor)
-    tell(MessageType::kRangeAnswer, *record, bytes);
+  if (Record* record = find(session)) tell(MessageType::kRangeAnswer, *record, bytes);
 }
 
 void RemoteAuthority::room_used(SessionId session, uint64_t) {
-  if (Record* record = find(session); record != nullptr && record->declared)
+  if (Record* record = find(session); record != nullptr && record->is_known())
     tell(MessageType::kRoomUsed, *record);
 }
 
@@ -312,34 +316,35 @@ void RemoteAuthority::open_lane(Record& record) {
   actions_.push_back({ActionKind::kOpenLane, lane, sched::kNoSession, record.spec.ephemeral_bytes});
 }
 
-void RemoteAuthority::close_lane(Record& record, Closing why) {
-  const bool under_way = std::exchange(record.closing, why) != Closing::kNone;
+void RemoteAuthority::close_lane(Record& record, Bytes to) {
+  const bool under_way = record.closes();
+  record.bytes = to;
   if (under_way) return;
   if (record.lane == kNoLane) return lane_closed(record);
   actions_.push_back({ActionKind::kCloseLane, record.lane, sched::kNoSession, 0});
 }
 
 void RemoteAuthority::start_page_in(Record& record) {
-  record.move = Move::kIn;
+  record.bytes = Bytes::kComing;
   count_shared(record, true);
   open_lane(record);
   actions_.push_back({ActionKind::kPageIn, record.lane, record.spec.id, record.spec.persistent_bytes});
 }
 
-RemoteAuthority::Move RemoteAuthority::end_move(Record& record) {
-  const Move move = std::exchange(record.move, Move::kNone);
-  if (move == Move::kIn) count_shared(record, false);
-  return move;
+bool RemoteAuthority::end_page_in(Record& record) {
+  if (record.bytes != Bytes::kComing) return false;
+  count_shared(record, false);
+  return true;
 }
 
 // The daemon is not believed to know what is in flight here: a turn that another process passed on may be news to it.
 void RemoteAuthority::page_out_when_drained(Record& record) {
-  record.evict = record.in_flight > 0;
-  if (record.evict) return;
-  record.state = SessionState::kPagedOut;
-  record.move = Move::kOut;
-  record.dropping = record.worth_ns.has_value();
-  const ActionKind kind = record.dropping ? ActionKind::kDrop : ActionKind::kPageOut;
+  if (record.in_flight > 0) {
+    record.bytes = Bytes::kDraining;
+    return;
+  }
+  record.bytes = record.worth_ns ? Bytes::kDropping : Bytes::kLeaving;
+  const ActionKind kind = record.worth_ns ? ActionKind::kDrop : ActionKind::kPageOut;
   actions_.push_back({kind, record.lane, record.spec.id, record.spec.persistent_bytes});
 }
 
@@ -350,9 +355,9 @@ void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {
     if (bytes == 0) lanes_[lane] = nullptr;
     return;
   }
-  if (record->closing == Closing::kNone) {
+  if (!record->closes()) {
     const uint64_t held = std::max(record->spec.ephemeral_bytes, bytes);
-    if (held >= record->told_ephemeral_bytes || !record->declared) return;
+    if (held >= record->told_ephemeral_bytes || !record->is_known()) return;
     record->told_ephemeral_bytes = held;
     take_pieces(*record);
     if (record->pieces != nullptr) record->pieces->cut(held);
@@ -368,24 +373,17 @@ void RemoteAuthority::lane_closed(Record& record) {
   record.told_ephemeral_bytes = 0;
   take_pieces(record);
   if (record.pieces != nullptr) record.pieces = std::make_shared<base::Pieces>();
-  switch (std::exchange(record.closing, Closing::kNone)) {
-    case Closing::kLeave: {
-      tell(MessageType::kLeave, record);
-      std::erase(dirty_, &record);
-      sessions_.erase(record.spec.id);
-      return;
-    }
-    case Closing::kPagedOut:
-      if (record.declared) tell(MessageType::kPageDone, record);
-      break;
-    case Closing::kUnplaced:
-      if (record.declared) tell(MessageType::kUnplaced, record);
-      break;
-    case Closing::kNone:
-      break;
+  if (record.bytes == Bytes::kEnding) {
+    tell(MessageType::kLeave, record);
+    std::erase(dirty_, &record);
+    sessions_.erase(record.spec.id);
+    return;
   }
-  if (!record.declared && !record.declaring && gone_.ok()) declare_queued(record);
-  if (record.ready) mark(record);
+  const Bytes was = record.bytes;
+  record.bytes = was == Bytes::kUnplaced ? Bytes::kWaiting : Bytes::kOut;
+  if (record.is_known()) tell(was == Bytes::kLeft ? MessageType::kPageDone : MessageType::kUnplaced, record);
+  if (record.known == Known::kNo && gone_.ok()) declare_queued(record);
+  mark(record);
 }
 
 void RemoteAuthority::give_lane_up(Record& record) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/remote_authority.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -14,50 +15,44 @@ using sched::ActionKind;
 using sched::kNoLane;
 using sched::LaneId;
 using sched::SessionId;
-using sched::SessionState;
 
 void RemoteAuthority::mark(Record& record) {
-  if (record.dirty) return;
-  record.dirty = true;
-  dirty_.push_back(&record);
+  if (std::find(dirty_.begin(), dirty_.end(), &record) == dirty_.end()) dirty_.push_back(&record);
 }
 
 void RemoteAuthority::ready(SessionId session, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || record->ready) return;
-  record->ready = true;
-  if (!record->dropping) record->worth_ns.reset();  // as the daemon's scheduler does
+  if (record == nullptr || record->wants_turn()) return;
+  record->turn = Turn::kWanted;
+  if (record->bytes != Bytes::kDropping) record->worth_ns.reset();  // as the daemon's scheduler does
   // With the turn in hand there is nothing to ask for: pick() looks again.
-  if (record->epoch == 0 || record->state != SessionState::kResident) mark(*record);
+  if (record->epoch == 0 || record->bytes != Bytes::kResident) mark(*record);
 }
 
 void RemoteAuthority::not_ready(SessionId session, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || !record->ready) return;
-  record->ready = false;
-  if (record->asked) tell(MessageType::kNotReady, *record);
-  record->asked = false;
+  if (record == nullptr || !record->wants_turn()) return;
+  if (std::exchange(record->turn, Turn::kNone) == Turn::kAsked) tell(MessageType::kNotReady, *record);
   accept_unwanted(*record);
 }
 
 // A turn came for an iteration that is not there any more.
 void RemoteAuthority::accept_unwanted(Record& record) {
-  if (record.ready || record.in_flight > 0 || !record.declared || !gone_.ok()) return;
+  if (record.wants_turn() || record.in_flight > 0 || !record.is_known() || !gone_.ok()) return;
   const Lease::Word now = lease(record).look();
   if (now.epoch == record.epoch || now.state == LeaseState::kFree || now.state == LeaseState::kIdle) return;
   record.epoch = now.epoch;
-  record.asked = false;
   give_back(record);
 }
 
 // The daemon wants the turn back. A turn that the daemon took back before this process had seen it is over, and only
 // this process can say so.
 void RemoteAuthority::say_unseen_returned(Record& record) {
-  if (record.in_flight > 0 || !record.declared || !gone_.ok()) return;
+  if (record.in_flight > 0 || !record.is_known() || !gone_.ok()) return;
   const Lease::Word now = lease(record).look();
   if (now.epoch == record.epoch || now.state != LeaseState::kFree) return;
   record.epoch = 0;
-  record.asked = false;
+  if (record.wants_turn()) record.turn = Turn::kWanted;
   record.returned = true;
   mark(record);
 }
@@ -65,20 +60,20 @@ void RemoteAuthority::say_unseen_returned(Record& record) {
 void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  record->ready = false;
+  record->turn = Turn::kNone;
   if (record->in_flight++ == 0) count_shared(*record, true);
-  if (record->declared) lease(*record).set_looks(true);
+  if (record->is_known()) lease(*record).set_looks(true);
 }
 
 void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, uint64_t iterations) {
   Record* record = find(session);
   if (record == nullptr || record->in_flight == 0) return;
   --record->in_flight;
-  if (record->declared) lease(*record).account(device_ns, iterations);
+  if (record->is_known()) lease(*record).account(device_ns, iterations);
   if (record->in_flight > 0) return;
   count_shared(*record, false);
-  if (record->evict) page_out_when_drained(*record);
-  if (record->declared) give_back(*record);
+  if (record->bytes == Bytes::kDraining) page_out_when_drained(*record);
+  if (record->is_known()) give_back(*record);
 }
 
 // The listening thread looks whether it may connect again.
@@ -110,15 +105,15 @@ void RemoteAuthority::give_back(Record& record) {
 
 std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
   Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
-  if (record == nullptr || !record->ready || record->left || record->evict ||
-      record->state != SessionState::kResident || !record->declared || !gone_.ok())
+  if (record == nullptr || !record->wants_turn() || record->bytes != Bytes::kResident ||
+      !record->is_known() || !gone_.ok())
     return std::nullopt;
   Lease& mine = lease(*record);
   const Lease::Word now = mine.look();
   if (now.epoch != record->epoch) {
     if (now.state == LeaseState::kBusy || now.state == LeaseState::kWanted) {
       record->epoch = now.epoch;
-      record->asked = false;
+      record->turn = Turn::kWanted;
       return record->spec.id;
     }
   } else if (now.state == LeaseState::kBusy) {
@@ -127,10 +122,10 @@ std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
     return std::nullopt;  // when that has drained, the turn goes back, and this session waits for the next
   } else if (now.state == LeaseState::kIdle && base::host_now_ns() < mine.until_ns() &&
              mine.change(now, LeaseState::kBusy)) {
-    record->asked = false;
+    record->turn = Turn::kWanted;
     return record->spec.id;
   }
-  if (!record->asked) mark(*record);
+  if (record->turn == Turn::kWanted) mark(*record);
   return std::nullopt;
 }
 
@@ -138,34 +133,31 @@ bool RemoteAuthority::wants_drained(LaneId lane) const {
   const Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
   if (record == nullptr || record->in_flight == 0) return false;
   if (!gone_.ok()) return record->pieces != nullptr;  // the process connects again once it has ended
-  if (!record->declared) return false;
+  if (!record->is_known()) return false;
   Lease& mine = lease(*record);
   mine.set_looks(
       false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
   // Under another epoch the turn was taken back, and the daemon waits for the iteration's end.
   const Lease::Word now = mine.look();
-  return record->evict || now.state == LeaseState::kWanted || now.epoch != record->epoch;
+  return record->bytes == Bytes::kDraining || now.state == LeaseState::kWanted || now.epoch != record->epoch;
 }
 
 std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {
   const Record* record = find(session);
-  if (record == nullptr || !record->declared || !gone_.ok()) return nullptr;
+  if (record == nullptr || !record->is_known() || !gone_.ok()) return nullptr;
   return {connection_->page, &lease(*record).bell()};
 }
 
 void RemoteAuthority::flush() {
   for (size_t i = 0; i < dirty_.size(); ++i) {
     Record& record = *dirty_[i];
-    record.dirty = false;
-    if (!record.declared) continue;
-    const bool ask = record.ready && !record.asked && record.in_flight == 0;
-    if (std::exchange(record.returned, false)) {
+    if (!record.is_known()) continue;
+    const bool ask = record.turn == Turn::kWanted && record.in_flight == 0;
+    if (ask) record.turn = Turn::kAsked;
+    if (std::exchange(record.returned, false))
       tell(MessageType::kReturned, record, ask ? 1 : 0);
-      record.asked = record.asked || ask;
-    } else if (ask) {
-      record.asked = true;
+    else if (ask)
       tell(MessageType::kReady, record);
-    }
   }
   dirty_.clear();
 }
@@ -203,58 +195,76 @@ void RemoteAuthority::handle(Event event) {
     return;
   }
   switch (event.type) {
-    case MessageType::kLaneHere:
-      take_piece(*record, std::move(event.descriptors), event.value);
-      return;
-    case MessageType::kAdmit:
-      if (std::exchange(record->declared_anew, false) && record->lane == kNoLane &&
-          record->state == SessionState::kResident) {  // it gave its lane up, and has kept its place
-        open_lane(*record);
-        actions_.push_back(
-            {ActionKind::kAdmit, record->lane, record->spec.id, record->spec.persistent_bytes});
-        if (record->ready) mark(*record);
-        return;
-      }
-      if (record->lane != kNoLane) return;
-      if (record->state == SessionState::kPagedOut) return start_page_in(*record);
-      open_lane(*record);
-      record->state = SessionState::kResident;
-      actions_.push_back({ActionKind::kAdmit, record->lane, record->spec.id, record->spec.persistent_bytes});
-      return;
-    case MessageType::kPageOut:
-      if (record->state != SessionState::kResident || record->closing != Closing::kNone) return;
-      page_out_when_drained(*record);
-      return;
-    case MessageType::kPageIn:
-      if (record->lane == kNoLane && record->state == SessionState::kPagedOut) start_page_in(*record);
-      return;
-    case MessageType::kTurnBack:
-      if (record->move == Move::kIn)
-        actions_.push_back(
-            {ActionKind::kTurnBack, record->lane, record->spec.id, record->spec.persistent_bytes});
-      return;
-    case MessageType::kGranted:
-      accept_unwanted(*record);
-      return;
-    case MessageType::kWanted:
-      say_unseen_returned(*record);  // of a turn under way, wants_drained() sees it in the lease
-      return;
-    case MessageType::kRoomMade:
-      record->room_pending = false;
-      return;
-    case MessageType::kRangeGive:
-      ranges_asked_.push_back({record->spec.id, event.value});
-      return;
-    case MessageType::kCountsAs:
-      if (event.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
-      set_terms(*record, static_cast<sched::SessionClass>(event.value), record->limit_bytes);
-      return;
-    case MessageType::kLimit:
-      set_terms(*record, record->counts_as, event.value);
-      return;
+#define GPUSHARE_CASE_CALL(name, handler)
+#define GPUSHARE_CASE_EVENT(name, handler)
+#define GPUSHARE_CASE_ANSWER(name, handler)
+#define GPUSHARE_CASE_NEWS(name, handler) \
+  case MessageType::k##name:              \
+    return on_##handler(*record, event);
+#define GPUSHARE_CASE(name, fields, kind, handler) GPUSHARE_CASE_##kind(name, handler)
+    GPUSHARE_MESSAGES(GPUSHARE_CASE)
+#undef GPUSHARE_CASE
+#undef GPUSHARE_CASE_NEWS
+#undef GPUSHARE_CASE_ANSWER
+#undef GPUSHARE_CASE_EVENT
+#undef GPUSHARE_CASE_CALL
     default:
       return;
   }
+}
+
+void RemoteAuthority::on_lane_here(Record& record, Event& event) {
+  take_piece(record, std::move(event.descriptors), event.value);
+}
+
+void RemoteAuthority::on_admit(Record& record, Event&) {
+  if (record.lane != kNoLane) return;  // declared anew: it has kept its place
+  if (record.bytes == Bytes::kOut) return start_page_in(record);
+  if (record.bytes != Bytes::kWaiting && record.bytes != Bytes::kResident) return;
+  open_lane(record);
+  record.bytes = Bytes::kResident;
+  actions_.push_back({ActionKind::kAdmit, record.lane, record.spec.id, record.spec.persistent_bytes});
+  mark(record);
+}
+
+void RemoteAuthority::on_page_out(Record& record, Event&) {
+  if (record.bytes == Bytes::kResident) page_out_when_drained(record);
+}
+
+void RemoteAuthority::on_page_in(Record& record, Event&) {
+  if (record.bytes == Bytes::kOut) start_page_in(record);
+}
+
+void RemoteAuthority::on_turn_back(Record& record, Event&) {
+  if (record.bytes == Bytes::kComing)
+    actions_.push_back({ActionKind::kTurnBack, record.lane, record.spec.id, record.spec.persistent_bytes});
+}
+
+void RemoteAuthority::on_granted(Record& record, Event&) {
+  accept_unwanted(record);
+}
+
+void RemoteAuthority::on_wanted(Record& record, Event&) {
+  say_unseen_returned(record);  // of a turn under way, wants_drained() sees it in the lease
+}
+
+void RemoteAuthority::on_room_made(Record& record, Event&) {
+  record.room_pending = false;
+}
+
+void RemoteAuthority::on_range_give(Record& record, Event& event) {
+  ranges_asked_.push_back({record.spec.id, event.value});
+}
+
+void RemoteAuthority::on_range_given(Record&, Event&) {}  // the driver looks again, as at any news
+
+void RemoteAuthority::on_counts_as(Record& record, Event& event) {
+  if (event.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
+  set_terms(record, static_cast<sched::SessionClass>(event.value), record.limit_bytes);
+}
+
+void RemoteAuthority::on_limit(Record& record, Event& event) {
+  set_terms(record, record.counts_as, event.value);
 }
 
 std::vector<Action> RemoteAuthority::take_actions() {

@@ -126,7 +126,7 @@ base::Status ask(const std::string& socket, const Request& request,
     const auto message = receive_message(connection.get(), buffer, out_descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) continue;
     if (!message.ok()) return message.status();
-    GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message));
+    GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message, Side::kDaemon));
     if (type == MessageType::kWelcome) {  // the daemon refuses the connection
       const Welcome refused = fields_of<Welcome>(*message);
       if (refused.code != GPUSHARE_OK) return reported(refused.code, text_of(refused.text));
@@ -140,15 +140,14 @@ base::Status ask(const std::string& socket, const Request& request,
 
 base::Result<ServiceStatus> query_service(const std::string& socket) {
   std::vector<Descriptor> descriptors;
-  GPUSHARE_RETURN_IF_ERROR(
-      ask(socket, make_message<StatusRequest>(MessageType::kStatusRequest, 1), &descriptors));
+  GPUSHARE_RETURN_IF_ERROR(ask(socket, make_message<MessageType::kStatusRequest>(1), &descriptors));
   if (descriptors.size() != 1) return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon sent no status");
   GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_table_file(descriptors.front().get()));
   return parse_service_status(text);
 }
 
 base::Status set_service_capacity(const std::string& socket, const std::string& device, uint64_t bytes) {
-  auto request = make_message<SetCapacity>(MessageType::kSetCapacity, 1);
+  auto request = make_message<MessageType::kSetCapacity>(1);
   if (device.size() >= sizeof(request.device))
     return {GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long"};
   request.bytes = bytes;

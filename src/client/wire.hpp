@@ -10,79 +10,70 @@
 namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
+// Both sides must have the same major version. A minor version may add types of messages, never change one: neither side sends a
+// type that the other's minor version (in Hello and Welcome) lacks.
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 10;
+inline constexpr uint16_t kProtocolMinor = 0;
+
+// The messages: name, fields, kind, and the name of the function that handles it. The kind says who sends a message and about
+// what: the process about itself (CALL) or about one of its sessions (EVENT), the daemon in answer or about an image (ANSWER) or
+// about a session (NEWS). The first is type 1.
+#define GPUSHARE_MESSAGES(X)                               \
+  X(Hello, Hello, CALL, hello)                             \
+  X(Welcome, Welcome, ANSWER, welcome)                     \
+  X(Reply, Reply, ANSWER, reply)                           \
+  X(Arrive, Arrive, CALL, arrive)                          \
+  X(Need, Need, EVENT, need)                               \
+  X(Room, SessionMessage, EVENT, room)                     \
+  X(StatusRequest, StatusRequest, CALL, status_request)    \
+  X(Ready, SessionMessage, EVENT, ready)                   \
+  X(NotReady, SessionMessage, EVENT, not_ready)            \
+  X(Returned, SessionMessage, EVENT, returned)             \
+  X(Wake, SessionMessage, EVENT, wake)                     \
+  X(AllowPaging, SessionMessage, EVENT, allow_paging)      \
+  X(Leave, SessionMessage, EVENT, leave)                   \
+  X(Unplaced, SessionMessage, EVENT, unplaced)             \
+  X(PageDone, SessionMessage, EVENT, page_done)            \
+  X(PageOutFailed, SessionMessage, EVENT, page_out_failed) \
+  X(RoomUsed, SessionMessage, EVENT, room_used)            \
+  X(SetPriority, SessionMessage, EVENT, set_priority)      \
+  X(SetWeight, SessionMessage, EVENT, set_weight)          \
+  X(SetRemaining, SessionMessage, EVENT, set_remaining)    \
+  X(Granted, SessionMessage, NEWS, granted)                \
+  X(Wanted, SessionMessage, NEWS, wanted)                  \
+  X(Admit, SessionMessage, NEWS, admit)                    \
+  X(PageOut, SessionMessage, NEWS, page_out)               \
+  X(PageIn, SessionMessage, NEWS, page_in)                 \
+  X(RoomMade, SessionMessage, NEWS, room_made)             \
+  X(SetClass, SessionMessage, EVENT, set_class)            \
+  X(ImageOpen, ImageOpen, EVENT, image_open)               \
+  X(ImageClose, SessionMessage, CALL, image_close)         \
+  X(ImageUnmapped, SessionMessage, CALL, image_unmapped)   \
+  X(ImageOpened, ImageOpened, ANSWER, image_opened)        \
+  X(ImageHere, SessionMessage, ANSWER, image_here)         \
+  X(ImageGone, SessionMessage, ANSWER, image_gone)         \
+  X(SetCapacity, SetCapacity, CALL, set_capacity)          \
+  X(SetSpare, SessionMessage, EVENT, set_spare)            \
+  X(SetLink, SessionMessage, EVENT, set_link)              \
+  X(RangeHas, RangeHas, EVENT, range_has)                  \
+  X(RangeAsk, SessionMessage, EVENT, range_ask)            \
+  X(RangeAnswer, SessionMessage, EVENT, range_answer)      \
+  X(RangeGive, SessionMessage, NEWS, range_give)           \
+  X(RangeGiven, SessionMessage, NEWS, range_given)         \
+  X(LaneHere, SessionMessage, NEWS, lane_here)             \
+  X(CountsAs, SessionMessage, NEWS, counts_as)             \
+  X(Limit, SessionMessage, NEWS, limit)                    \
+  X(SetCap, SessionMessage, EVENT, set_cap)                \
+  X(Context, SessionMessage, CALL, context)                \
+  X(PagePart, SessionMessage, EVENT, page_part)            \
+  X(RangeAskLower, SessionMessage, EVENT, range_ask_lower) \
+  X(TurnBack, SessionMessage, NEWS, turn_back)
 
 enum class MessageType : uint16_t {
-  kHello = 1,
-  kWelcome,
-  kReply,
-  kArrive,
-  kNeed,
-  kRoom,
-  kStatusRequest,
-  // Messages about one session, from the process to the daemon.
-  kReady,
-  kNotReady,
-  kReturned,
-  kWake,
-  kAllowPaging,
-  kLeave,
-  kUnplaced,
-  kPageDone,
-  kPageOutFailed,
-  kRoomUsed,
-  kSetPriority,
-  kSetWeight,
-  kSetRemaining,
-  // Messages about one session, from the daemon to the process.
-  kGranted,
-  kWanted,
-  kAdmit,
-  kPageOut,
-  kPageIn,
-  kRoomMade,
-  // Since minor version 2. From the process to the daemon.
-  kSetClass,
-  // Since minor version 3: images. From the process to the daemon, then from the daemon.
-  kImageOpen,
-  kImageClose,
-  kImageUnmapped,
-  kImageOpened,
-  kImageHere,
-  kImageGone,
-  // From the operator's tool, instead of Hello.
-  kSetCapacity,
-  // Since minor version 4. From the process to the daemon, of one session.
-  kSetSpare,
-  kSetLink,
-  // Since minor version 5: elastic ranges. From the process to the daemon, of one session.
-  kRangeHas,
-  kRangeAsk,
-  kRangeAnswer,
-  // From the daemon to the process, of one session.
-  kRangeGive,
-  kRangeGiven,
-  // Since minor version 6: lanes shared between processes. From the daemon to the process, of one session.
-  kLaneHere,
-  // Since minor version 6. From the daemon to the process, of one session: the coordinator's decision.
-  kCountsAs,
-  kLimit,
-  // Since minor version 7. From the process to the daemon, of one session.
-  kSetCap,
-  // Since minor version 8. From the process to the daemon.
-  kContext,
-  // Since minor version 9. From the process to the daemon, of one session: bytes of a page-out that goes in parts.
-  // Since minor version 10 also of a session of a group: by its first part, of 0 bytes or more, it says that from now on
-  // it gets no blocks on the device. If the rest cannot follow, it says PageOutFailed and stays as it is, until PageIn.
-  // An Admit means that it may run as it is, because others have been promised what went.
-  kPagePart,
-  // As kRangeAsk, for an allocation: ranges of opportunistic sessions alone.
-  kRangeAskLower,
-  // Since minor version 9. From the daemon to the process, of one session: another one needs the bytes of its page-in. The answer
-  // is Unplaced if it gives the page-in up; else PageDone is under way. Since minor version 10 also of a session of a group,
-  // which ends its page-in at once and says PageDone.
-  kTurnBack,
+  kNone,
+#define GPUSHARE_TYPE(name, fields, kind, handler) k##name,
+  GPUSHARE_MESSAGES(GPUSHARE_TYPE)
+#undef GPUSHARE_TYPE
 };
 
 struct Header {
@@ -93,7 +84,7 @@ struct Header {
   uint32_t sequence = 0;
 };
 
-// Flags of Hello, since 1.4: the process shares the memory of leases with the others of its user, passes turns on, and
+// Flags of Hello: the process shares the memory of leases with the others of its user, passes turns on, and
 // waits by the lease's bell (lease.hpp).
 inline constexpr uint16_t kPassesTurns = 1;
 
@@ -106,8 +97,8 @@ struct Hello {
       0;  // a number of this runtime's choice: it comes back under it after the connection broke
   char device[256] = {};  // which of the daemon's devices; empty = the first
   char program[64] = {};  // for people
-  // Since 1.6. Where `device` is empty: the device with this PCI address (domain << 16 | bus << 8 | device << 3 | function). A daemon that knows no
-  // addresses gives its first device.
+  // Where `device` is empty: the device with this PCI address (domain << 16 | bus << 8 | device << 3 | function). A daemon whose
+  // devices have no addresses gives its first one.
   uint64_t pci_address = 0;
 };
 
@@ -128,18 +119,18 @@ struct Welcome {
 inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
 inline constexpr uint32_t kRunning =
     4;  // declared anew to a restarted daemon while an iteration is under way
-inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it. Since 1.4
-// Since 1.5. The session has memory and turns of its own, and shares only the limits of its group with the group's
+inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it
+// The session has memory and turns of its own, and shares only the limits of its group with the group's
 // other sessions.
 inline constexpr uint32_t kOwnClaim = 16;
-// Since 1.5. Another daemon knew the session, which was within its group's limits there.
+// Another daemon knew the session, which was within its group's limits there.
 inline constexpr uint32_t kKnownBefore = 32;
-// Since 1.6. The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back
+// The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back
 // only when all work in them is done. The Reply says whether the daemon does so.
 inline constexpr uint32_t kMayShareLane = 64;
-// Since 1.6. An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
+// An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
 inline constexpr uint32_t kMayUpgrade = 128;
-// Since 1.6. With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for
+// With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for
 // memory. Without kMayPage (kNeverPages): the session can never be paged out.
 inline constexpr uint32_t kAlternates = 256, kNeverPages = 512;
 
@@ -156,7 +147,7 @@ struct Arrive {
   uint32_t flags = 0;
   uint32_t reserved = 0;
   char name[64] = {};
-  // Since 1.1. Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns
+  // Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns
   // are of all of them together, as the first declares them. With kOwnClaim: the sessions of all users with this number
   // have the limits below together.
   uint64_t group = 0;
@@ -164,9 +155,9 @@ struct Arrive {
   uint64_t group_memory_bytes =
       0;                    // most that its sessions need together, those that wait included; 0 = no limit
   double group_weight = 0;  // what its sessions that use the device divide; 0 = each has its own weight
-  // Since 1.6. With how many of its bytes the session can still run, the rest in host memory; 0 = all of them.
+  // With how many of its bytes the session can still run, the rest in host memory; 0 = all of them.
   uint64_t least_bytes = 0;
-  // Since 1.7. The most of the device's time that the sessions of the group, or of the connection, get together, also
+  // The most of the device's time that the sessions of the group, or of the connection, get together, also
   // while nobody else wants the device: above 0, at most 1; 0 = no cap. As the first session that names one says.
   double cap = 0;
 };
@@ -186,6 +177,12 @@ struct Need {
 // its contexts and other libraries have of the device; else 0. A Context with a sequence is a question, which the daemon
 // may refuse: the process then closes its context. A PageOut of a spare session may be
 // answered by Leave.
+//
+// PagePart: bytes of a page-out that goes in parts. By its first part, of 0 bytes or more, a session of a group says that from
+// now on it gets no blocks on the device. If the rest cannot follow, it says PageOutFailed and stays as it is, until PageIn. An
+// Admit then means that it may run as it is, because others have been promised what went. TurnBack: another session needs the
+// bytes of this one's page-in. The answer is Unplaced if it gives the page-in up; else PageDone is under way. A session of a
+// group ends its page-in at once and says PageDone.
 struct SessionMessage {
   Header header;
   uint64_t session = 0;
@@ -193,7 +190,7 @@ struct SessionMessage {
 };
 
 // The bytes of a session's elastic ranges that their owner can be asked for. RangeAsk and RangeGive are SessionMessages
-// whose `value` is bytes; RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way,
+// whose `value` is bytes; RangeAsk of 0 ends a wait. RangeAskLower is for an allocation: ranges of opportunistic sessions alone. The Reply to RangeAsk has `value` 1 while bytes are on the way,
 // and names in `text` the sessions that have not answered since the last Reply. RangeAnswer: bytes that are given in
 // all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
 struct RangeHas {
@@ -240,7 +237,7 @@ struct Reply {
   Header header;
   int32_t code = 0;
   uint32_t value =
-      0;  // of Arrive: the session's slot in the page of leases, and kSharesLane (since 1.6) if E is of a shared lane
+      0;  // of Arrive: the session's slot in the page of leases, and kSharesLane if E is of a shared lane
   char text[512] = {};
 };
 
@@ -252,15 +249,68 @@ inline constexpr uint32_t kSharesLane = 1u << 31;
 // The largest message.
 inline constexpr size_t kMaxMessageBytes = sizeof(ImageOpen);
 
-template <class T>
-T make_message(MessageType type, uint32_t sequence = 0) {
-  T out{};
-  out.header.type = static_cast<uint16_t>(type);
-  out.header.bytes = sizeof(T);
+// The table as values.
+enum class Side : uint8_t { kProcess, kDaemon };
+struct MessageKind {
+  const char* name;
+  uint32_t bytes;  // exactly
+  Side from;
+};
+inline constexpr Side kFromCALL = Side::kProcess, kFromEVENT = Side::kProcess, kFromANSWER = Side::kDaemon,
+                      kFromNEWS = Side::kDaemon;
+inline constexpr MessageKind kMessages[] = {{"message of no type", 0, Side::kProcess},
+#define GPUSHARE_KIND(name, fields, kind, handler) {#name, sizeof(fields), kFrom##kind},
+                                            GPUSHARE_MESSAGES(GPUSHARE_KIND)
+#undef GPUSHARE_KIND
+};
+inline constexpr uint16_t kMessageTypes = sizeof(kMessages) / sizeof(kMessages[0]);
+
+// What is wrong with a message. Both sides, and preloaded programs, refuse here whatever they refuse.
+enum class MessageFault : uint8_t { kNone, kShort, kMark, kVersion, kType, kSize, kSide };
+inline MessageFault fault_of(const void* message, size_t bytes, Side from) {
+  Header header;
+  if (bytes < sizeof(header)) return MessageFault::kShort;
+  std::memcpy(&header, message, sizeof(header));
+  if (header.mark != kProtocolMark) return MessageFault::kMark;
+  if (header.major != kProtocolMajor) return MessageFault::kVersion;
+  if (header.type == 0 || header.type >= kMessageTypes) return MessageFault::kType;
+  const MessageKind& kind = kMessages[header.type];
+  if (bytes != kind.bytes || header.bytes != kind.bytes) return MessageFault::kSize;
+  return kind.from == from ? MessageFault::kNone : MessageFault::kSide;
+}
+
+// The fields of each type.
+template <MessageType kType>
+struct FieldsOf;
+#define GPUSHARE_FIELDS(name, fields, kind, handler) \
+  template <>                                        \
+  struct FieldsOf<MessageType::k##name> {            \
+    using Type = fields;                             \
+  };
+GPUSHARE_MESSAGES(GPUSHARE_FIELDS)
+#undef GPUSHARE_FIELDS
+
+// An empty message of a type.
+template <MessageType kType>
+typename FieldsOf<kType>::Type make_message(uint32_t sequence = 0) {
+  typename FieldsOf<kType>::Type out{};
+  out.header.type = static_cast<uint16_t>(kType);
+  out.header.bytes = sizeof(out);
   out.header.sequence = sequence;
   return out;
 }
-// The fields of a message of `bytes` bytes; fields that did not come are zero.
+// Likewise for those whose type is known only at run time.
+inline SessionMessage make_session_message(MessageType type, uint64_t session, uint64_t value = 0,
+                                           uint32_t sequence = 0) {
+  SessionMessage out;
+  out.header.type = static_cast<uint16_t>(type);
+  out.header.bytes = sizeof(out);
+  out.header.sequence = sequence;
+  out.session = session;
+  out.value = value;
+  return out;
+}
+// The fields of a message that was checked, or of its beginning.
 template <class T>
 T fields_of(const void* message, size_t bytes) {
   T out{};

@@ -63,64 +63,76 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
     out.spilled_bytes = held.spilled_bytes;
     out.pinned_bytes = held.pinned_bytes;
   }
-  const Claim* holder =
-      claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
-  if (session.overdue) {
-    out.state = "overdue";
-    out.waits_for = "its own iteration, which exceeded the lease";
-  } else if (claim.paging) {
-    out.state = "paging";
-  } else if (session.leased) {
-    out.state = lease(session).look().state == LeaseState::kIdle ? "idle" : "turn";
-  } else if (scheduler_.state(claim.id) == sched::SessionState::kQueued) {
-    out.state = "queued";
-    out.waits_for = scheduler_.coordinated_wait(claim.id);
-    if (out.waits_for.empty())
-      out.waits_for = base::format(
-          "memory: needs %s, %s can be promised",
-          base::format_bytes(base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes)).c_str(),
-          base::format_bytes(capacity_bytes_ - std::min(capacity_bytes_, scheduler_.promised_bytes()))
-              .c_str());
-  } else if (scheduler_.state(claim.id) == sched::SessionState::kPagedOut) {
-    out.state = "paged_out";
-    if (session.ready) out.waits_for = scheduler_.coordinated_wait(claim.id);
-    if (session.ready && out.waits_for.empty()) out.waits_for = "memory, to be paged in";
-  } else if (session.waits_for_images) {
-    out.state = "ready";
-    out.waits_for = "its images, which are not on the device yet";
-  } else if (session.ready && std::find(in_debt_.begin(), in_debt_.end(), &claim) != in_debt_.end()) {
-    out.state = "ready";
-    out.waits_for = base::format("its cap, %g%% of the device's time", 100 * claim.cap->share());
-  } else if (session.ready) {
-    out.state = "ready";
-    if (holder != nullptr)
-      out.waits_for =
-          base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
-                       holder->members.front()->process->peer.pid);
-    for (const auto& [id, other] : claims_)
-      if (claim.shares_lane && other->shares_lane && other->lane == claim.lane && scheduler_.owes(id))
-        out.waits_for = base::format(
-            "its lane, where the iteration of '%s' of process %d exceeded the lease and may still run",
-            other->members.front()->name.c_str(), other->members.front()->process->peer.pid);
-  } else {
-    out.state = "resting";
-  }
+  out.waits_for = why_not_on(session, &out.state);
   return out;
+}
+
+// Why it does not run now; empty if nothing keeps it. *out_state: SessionStatus::state.
+std::string SharedDevice::why_not_on(const RemoteSession& session, std::string* out_state) const {
+  const Claim& claim = *session.claim;
+  const sched::SessionState state = scheduler_.state(claim.id);
+  const auto is = [out_state](const char* name) { *out_state = name; };
+  if (session.overdue()) {
+    is("overdue");
+    return "its own iteration, which exceeded the lease";
+  }
+  if (claim.pages_now()) return is("paging"), std::string();
+  if (session.leased())
+    return is(lease(session).look().state == LeaseState::kIdle ? "idle" : "turn"), std::string();
+  if (state == sched::SessionState::kQueued) {
+    is("queued");
+    const std::string why = scheduler_.coordinated_wait(claim.id);
+    return !why.empty()
+               ? why
+               : base::format(
+                     "memory: needs %s, %s can be promised",
+                     base::format_bytes(base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes))
+                         .c_str(),
+                     base::format_bytes(capacity_bytes_ -
+                                        std::min(capacity_bytes_, scheduler_.promised_bytes()))
+                         .c_str());
+  }
+  if (state == sched::SessionState::kPagedOut) {
+    is("paged_out");
+    const std::string why = session.ready() ? scheduler_.coordinated_wait(claim.id) : std::string();
+    return session.ready() && why.empty() ? "memory, to be paged in" : why;
+  }
+  if (session.image_state == RemoteSession::ImageState::kWaits) {
+    is("ready");
+    return "its images, which are not on the device yet";
+  }
+  is(session.ready() ? "ready" : "resting");
+  return session.ready() ? why_no_turn(claim) : std::string();
+}
+
+std::string SharedDevice::why_no_turn(const Claim& claim) const {
+  if (std::find(in_debt_.begin(), in_debt_.end(), &claim) != in_debt_.end())
+    return base::format("its cap, %g%% of the device's time", 100 * claim.cap->share());
+  for (const auto& [id, other] : claims_)
+    if (claim.shares_lane && other->shares_lane && other->lane == claim.lane && scheduler_.owes(id))
+      return base::format(
+          "its lane, where the iteration of '%s' of process %d exceeded the lease and may still run",
+          other->members.front()->name.c_str(), other->members.front()->process->peer.pid);
+  const Claim* holder = claim.lane < holders_.size() ? holders_[claim.lane] : nullptr;
+  if (holder == nullptr || holder == &claim) return {};
+  return base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
+                      holder->members.front()->process->peer.pid);
 }
 
 std::string SharedDevice::check() const {
   if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
   size_t ready = 0;
   for (const auto& [id, claim] : claims_) {
-    ready += claim->ready ? 1 : 0;
+    ready += claim->turn == Claim::Turn::kReady ? 1 : 0;
     const std::string name = "'" + claim->members.front()->name + "'";
     const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
-    if (holds != claim->leased) return "session " + name + " and its lane disagree on the turn";
+    if (holds != claim->leased()) return "session " + name + " and its lane disagree on the turn";
     const bool leased = std::any_of(claim->members.begin(), claim->members.end(),
-                                    [](const auto& member) { return member->leased; });
-    if (claim->ready && std::find(in_debt_.begin(), in_debt_.end(), claim.get()) != in_debt_.end())
+                                    [](const auto& member) { return member->leased(); });
+    if (claim->turn == Claim::Turn::kReady &&
+        std::find(in_debt_.begin(), in_debt_.end(), claim.get()) != in_debt_.end())
       return "session " + name + " waits for its turn and for its cap";
-    if (leased != claim->leased) return "session " + name + " and its group disagree on the turn";
+    if (leased != claim->leased()) return "session " + name + " and its group disagree on the turn";
   }
   if (lanes_ != nullptr)
     for (sched::LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane)

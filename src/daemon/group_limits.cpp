@@ -116,7 +116,7 @@ uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, 
 void SharedDevice::divide_weight(const GroupLimits* limits, uint64_t now_ns) {
   if (limits == nullptr || limits->weight == 0) return;
   const auto uses = [now_ns](const Claim* claim) {
-    return claim->ready || claim->leased || now_ns - claim->returned_ns < kUsesNs;
+    return claim->turn == Claim::Turn::kReady || claim->leased() || now_ns - claim->returned_ns < kUsesNs;
   };
   double sum = 0;
   for (const Claim* claim : limits->claims) sum += uses(claim) ? claim->weight : 0;

@@ -150,7 +150,7 @@ void Images::open(Process& process, RemoteSession& session, const client::ImageO
 }
 
 void Images::answer(const ImageUse& use, const base::Status& status, std::span<const int> descriptors) {
-  auto message = client::make_message<client::ImageOpened>(MessageType::kImageOpened);
+  auto message = client::make_message<MessageType::kImageOpened>();
   message.image = use.number;
   message.code = status.code();
   client::put_text(message.text, status.message());
@@ -239,8 +239,9 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
   use.image = entry->image;
   const int descriptors[] = {use.board->file(), layers.get()};
   answer(use, {}, descriptors);
-  use.session->has_images = false;
-  if (use.session->leased) ask(*use.session);  // it may wait for it without asking for a turn again
+  if (use.session->image_state != RemoteSession::ImageState::kWaits)
+    use.session->image_state = RemoteSession::ImageState::kNone;
+  if (use.session->leased()) ask(*use.session);  // it may wait for it without asking for a turn again
   return {};
 }
 
@@ -274,7 +275,7 @@ void Images::fail(Entry& entry, const base::Status& why) {
   for (const auto& use : uses_)
     if (use->image == entry.image) {
       use->board->fail(why);
-      if (use->session != nullptr) use->session->retries_images = true;
+      if (use->session != nullptr) retry(*use->session);
     }
 }
 
@@ -339,18 +340,25 @@ void Images::give_back(Entry& entry) {
 // ---- sessions -------------------------------------------------------------------------------------------------
 
 bool Images::lacks(const RemoteSession& session) {
-  return !session.images.empty() && !session.has_images;
+  return !session.images.empty() && session.image_state < RemoteSession::ImageState::kHas;
+}
+
+// One could not be had for the turn.
+void Images::retry(RemoteSession& session) {
+  if (session.image_state == RemoteSession::ImageState::kHas)
+    session.image_state = RemoteSession::ImageState::kRetry;
 }
 
 void Images::ask(RemoteSession& session) {
-  if (session.waits_for_images) return;
-  session.waits_for_images = true;
+  if (session.image_state == RemoteSession::ImageState::kWaits) return;
+  session.image_state = RemoteSession::ImageState::kWaits;
   line_.push_back(&session);
 }
 
 void Images::let_go(RemoteSession& session) {
-  if (std::exchange(session.waits_for_images, false)) std::erase(line_, &session);
-  session.has_images = session.retries_images = false;
+  if (std::exchange(session.image_state, RemoteSession::ImageState::kNone) ==
+      RemoteSession::ImageState::kWaits)
+    std::erase(line_, &session);
   unwant(session);
 }
 
@@ -399,12 +407,13 @@ bool Images::share(ImageUse& use) {
   if (use.image == nullptr || use.mapped) return true;
   if (const base::Status& failure = entry_of(*use.image)->failure; !failure.ok()) {
     use.board->fail(failure);
+    retry(*use.session);
     return true;
   }
   base::Result<std::vector<Descriptor>> parts = use.image->share();
   if (!parts.ok()) {
     use.board->fail(parts.status().with_context("sharing image " + use.image->path()));
-    use.session->retries_images = true;
+    retry(*use.session);
     return true;
   }
   use.image->unwatch(use.board.get());
@@ -423,9 +432,7 @@ bool Images::share(ImageUse& use) {
   return false;
 }
 
-bool Images::step(std::vector<RemoteSession*>* out_ready) {
-  if (!reader_.joinable()) return false;  // nobody has asked for an image yet
-  bool moved = false;
+void Images::take_read() {
   std::list<Read> read;
   {
     base::MutexLock lock(mutex_);
@@ -445,6 +452,10 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
     uses_.erase(found);
     forget_unused();
   }
+}
+
+bool Images::take_loaded() {
+  bool any = false;
   for (Entry& entry : entries_) {
     if (entry.image->state() != SharedImage::State::kLoading) continue;
     entry.image->poll();
@@ -459,8 +470,15 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
       scheduler_.set_link(1e6 / link_.bytes_per_ms);
     }
     give_back(entry);
-    moved = true;
+    any = true;
   }
+  return any;
+}
+
+bool Images::step(std::vector<RemoteSession*>* out_ready) {
+  if (!reader_.joinable()) return false;  // nobody has asked for an image yet
+  take_read();
+  bool moved = take_loaded();
   forget_unused();
   // One after the other; those behind the first only if theirs are there anyway.
   bool first = true;
@@ -473,11 +491,10 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
       continue;
     }
     bool sent = true;
+    session.image_state = RemoteSession::ImageState::kHas;
     for (ImageUse* use : session.images) sent = share(*use) && sent;
     line_.erase(line_.begin() + static_cast<std::ptrdiff_t>(i));
-    session.waits_for_images = false;
-    session.has_images = true;
-    if (sent && !session.leased) out_ready->push_back(&session);
+    if (sent && !session.leased()) out_ready->push_back(&session);
     first = i == 0;
   }
   return moved;
@@ -493,7 +510,7 @@ bool Images::loading() const {
 void Images::unmapped(Process& process, uint64_t number) {
   for (auto use = uses_.begin(); use != uses_.end(); ++use) {
     if ((*use)->process != &process || (*use)->number != number || !(*use)->mapped) continue;
-    if (!(*use)->going && (*use)->session != nullptr) (*use)->session->retries_images = true;
+    if (!(*use)->going && (*use)->session != nullptr) retry(*(*use)->session);
     (*use)->mapped = (*use)->going = false;
     const std::shared_ptr<SharedImage> image = (*use)->image;
     if ((*use)->session == nullptr) {

@@ -108,6 +108,8 @@ class Images {
     base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
   };
   void read_images();
+  void take_read();
+  bool take_loaded();  // true if a load has ended
   base::Status open_device();
   base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
@@ -125,6 +127,7 @@ class Images {
   bool want(RemoteSession& session);  // false: it did all before
   void unwant(RemoteSession& session);
   bool share(ImageUse& use);
+  static void retry(RemoteSession& session);
   void answer(const ImageUse& use, const base::Status& status, std::span<const int> descriptors = {});
   void forget_unused();
 

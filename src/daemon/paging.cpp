@@ -12,16 +12,35 @@ namespace gpushare::daemon {
 
 using client::MessageType;
 
-void SharedDevice::start_paging(Claim& claim, bool out) {
-  ++(out ? page_outs_ : page_ins_);
-  claim.pages_out = out;
-  claim.page_out_failed = false;
+void SharedDevice::page_out(Claim& claim) {
+  if (RemoteSession& session = *claim.members.front(); !session.leased() && !session.overdue()) {
+    const bool waited = session.image_state == RemoteSession::ImageState::kWaits;
+    images_.let_go(session);
+    if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
+  }
+  if (claim.bytes == Claim::Bytes::kHoming)
+    claim.bytes = Claim::Bytes::kHomingThenOut;
+  else
+    start_paging(claim, Claim::Bytes::kGoing);
+}
+
+void SharedDevice::page_in(Claim& claim, uint64_t now_ns) {
+  if (!send_lane(claim)) return unplace(claim, now_ns);
+  if (claim.short_bytes == 0 || regrow(claim, now_ns)) return start_paging(claim, Claim::Bytes::kComing);
+  claim.bytes = Claim::Bytes::kHere;
+  scheduler_.page_done(claim.id, now_ns);
+  tell_out(claim, MessageType::kAdmit);
+}
+
+void SharedDevice::start_paging(Claim& claim, Claim::Bytes to) {
+  claim.bytes = to;
+  ++(claim.goes_out() ? page_outs_ : page_ins_);
   claim.part_bytes = 0;
   for (const auto& member : claim.members) {
-    member->begun = false;
-    if (!std::exchange(member->pages, true)) ++claim.pages;
+    if (!member->pages()) ++claim.pages;
+    member->move = RemoteSession::Move::kTold;
     if (member->process->socket)
-      tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
+      tell(*member, claim.goes_out() ? MessageType::kPageOut : MessageType::kPageIn);
     else
       silent_.push_back(claim.id);
   }
@@ -33,9 +52,11 @@ bool SharedDevice::answer_for_silent() {
     const auto found = claims_.find(id);
     if (found == claims_.end()) continue;
     Claim& claim = *found->second;
-    for (const auto& member : claim.members)
-      if (!member->process->socket && std::exchange(member->pages, false))
-        paged(claim, !claim.pages_out, base::host_now_ns());
+    for (const auto& member : claim.members) {
+      if (member->process->socket || !member->pages()) continue;
+      member->move = member->begun() ? RemoteSession::Move::kOut : RemoteSession::Move::kHere;
+      paged(claim, !claim.goes_out(), base::host_now_ns());
+    }
   }
   return !silent.empty();
 }
@@ -43,30 +64,34 @@ bool SharedDevice::answer_for_silent() {
 // A group is out, or in again, when all of its members are. Where one cannot go out, none does, unless others have been
 // promised parts already.
 void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
-  claim.page_out_failed = claim.page_out_failed || (claim.pages_out && !done);
+  using Bytes = Claim::Bytes;
+  if (claim.bytes == Bytes::kGoing && !done) claim.bytes = Bytes::kFailing;
   if (--claim.pages > 0) return give_parts(claim, now_ns);
-  if (std::exchange(claim.comes_home, false)) {
-    if (std::exchange(claim.goes_out_next, false)) return start_paging(claim, true);
-    return tell(claim, MessageType::kAdmit);  // members that came meanwhile
-  }
-  if (claim.page_out_failed && claim.pages_out && claim.group != 0) {
-    if (claim.short_bytes > 0 || scheduler_.gone_bytes(claim.id) > 0) return end_in_part(claim, now_ns);
-    if (claim.members.size() > 1 || claim.members.front()->begun) {
-      start_paging(claim, false);
-      claim.page_out_failed = true;
-      return;
+  switch (claim.bytes) {
+    case Bytes::kHoming:
+      claim.bytes = Bytes::kHere;
+      return tell(claim, MessageType::kAdmit);  // members that came meanwhile
+    case Bytes::kHomingThenOut:
+      return start_paging(claim, Bytes::kGoing);
+    case Bytes::kFailing:
+      if (claim.group != 0 && (claim.short_bytes > 0 || scheduler_.gone_bytes(claim.id) > 0))
+        return end_in_part(claim, now_ns);
+      if (claim.group != 0 && (claim.members.size() > 1 || claim.members.front()->begun()))
+        return start_paging(claim, Bytes::kReturning);
+      [[fallthrough]];
+    case Bytes::kReturning:
+      claim.bytes = Bytes::kHere;
+      scheduler_.page_out_failed(claim.id, now_ns);
+      break;
+    default: {
+      const bool out = claim.bytes == Bytes::kGoing;
+      claim.bytes = out ? Bytes::kOut : Bytes::kHere;
+      scheduler_.page_done(claim.id, now_ns);
+      if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
+      claim.lane = scheduler_.lane_of(claim.id);
+      if (claim.group != 0 && !out) tell(claim, MessageType::kAdmit);  // members that came meanwhile
+      break;
     }
-  }
-  claim.paging = false;
-  if (claim.page_out_failed) {
-    claim.page_out_failed = claim.pages_out = false;
-    scheduler_.page_out_failed(claim.id, now_ns);
-  } else {
-    scheduler_.page_done(claim.id, now_ns);
-    if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
-    claim.lane = scheduler_.lane_of(claim.id);
-    if (claim.group != 0 && !claim.pages_out)
-      tell(claim, MessageType::kAdmit);  // members that came meanwhile
   }
   room_step(claim.id);
 }
@@ -74,9 +99,9 @@ void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
 // The limit holds for what the group has on the device and on the host. So what it has on the device is at most the limit less
 // the parts that are out, once no member gets blocks there that takes the place of a block which went and was freed.
 void SharedDevice::give_parts(Claim& claim, uint64_t now_ns) {
-  if (!claim.pages_out || claim.page_out_failed || claim.part_bytes == 0 ||
+  if (claim.bytes != Claim::Bytes::kGoing || claim.part_bytes == 0 ||
       std::any_of(claim.members.begin(), claim.members.end(),
-                  [](const auto& member) { return member->pages && !member->begun; }))
+                  [](const auto& member) { return member->move == RemoteSession::Move::kTold; }))
     return;
   scheduler_.page_part(claim.id, std::exchange(claim.part_bytes, 0), now_ns);
   room_part();
@@ -84,7 +109,7 @@ void SharedDevice::give_parts(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::end_in_part(Claim& claim, uint64_t now_ns) {
   const uint64_t gone = scheduler_.gone_bytes(claim.id);
-  claim.paging = claim.page_out_failed = claim.pages_out = false;
+  claim.bytes = Claim::Bytes::kHere;
   claim.short_bytes += gone;
   const uint64_t of_p = std::min(gone, claim.persistent_bytes);
   claim.persistent_bytes -= of_p;
@@ -99,7 +124,7 @@ void SharedDevice::end_in_part(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::tell_out(const Claim& claim, MessageType type) {
   for (const auto& member : claim.members)
-    if (member->begun) tell(*member, type);
+    if (member->begun()) tell(*member, type);
 }
 
 bool SharedDevice::regrow(Claim& claim, uint64_t now_ns) {
@@ -116,9 +141,8 @@ void SharedDevice::come_home(Claim& claim) {
   claim.short_bytes = 0;
   std::erase(short_, claim.id);
   // Else all of it is to come in.
-  if (claim.paging || scheduler_.state(claim.id) != sched::SessionState::kResident) return;
-  claim.comes_home = true;
-  start_paging(claim, false);
+  if (claim.pages_now() || scheduler_.state(claim.id) != sched::SessionState::kResident) return;
+  start_paging(claim, Claim::Bytes::kHoming);
 }
 
 // Room that is made for somebody comes first.
@@ -131,7 +155,7 @@ bool SharedDevice::regrow_all(uint64_t now_ns) {
     const auto found = claims_.find(id);
     if (found == claims_.end())
       std::erase(short_, id);
-    else if (!found->second->paging && scheduler_.state(id) == sched::SessionState::kResident)
+    else if (!found->second->pages_now() && scheduler_.state(id) == sched::SessionState::kResident)
       any = regrow(*found->second, now_ns) || any;
   }
   return any;

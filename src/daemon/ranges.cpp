@@ -34,7 +34,6 @@ void SharedDevice::open_range(RemoteSession& session, const sched::RangeSpec& sp
 }
 
 void SharedDevice::set_ranges(RemoteSession& session, const client::RangeHas& message) {
-  take_back_offers();
   const double price =
       std::isfinite(message.price_ns_per_byte) ? std::max(0.0, message.price_ns_per_byte) : 0;
   open_range(session, {session.claim->id, session.cls, std::min(message.answer_ns, kLongestAnswerNs), price});
@@ -55,11 +54,10 @@ void SharedDevice::set_ranges(RemoteSession& session, const client::RangeHas& me
   tell_range_waits();
 }
 
-bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, std::string* out_silent) {
-  take_back_offers();
+void SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, const Request& request) {
   if (bytes == 0) {
     end_range_wait(session);
-    return false;
+    return request.answer({});
   }
   const uint64_t now_ns = base::host_now_ns();
   if (session.range == 0) open_range(session, {session.claim->id, session.cls, 0, 0});
@@ -76,11 +74,11 @@ bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, bool lower
     elastic_.taken(session.range_want);
     session.range_room_bytes = free;
   }
-  for (const sched::RangeRequest& request :
+  for (const sched::RangeRequest& asked :
        elastic_.ask(session.range, session.range_want, bytes, now_ns, sched::kNoSession, lower))
-    tell(*ranges_.at(request.range), MessageType::kRangeGive, request.bytes);
-  *out_silent = std::exchange(session.range_silent, {});
-  return elastic_.on_the_way_bytes(session.range_want) > 0 || kept_from(session, now_ns) > 0;
+    tell(*ranges_.at(asked.range), MessageType::kRangeGive, asked.bytes);
+  const bool coming = elastic_.on_the_way_bytes(session.range_want) > 0 || kept_from(session, now_ns) > 0;
+  request.answer({}, coming ? 1 : 0, std::exchange(session.range_silent, {}));
 }
 
 void SharedDevice::end_range_wait(RemoteSession& session) {

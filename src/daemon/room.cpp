@@ -71,7 +71,7 @@ base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64
   if (!scheduler_.make_room(claim.id, bytes, now_ns)) {
     // Sessions on their way out give more than whoever had them paged out has waited for.
     for (const auto& [id, other] : claims_)
-      if (other->paging && other->pages_out) room_victims_.push_back(id);
+      if (other->goes_out()) room_victims_.push_back(id);
     if (room_victims_.empty())
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
   }
@@ -85,7 +85,7 @@ base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64
   // Page-ins that turn back already, for a session that waits for admission, may be enough.
   if (room_victims_.empty())
     for (const auto& [id, other] : claims_)
-      if (other->paging && !other->pages_out && other->counts_as == sched::SessionClass::kOpportunistic)
+      if (other->comes_in() && other->counts_as == sched::SessionClass::kOpportunistic)
         room_victims_.push_back(id);
   return {};
 }

@@ -84,47 +84,7 @@ base::Status Service::open() {
         "lanes are shared where one session at a time has the device: leave max_lanes 1, or share_lanes off"};
   GPUSHARE_ASSIGN_OR_RETURN(listener_,
                             client::Listener::open(options_.socket, options_.all_users ? 0666 : 0600));
-  for (const std::string& spec : options_.devices) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
-    const gpushare_backend_device_info info = device->info();
-    const std::string name = spec == "auto" ? device->spec() : spec;
-    const bool sharable =
-        device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
-    const uint64_t granularity_bytes =
-        device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
-    // Processes open the device themselves; the service needs only its size.
-    const base::Status closed = device->close();
-    if (!closed.ok())
-      base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
-    if (!sharable)
-      return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
-                                        "', which needs virtual memory and real time; use one such as host"};
-    if (name.size() >= sizeof(client::Welcome::device))
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
-                                                      name.size(), sizeof(client::Welcome::device) - 1)};
-    for (const auto& each : devices_)
-      if (each->name() == name)
-        return {GPUSHARE_INVALID_ARGUMENT,
-                "device '" + name +
-                    "' is named twice; a device is shared once, or its memory would be promised twice"};
-    uint64_t capacity_bytes = options_.capacity_bytes;
-    if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
-    if (capacity_bytes > info.total_bytes)
-      return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
-                                             " asked; device '" + name + "' has " +
-                                             base::format_bytes(info.total_bytes)};
-    // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
-    if (capacity_bytes > info.free_bytes)
-      base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
-                                    " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
-                                    ": a session that finds no memory waits");
-    GPUSHARE_ASSIGN_OR_RETURN(
-        std::unique_ptr<sched::Policy> policy,
-        options_.make_policy ? options_.make_policy() : sched::make_policy(options_.policy));
-    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
-                                                      log_limit_, std::move(policy), [this] { wake(); }));
-    devices_.back()->set_pci_address(info.pci_address);
-  }
+  for (const std::string& spec : options_.devices) GPUSHARE_RETURN_IF_ERROR(share(spec));
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   if (!wake_ || !epoll_) return {GPUSHARE_IO_ERROR, std::string("epoll: ") + std::strerror(errno), errno};
@@ -136,6 +96,48 @@ base::Status Service::open() {
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the daemon's thread: ") + error.what()};
   }
+  return {};
+}
+
+base::Status Service::share(const std::string& spec) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
+  const gpushare_backend_device_info info = device->info();
+  const std::string name = spec == "auto" ? device->spec() : spec;
+  const bool sharable =
+      device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+  const uint64_t granularity_bytes =
+      device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
+  // Processes open the device themselves; the service needs only its size.
+  const base::Status closed = device->close();
+  if (!closed.ok()) base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
+  if (!sharable)
+    return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
+                                      "', which needs virtual memory and real time; use one such as host"};
+  if (name.size() >= sizeof(client::Welcome::device))
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
+                                                    name.size(), sizeof(client::Welcome::device) - 1)};
+  for (const auto& each : devices_)
+    if (each->name() == name)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              "device '" + name +
+                  "' is named twice; a device is shared once, or its memory would be promised twice"};
+  uint64_t capacity_bytes = options_.capacity_bytes;
+  if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
+  if (capacity_bytes > info.total_bytes)
+    return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
+                                           " asked; device '" + name + "' has " +
+                                           base::format_bytes(info.total_bytes)};
+  // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
+  if (capacity_bytes > info.free_bytes)
+    base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
+                                  " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
+                                  ": a session that finds no memory waits");
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, options_.make_policy
+                                                                       ? options_.make_policy()
+                                                                       : sched::make_policy(options_.policy));
+  devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
+                                                    log_limit_, std::move(policy), [this] { wake(); }));
+  devices_.back()->set_pci_address(info.pci_address);
   return {};
 }
 
@@ -151,19 +153,50 @@ void Service::wake() {
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
+// epoll_wait() itself counts in milliseconds, and turns are that short.
+void Service::sleep(uint64_t next_tick_ns) const {
+  const uint64_t now_ns = base::host_now_ns();
+  if (next_tick_ns <= now_ns || next_tick_ns == UINT64_MAX) return;
+  const uint64_t wait_ns = next_tick_ns - now_ns;
+  const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
+                      static_cast<long>(wait_ns % 1'000'000'000)};
+  pollfd any{epoll_.get(), POLLIN, 0};
+  (void)ppoll(&any, 1, &time, nullptr);
+}
+
+void Service::handle_event(uint64_t id) {
+  if (id == kListenerId) return accept_processes();
+  if (id == kWakeId) {
+    uint64_t drained = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &drained, sizeof(drained));
+    return;
+  }
+  const auto found = processes_.find(id / 2);
+  if (found == processes_.end() || found->second->dead) return;
+  if (id % 2 != 0)
+    died(*found->second);
+  else
+    receive(*found->second);
+}
+
+uint64_t Service::tick(uint64_t now_ns) {
+  uint64_t in_ns = log_limit_.tick(now_ns);
+  for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
+  for (const auto& [id, process] : processes_) {
+    if (process->welcome || process->dead) continue;
+    if (now_ns > process->connected_ns + kHelloNs)
+      disconnect(*process, {});
+    else
+      in_ns = std::min(in_ns, kHelloNs);
+  }
+  return in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
+}
+
 void Service::serve() {
   std::array<epoll_event, 64> events{};
   uint64_t next_tick_ns = 0;
   while (!stop_.load()) {
-    const uint64_t before_ns = base::host_now_ns();
-    // epoll_wait() itself counts in milliseconds, and turns are that short.
-    if (next_tick_ns > before_ns && next_tick_ns != UINT64_MAX) {
-      const uint64_t wait_ns = next_tick_ns - before_ns;
-      const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
-                          static_cast<long>(wait_ns % 1'000'000'000)};
-      pollfd any{epoll_.get(), POLLIN, 0};
-      (void)ppoll(&any, 1, &time, nullptr);
-    }
+    sleep(next_tick_ns);
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                  next_tick_ns == UINT64_MAX ? -1 : 0);
     if (count < 0 && errno != EINTR) {
@@ -171,35 +204,10 @@ void Service::serve() {
       return;
     }
     try {
-      for (int i = 0; i < count; ++i) {
-        const uint64_t id = events[static_cast<size_t>(i)].data.u64;
-        if (id == kListenerId) accept_processes();
-        if (id == kWakeId) {
-          uint64_t drained = 0;
-          [[maybe_unused]] const ssize_t got = read(wake_.get(), &drained, sizeof(drained));
-        }
-        if (id < 2) continue;
-        const auto found = processes_.find(id / 2);
-        if (found == processes_.end() || found->second->dead) continue;
-        if (id % 2 != 0)
-          died(*found->second);
-        else
-          receive(*found->second);
-      }
+      for (int i = 0; i < count; ++i) handle_event(events[static_cast<size_t>(i)].data.u64);
       for (const auto& device : devices_) device->pump();
       const uint64_t now_ns = base::host_now_ns();
-      if (now_ns >= next_tick_ns || count != 0) {
-        uint64_t in_ns = log_limit_.tick(now_ns);
-        for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
-        for (const auto& [id, process] : processes_) {
-          if (process->welcome || process->dead) continue;
-          if (now_ns > process->connected_ns + kHelloNs)
-            disconnect(*process, {});
-          else
-            in_ns = std::min(in_ns, kHelloNs);
-        }
-        next_tick_ns = in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
-      }
+      if (now_ns >= next_tick_ns || count != 0) next_tick_ns = tick(now_ns);
       sweep();
     } catch (const std::bad_alloc&) {
       try {
@@ -273,8 +281,8 @@ void Service::accept_processes() {
     if (refused.ok()) refused = watch(epoll_.get(), process->socket.get(), 2 * process->id);
     if (refused.ok()) refused = watch(epoll_.get(), process->pidfd.get(), 2 * process->id + 1);
     if (!refused.ok()) {
-      count_refusal(refused);
-      auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
+      count_refusal(refusals_, refused);
+      auto welcome = client::make_message<MessageType::kWelcome>();
       welcome.code = refused.code();
       client::put_text(welcome.text, refused.message());
       (void)send_to(*process, client::bytes_of(welcome));
@@ -296,7 +304,7 @@ void Service::receive(Process& process) {
     }
     const base::Status handled = handle(process, *message, std::move(descriptors));
     if (!handled.ok()) {
-      auto reply = client::make_message<client::Reply>(MessageType::kReply);
+      auto reply = client::make_message<MessageType::kReply>();
       reply.code = handled.code();
       client::put_text(reply.text, handled.message());
       (void)send_to(process, client::bytes_of(reply));
@@ -306,139 +314,126 @@ void Service::receive(Process& process) {
   }
 }
 
-// A message that breaks the protocol is an error, which ends the connection. A request that is refused gets a
-// reply.
+void count_refusal(Refusals& refusals, const base::Status& status) {
+  if (!status.ok()) ++refusals[base::status_name(status.code())];
+}
+
+void Request::answer(const base::Status& status, uint32_t value, const std::string& told,
+                     std::span<const int> files) const {
+  count_refusal(refusals, status);
+  if (sequence == 0) return;
+  auto reply = client::make_message<MessageType::kReply>(sequence);
+  reply.code = status.code();
+  reply.value = value;
+  client::put_text(reply.text, status.ok() ? told : status.message());
+  if (!send_to(process, client::bytes_of(reply), files)) client::shut(process.socket);
+}
+
 base::Status Service::handle(Process& process, std::span<const std::byte> message,
                              std::vector<client::Descriptor> descriptors) {
-  GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, client::check_message(message));
-  const uint32_t sequence = client::fields_of<client::Header>(message).sequence;
-  if (type == MessageType::kStatusRequest) {
-    // The answer tells what all messages before it have led to.
-    for (const auto& device : devices_) device->pump();
-    send_status(process, sequence);
-    return {};
+  GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, client::check_message(message, client::Side::kProcess));
+  const Request request{process, client::fields_of<client::Header>(message).sequence, descriptors, refusals_};
+  const bool first =
+      type == MessageType::kHello || type == MessageType::kStatusRequest || type == MessageType::kSetCapacity;
+  if (!first && !process.welcome) return {GPUSHARE_MALFORMED_INPUT, "the first message is no Hello"};
+  switch (type) {
+#define GPUSHARE_CASE_EVENT(name, fields, handler)
+#define GPUSHARE_CASE_ANSWER(name, fields, handler)
+#define GPUSHARE_CASE_NEWS(name, fields, handler)
+#define GPUSHARE_CASE_CALL(name, fields, handler) \
+  case MessageType::k##name:                      \
+    return on_##handler(request, client::fields_of<client::fields>(message));
+#define GPUSHARE_CASE(name, fields, kind, handler) GPUSHARE_CASE_##kind(name, fields, handler)
+    GPUSHARE_MESSAGES(GPUSHARE_CASE)
+#undef GPUSHARE_CASE
+#undef GPUSHARE_CASE_CALL
+#undef GPUSHARE_CASE_ANSWER
+#undef GPUSHARE_CASE_NEWS
+#undef GPUSHARE_CASE_EVENT
+    default:
+      break;
   }
-  if (type == MessageType::kSetCapacity) {
-    const base::Status set = set_capacity(process, client::fields_of<client::SetCapacity>(message));
-    // The devices are pumped first, so the caller finds the new capacity on the page when the answer comes.
-    for (const auto& device : devices_) device->pump();
-    auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
-    reply.code = set.code();
-    client::put_text(reply.text, set.message());
-    (void)send_to(process, client::bytes_of(reply));
-    return {};
-  }
-  if (type == MessageType::kHello) {
-    if (process.welcome) return {GPUSHARE_MALFORMED_INPUT, "a second Hello"};
-    const auto hello_message = client::fields_of<client::Hello>(message);
-    const base::Status welcomed = hello(process, hello_message);
-    if (welcomed.ok()) return {};
-    auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
-    welcome.code = welcomed.code();
-    client::put_text(welcome.text, welcomed.message());
-    count_refusal(welcomed);
-    (void)send_to(process, client::bytes_of(welcome));
-    return welcomed;
-  }
-  if (!process.welcome) return {GPUSHARE_MALFORMED_INPUT, "the first message is no Hello"};
-  SharedDevice& device = *process.device;
-  const auto answer = [&](const base::Status& status, uint32_t value, const std::string& told = {}) {
-    count_refusal(status);
-    if (sequence == 0) return;
-    auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
-    reply.code = status.code();
-    reply.value = value;
-    client::put_text(reply.text, status.ok() ? told : status.message());
-    if (!send_to(process, client::bytes_of(reply))) client::shut(process.socket);
-  };
-  if (type == MessageType::kContext) {
-    const uint64_t bytes = client::fields_of<client::SessionMessage>(message).value;
-    const base::Status counted = device.set_context(process, bytes, sequence != 0);
-    if (counted.ok()) forget_closed(process);
-    answer(counted, 0);
-    return {};
-  }
-  if (type == MessageType::kArrive) {
-    uint32_t slot = 0;
-    base::Status status;
-    if (sessions_of(process.peer.uid) >= options_.max_sessions_per_user)
-      status = {GPUSHARE_QUEUE_FULL, base::format("user %u has %u sessions, as many as allowed",
-                                                  process.peer.uid, options_.max_sessions_per_user)};
-    else
-      status = device.arrive(process, client::fields_of<client::Arrive>(message),
-                             descriptors.empty()
-                                 ? nullptr
-                                 : GroupPage::open(std::move(descriptors.front()), process.pci_address,
-                                                   process.peer.uid, patience_),
-                             &slot);
-    answer(status, slot);
-    return {};
-  }
-  const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
-                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining) ||
-                            type == MessageType::kSetClass || type == MessageType::kSetCap ||
-                            type == MessageType::kImageOpen || type == MessageType::kSetSpare ||
-                            type == MessageType::kSetLink || type == MessageType::kRangeHas ||
-                            type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer ||
-                            type == MessageType::kPagePart || type == MessageType::kRangeAskLower;
-  if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
-    const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
-    if (type == MessageType::kImageClose)
-      device.images().close(process, image);
-    else
-      device.images().unmapped(process, image);
-    return {};
-  }
-  if (!from_process)
-    return {GPUSHARE_MALFORMED_INPUT,
-            base::format("a %s comes from the daemon alone", client::message_name(type))};
-  const auto about = client::fields_of<client::SessionMessage>(message);
-  const auto found = process.sessions.find(about.session);
-  if (found == process.sessions.end()) {
-    answer({GPUSHARE_NOT_FOUND, "no such session"}, 0);
-    return {};
-  }
-  RemoteSession& session = *found->second;
-  if (type == MessageType::kImageOpen)
-    device.images().open(process, session, client::fields_of<client::ImageOpen>(message));
-  else if (type == MessageType::kNeed)
-    answer(device.need(session, client::fields_of<client::Need>(message)), 0);
-  else if (type == MessageType::kRangeHas)
-    device.set_ranges(session, client::fields_of<client::RangeHas>(message));
-  else if (type == MessageType::kRangeAsk || type == MessageType::kRangeAskLower) {
-    std::string silent;
-    const bool coming = device.ask_ranges(session, about.value, type == MessageType::kRangeAskLower, &silent);
-    answer({}, coming ? 1 : 0, silent);
-  } else if (type == MessageType::kRoom)
-    answer(device.make_room(session, about.value), 0);
+  // Every message about a session begins alike.
+  const auto found = process.sessions.find(client::fields_of<client::SessionMessage>(message).session);
+  if (found == process.sessions.end())
+    request.answer({GPUSHARE_NOT_FOUND, "no such session"});
   else
-    device.handle(session, type, about.value);
+    process.device->handle(*found->second, type, message, request);
   return {};
 }
 
-base::Status Service::hello(Process& process, const client::Hello& message) {
-  GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
-  // The same runtime under a new connection declares everything anew.
+base::Status Service::on_context(const Request& request, const client::SessionMessage& message) {
+  const base::Status counted =
+      request.process.device->set_context(request.process, message.value, request.sequence != 0);
+  if (counted.ok()) forget_closed(request.process);
+  request.answer(counted);
+  return {};
+}
+
+base::Status Service::on_arrive(const Request& request, const client::Arrive& message) {
+  Process& process = request.process;
+  if (sessions_of(process.peer.uid) >= options_.max_sessions_per_user) {
+    request.answer({GPUSHARE_QUEUE_FULL, base::format("user %u has %u sessions, as many as allowed",
+                                                      process.peer.uid, options_.max_sessions_per_user)});
+    return {};
+  }
+  std::unique_ptr<GroupPage> page;
+  if (!request.descriptors.empty())
+    page = GroupPage::open(std::move(request.descriptors.front()), process.pci_address, process.peer.uid,
+                           patience_);
+  uint32_t slot = 0;
+  const base::Status arrived = process.device->arrive(process, message, std::move(page), &slot);
+  request.answer(arrived, slot);
+  return {};
+}
+
+base::Status Service::on_image_close(const Request& request, const client::SessionMessage& message) {
+  request.process.device->images().close(request.process, message.value);
+  return {};
+}
+
+base::Status Service::on_image_unmapped(const Request& request, const client::SessionMessage& message) {
+  request.process.device->images().unmapped(request.process, message.value);
+  return {};
+}
+
+base::Status Service::on_hello(const Request& request, const client::Hello& message) {
+  if (request.process.welcome) return {GPUSHARE_MALFORMED_INPUT, "a second Hello"};
+  const base::Status welcomed = welcome(request.process, message);
+  if (welcomed.ok()) return {};
+  count_refusal(refusals_, welcomed);
+  auto refusal = client::make_message<MessageType::kWelcome>();
+  refusal.code = welcomed.code();
+  client::put_text(refusal.text, welcomed.message());
+  (void)send_to(request.process, client::bytes_of(refusal));
+  return welcomed;
+}
+
+// The same runtime under a new connection declares everything anew.
+void Service::meet_again(Process& process, SharedDevice& device, uint64_t instance) {
   for (const auto& [id, other] : processes_) {
     if (other.get() == &process || other->socket || other->dead || other->peer.pid != process.peer.pid ||
-        (other->instance != message.instance && !is_closed(*other, *device)))
+        (other->instance != instance && !is_closed(*other, device)))
       continue;
-    if (other->device == device)
-      (void)device->set_context(
-          process, std::max(device->context_bytes(process), device->context_bytes(*other)), false);
+    if (other->device == &device)
+      (void)device.set_context(process, std::max(device.context_bytes(process), device.context_bytes(*other)),
+                               false);
     died(*other);
   }
+}
+
+base::Status Service::welcome(Process& process, const client::Hello& message) {
+  GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
+  meet_again(process, *device, message.instance);
   GPUSHARE_RETURN_IF_ERROR(has_place(process.peer.uid));
   process.passes_turns = (message.flags & client::kPassesTurns) != 0;
   GPUSHARE_ASSIGN_OR_RETURN(process.leases, device->leases_for(process.peer.uid, process.passes_turns));
   process.device = device;
-  process.minor = message.minor;
   process.instance = message.instance;
   process.program = client::text_of(message.program);
   process.pci_address = static_cast<uint32_t>(message.pci_address);
   process.welcome = true;
-  auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
-  welcome.minor = std::min(message.minor, client::kProtocolMinor);
+  auto welcome = client::make_message<MessageType::kWelcome>();
   welcome.capacity_bytes = device->capacity_bytes();
   welcome.slots = process.leases->page->slots();
   client::put_text(welcome.device, device->name());
@@ -505,10 +500,6 @@ client::ServiceStatus Service::status(uid_t user) const {
   return out;
 }
 
-void Service::count_refusal(const base::Status& status) {
-  if (!status.ok()) ++refusals_[base::status_name(status.code())];
-}
-
 base::Status Service::set_capacity(const Process& process, const client::SetCapacity& message) {
   if (process.peer.uid != geteuid() && process.peer.uid != 0)
     return {GPUSHARE_UNAVAILABLE, "only the daemon's operator, its own user or root, sets the capacity"};
@@ -518,17 +509,21 @@ base::Status Service::set_capacity(const Process& process, const client::SetCapa
   return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + name + "'"};
 }
 
-void Service::send_status(Process& process, uint32_t sequence) {
-  auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
-  const auto file = client::make_table_file(client::encode_status(status(process.peer.uid)));
-  if (!file.ok()) {
-    reply.code = file.status().code();
-    client::put_text(reply.text, file.status().message());
-    (void)send_to(process, client::bytes_of(reply));
-    return;
-  }
-  const int number = file->get();
-  (void)send_to(process, client::bytes_of(reply), std::span<const int>(&number, 1));
+// The devices are pumped first, so the caller finds the new capacity on the page when the answer comes.
+base::Status Service::on_set_capacity(const Request& request, const client::SetCapacity& message) {
+  const base::Status set = set_capacity(request.process, message);
+  for (const auto& device : devices_) device->pump();
+  request.answer(set);
+  return {};
+}
+
+// The answer tells what all messages before it have led to.
+base::Status Service::on_status_request(const Request& request, const client::StatusRequest&) {
+  for (const auto& device : devices_) device->pump();
+  const auto file = client::make_table_file(client::encode_status(status(request.process.peer.uid)));
+  const int number = file.ok() ? file->get() : -1;
+  request.answer(file.status(), 0, {}, std::span<const int>(&number, file.ok() ? 1 : 0));
+  return {};
 }
 
 void Service::disconnect(Process& process, const std::string& why) {

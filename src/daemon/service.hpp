@@ -86,7 +86,6 @@ struct Process {
   uint64_t connected_ns = 0;
   bool welcome = false;  // it said Hello
   bool dead = false;     // to be removed
-  uint16_t minor = 0;    // version of the protocol
   uint64_t instance = 0;
   std::string program;
   uint32_t pci_address = 0;  // of the device as it was asked for; 0: by name, or any
@@ -97,28 +96,44 @@ struct Process {
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
 };
 
+// A message at hand. answer() says no word where the process asked for none.
+using Refusals = std::map<std::string, uint64_t>;  // how many, by the status's name
+void count_refusal(Refusals& refusals, const base::Status& status);  // if the status is one
+
+struct Request {
+  Process& process;
+  uint32_t sequence;
+  std::vector<client::Descriptor>& descriptors;
+  Refusals& refusals;
+  void answer(const base::Status& status, uint32_t value = 0, const std::string& told = {},
+              std::span<const int> files = {}) const;
+};
+
 // A session of a process.
 struct RemoteSession {
+  // kReady: waits for a turn. kOverdue: its turn was taken back, and it has not said that it is done.
+  enum class Turn : uint8_t { kNone, kReady, kLeased, kOverdue };
+  // What it does with its bytes where its claim pages out or in. kHere: nothing. kTold: it has not answered. kParts: nor then,
+  // but it gets no blocks on the device from now on. kOut: it has answered, and gets none until it is in again.
+  enum class Move : uint8_t { kHere, kTold, kParts, kOut };
+  // Its images. kWaits: set aside until they are there. kHas: for its turn. kRetry: as kHas, but one could not be had: the turn
+  // goes back, for another try.
+  enum class ImageState : uint8_t { kNone, kWaits, kHas, kRetry };
   uint64_t number = 0;  // the process's
   Process* process = nullptr;
   Claim* claim = nullptr;
   std::string name;
   uint32_t slot = 0;
-  bool ready = false;  // waits for a turn
-  bool leased = false;
-  bool pages = false;    // was told to page out or in, and has not answered
-  bool begun = false;    // to page out, the last time: it gets no blocks on the device until it is in again
-  bool overdue = false;  // its turn was taken back, and it has not said that it is done
-  size_t pieces = 0;     // of its shared lane that it was sent
+  Turn turn = Turn::kNone;
+  Move move = Move::kHere;
+  ImageState image_state = ImageState::kNone;
+  size_t pieces = 0;  // of its shared lane that it was sent
   uint64_t epoch = 0;
   uint64_t seen_service_ns = 0, seen_iterations = 0;
+  uint64_t unread_ns = 0;                   // of this turn, that its claim was not billed for yet
   uint64_t service_ns = 0, iterations = 0;  // that were believed
-  uint64_t unread_ns = 0;                   // of its claim's
   std::vector<ImageUse*> images;            // none where it is of a group
-  bool waits_for_images = false;            // set aside until they are there
-  bool has_images = false;                  // for its turn
-  bool retries_images = false;          // one could not be had in this turn: it goes back, for another try
-  std::vector<uint64_t> wanted_images;  // by Images, of the scheduler
+  std::vector<uint64_t> wanted_images;      // by Images, of the scheduler
   // The session's elastic ranges, which the daemon knows as one.
   uint64_t range = 0;       // in elastic_; 0: it has said nothing of any
   uint64_t range_want = 0;  // of its wait; 0: it does not wait
@@ -129,6 +144,12 @@ struct RemoteSession {
   uint64_t range_kept_bytes = 0, range_kept_until_ns = 0;
   std::string range_silent;                                    // who did not answer, for its next reply
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
+
+  bool ready() const { return turn == Turn::kReady; }
+  bool leased() const { return turn == Turn::kLeased; }
+  bool overdue() const { return turn == Turn::kOverdue; }
+  bool pages() const { return move == Move::kTold || move == Move::kParts; }
+  bool begun() const { return move == Move::kParts || move == Move::kOut; }
 };
 
 // The limits that the sessions of a group (Arrive::kOwnClaim) share. Each is a session of the scheduler, with memory
@@ -144,6 +165,12 @@ struct GroupLimits {
 // and turns together: the first makes the claim, and the claim is the last one's too. A group has the turn while one of
 // its sessions has a lease.
 struct Claim {
+  // kReady: as the scheduler knows it, a member waits for a turn. kKept: it has the turn, which is left to it although others wait
+  // (keeps()), as long as it begins its next iteration at once.
+  enum class Turn : uint8_t { kNone, kReady, kHolds, kKept };
+  // kHere: on the device, or not admitted yet. kFailing: a member cannot go out. kReturning: so the others come in again.
+  // kHoming: bytes that it used from the host come in while it has turns; kHomingThenOut: and then it goes out at once.
+  enum class Bytes : uint8_t { kHere, kGoing, kFailing, kOut, kComing, kReturning, kHoming, kHomingThenOut };
   uint64_t id = 0;     // the scheduler's
   uint64_t group = 0;  // 0: one session alone
   std::vector<std::unique_ptr<RemoteSession>> members;
@@ -157,30 +184,27 @@ struct Claim {
   std::unique_ptr<GroupPage>
       page;  // of a group of preloaded programs; null: it has none, or the daemon cannot use it
   sched::LaneId lane = sched::kNoLane;  // of turns
-  bool ready = false;                   // as the scheduler knows it: a member waits for a turn
-  bool leased = false;
-  bool paging = false;
-  size_t pages = 0;              // members that were told to page out or in, and have not answered
-  bool pages_out = false;        // it is out, or on the way there
-  bool page_out_failed = false;  // for one of its members: the others come in again
-  uint64_t part_bytes = 0;       // that its members have moved out, and that nobody is promised yet
-  // That it lacks and uses from the host: a page-out ended in part (end_in_part()). They come in while it has turns, and
-  // then it may have to go out at once.
-  uint64_t short_bytes = 0;
-  bool comes_home = false, goes_out_next = false;
-  bool has_room = false;  // it was told that room is made, and has not said that it has used it
+  Turn turn = Turn::kNone;
+  Bytes bytes = Bytes::kHere;
+  size_t pages = 0;          // members that were told to page out or in, and have not answered
+  uint64_t part_bytes = 0;   // that its members have moved out, and that nobody is promised yet
+  uint64_t short_bytes = 0;  // that it lacks and uses from the host: a page-out ended in part (end_in_part())
+  bool has_room = false;     // it was told that room is made, and has not said that it has used it
   uint64_t granted_ns = 0;
   uint64_t believed_ns = 0;      // service since then
   uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
-  // A turn is left to a session that is behind the others (keeps()), as long as it begins its next iteration at once.
-  bool kept = false;
-  bool slow =
-      false;  // it did not, the last time; of preloaded programs: it did not come back within kReturnNs
-  uint64_t returned_ns = 0;  // its turn before
-  uint64_t watched_ns = 0;   // since when its lease is idle or not, with so many iterations; 0: nobody looked
+  bool slow = false;             // it did not begin at once in the turn that it kept last
+  uint64_t returned_ns = 0;      // its turn before
+  uint64_t watched_ns = 0;  // since when its lease is idle or not, with so many iterations; 0: nobody looked
   uint64_t watched_iterations = 0;
   bool watched_idle = false;
-  uint64_t unread_ns = 0, unread_iterations = 0;  // of members that are done, in this turn
+  uint64_t unread_ns = 0,
+           unread_iterations = 0;  // of its members in this turn, that the scheduler does not know yet
+
+  bool leased() const { return turn == Turn::kHolds || turn == Turn::kKept; }
+  bool goes_out() const { return bytes == Bytes::kGoing || bytes == Bytes::kFailing; }
+  bool comes_in() const { return bytes == Bytes::kComing || bytes == Bytes::kReturning; }
+  bool pages_now() const { return goes_out() || comes_in() || bytes == Bytes::kHomingThenOut; }
 };
 
 // The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
@@ -202,14 +226,9 @@ class SharedDevice {
   // `page`: on which the process counts with others of its group; null: none.
   base::Status arrive(Process& process, const client::Arrive& message, std::unique_ptr<GroupPage> page,
                       uint32_t* out_slot);
-  base::Status need(RemoteSession& session, const client::Need& message);
-  base::Status make_room(RemoteSession& session, uint64_t bytes);
-  void handle(RemoteSession& session, client::MessageType type, uint64_t value);
-  // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
-  void set_ranges(RemoteSession& session, const client::RangeHas& message);
-  // True while bytes are on the way; *out_silent: the sessions that did not answer since the last call. `lower`: ranges of
-  // opportunistic sessions alone.
-  bool ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, std::string* out_silent);
+  // What the session's process says of it: a message of kind EVENT. `request` answers it.
+  void handle(RemoteSession& session, client::MessageType type, std::span<const std::byte> message,
+              const Request& request);
   void remove(RemoteSession& session);
   // The connection of its process is gone, the process may live: it gets no turns.
   void disconnected(RemoteSession& session);
@@ -235,6 +254,25 @@ class SharedDevice {
   std::string check() const;
 
  private:
+#define GPUSHARE_ON_CALL(handler, fields)
+#define GPUSHARE_ON_ANSWER(handler, fields)
+#define GPUSHARE_ON_NEWS(handler, fields)
+#define GPUSHARE_ON_EVENT(handler, fields) \
+  void on_##handler(RemoteSession& session, const client::fields& message, const Request& request);
+#define GPUSHARE_ON(name, fields, kind, handler) GPUSHARE_ON_##kind(handler, fields)
+  GPUSHARE_MESSAGES(GPUSHARE_ON)
+#undef GPUSHARE_ON
+#undef GPUSHARE_ON_EVENT
+#undef GPUSHARE_ON_NEWS
+#undef GPUSHARE_ON_ANSWER
+#undef GPUSHARE_ON_CALL
+  base::Status need(RemoteSession& session, const client::Need& message);
+  base::Status make_room(RemoteSession& session, uint64_t bytes);
+  // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
+  void set_ranges(RemoteSession& session, const client::RangeHas& message);
+  // The answer: whether bytes are on the way, and the sessions that did not answer since the last time. `lower`: ranges of
+  // opportunistic sessions alone.
+  void ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
   // Somebody wants a turn or memory, or more is promised than should be: turns end at their boundaries.
   bool contended() const {
     return ready_ > 0 || scheduler_.waiting() > 0 ||
@@ -269,7 +307,9 @@ class SharedDevice {
   // The cap of an arriving session, or of one that is to have this cap from now on; null: none.
   std::shared_ptr<sched::TimeCap> cap_of(Process& process, uint64_t group, double share, uint64_t now_ns);
   void set_cap(RemoteSession& session, double share, uint64_t now_ns);
-  static bool capped(const Claim& claim) { return claim.cap != nullptr && claim.cap->binds(); }
+  static bool capped(const Claim& claim) {
+    return claim.cap != nullptr && claim.cap->binds();
+  }
   // Sessions whose debts are repaid wait for a turn again. Returns whether there are any.
   bool announce_repaid(uint64_t now_ns);
   void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
@@ -285,8 +325,16 @@ class SharedDevice {
   void refresh_class(RemoteSession& session, uint64_t now_ns);
   bool expire_ranges(uint64_t now_ns);  // true if somebody is silent
   void tell(const Claim& claim, client::MessageType type);
+  // The parts of arrive(): what can be refused without looking further; a claim for a session that joins none; the scheduler's
+  // description of it.
+  static base::Status check_arrival(const Process& process, const client::Arrive& message);
+  base::Result<Claim*> make_claim(const Process& process, const client::Arrive& message,
+                                  const std::string& name, GroupPage* page, uint64_t now_ns);
+  sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
+                             Claim& claim, bool limited) const;
+  void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
   void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
-  void start_paging(Claim& claim, bool out);
+  void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   // Promises others what the members of the claim have moved out, once all of them have begun to.
   void give_parts(Claim& claim, uint64_t now_ns);
@@ -300,6 +348,9 @@ class SharedDevice {
   // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
+  void carry_out(const sched::Action& action, Claim& claim);
+  void page_out(Claim& claim);
+  void page_in(Claim& claim, uint64_t now_ns);
   bool carry_out_all();  // what the scheduler has decided; false: nothing
   // Shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
@@ -317,8 +368,6 @@ class SharedDevice {
   bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
   // The turn stays although others wait for it.
   bool keeps(Claim& claim, uint64_t now_ns);
-  // The session that had the lane's turn last is about to come back, and would have the turn again: others wait a moment.
-  bool expects(sched::LaneId lane, uint64_t now_ns);
   // Says how long a turn that is asked back may still go on.
   void time_turn(Claim& claim, uint64_t now_ns);
   // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns
@@ -328,6 +377,10 @@ class SharedDevice {
   void offer(sched::LaneId lane, uint64_t now_ns);
   static bool passes(const Claim& claim) {
     return claim.group == 0 && claim.members.front()->process->passes_turns;
+  }
+  // An image could not be had in this turn.
+  static bool retries(const Claim& claim) {
+    return claim.members.front()->image_state == RemoteSession::ImageState::kRetry;
   }
   // How much service may still be believed.
   static uint64_t grace_ns(const Claim& claim, uint64_t now_ns) {
@@ -339,6 +392,14 @@ class SharedDevice {
   // The device time that the holder has measured since the last call, at most as long as it had the turn.
   void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
+  bool fill_lane(sched::LaneId lane,
+                 uint64_t now_ns);  // asks its turn back, or gives it; true if something moved
+  void tell_promised();
+  // Of tick(): the lease of one holder. True if its turn was taken back.
+  bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
+  void cut_off(Claim& claim, uint64_t now_ns);
+  std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
+  std::string why_no_turn(const Claim& claim) const;  // of a session that waits for one
   // room.cpp
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   void next_room(uint64_t now_ns);                   // for the first in the line
@@ -368,8 +429,6 @@ class SharedDevice {
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
   static constexpr uint64_t kPatienceNs = sched::kIdleForTurnNs;
-  // How long the turn of a preloaded program that waits for its work stays free for it.
-  static constexpr uint64_t kReturnNs = sched::kIdleForReturnNs;
   // How long a turn may last for which nobody waits.
   static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
@@ -390,8 +449,6 @@ class SharedDevice {
   std::map<ContextOwner, uint64_t> contexts_;          // bytes
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise
-  std::vector<uint64_t> last_holders_;                 // likewise: the scheduler's numbers
-  uint64_t expects_until_ns_ = 0;                      // a lane is left free until then; 0: none is
   std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
   std::vector<std::weak_ptr<LeaseTable>>
       all_tables_;  // what is promised is told in each, also to a process without sessions
@@ -431,20 +488,32 @@ class Service {
  private:
   explicit Service(ServiceOptions options) : options_(std::move(options)) {}
   base::Status open();
+  base::Status share(const std::string& spec);  // a device
   void serve();
+  void sleep(uint64_t next_tick_ns) const;
+  void handle_event(uint64_t id);
+  uint64_t tick(uint64_t now_ns);  // returns when to call again
   void wake();
   void accept_processes();
   void receive(Process& process);
+  // Errors: the message breaks the protocol, which ends the connection.
   base::Status handle(Process& process, std::span<const std::byte> message,
                       std::vector<client::Descriptor> descriptors);
-  base::Status hello(Process& process, const client::Hello& message);
+  base::Status on_hello(const Request& request, const client::Hello& message);
+  base::Status on_status_request(const Request& request, const client::StatusRequest& message);
+  base::Status on_set_capacity(const Request& request, const client::SetCapacity& message);
+  base::Status on_arrive(const Request& request, const client::Arrive& message);
+  base::Status on_context(const Request& request, const client::SessionMessage& message);
+  static base::Status on_image_close(const Request& request, const client::SessionMessage& message);
+  static base::Status on_image_unmapped(const Request& request, const client::SessionMessage& message);
+  base::Status welcome(Process& process, const client::Hello& message);
+  void meet_again(Process& process, SharedDevice& device, uint64_t instance);
   // The connection was a runtime's that is closed: nothing is left of it but the process's context on the device.
   static bool is_closed(const Process& process, SharedDevice& device);
   // A process has one context on a device, whose bytes it has just told anew: its closed runtimes count no more.
   void forget_closed(const Process& process);
   // The device that the message means. Errors: NOT_FOUND.
   base::Result<SharedDevice*> find_device(const client::Hello& message) const;
-  void send_status(Process& process, uint32_t sequence);
   base::Status set_capacity(const Process& process, const client::SetCapacity& message);
   void disconnect(Process& process, const std::string& why);
   void died(Process& process);
@@ -455,8 +524,6 @@ class Service {
   void make_place(uid_t user);
   size_t sessions_of(uid_t user) const;
   client::ServiceStatus status(uid_t user) const;
-  // Counts it if it is one.
-  void count_refusal(const base::Status& status);
 
   const ServiceOptions options_;
   uint64_t started_ns_ = 0;
@@ -468,7 +535,7 @@ class Service {
   std::map<uint64_t, std::unique_ptr<Process>> processes_;
   uint64_t next_id_ = 1;
   uint64_t lost_processes_ = 0;
-  std::map<std::string, uint64_t> refusals_;  // by the status's name
+  Refusals refusals_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

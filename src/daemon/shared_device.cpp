@@ -25,9 +25,6 @@ using client::MessageType;
 
 namespace {
 
-// Since when processes give a page-in up, and those of groups end it.
-constexpr uint16_t kTurnBackMinor = 9, kGroupTurnBackMinor = 10;
-
 constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
 constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // processes map no less
 
@@ -83,8 +80,7 @@ Claim* SharedDevice::find_group(uint64_t group, uid_t user) const {
   return nullptr;
 }
 
-base::Status SharedDevice::arrive(Process& process, const client::Arrive& message,
-                                  std::unique_ptr<GroupPage> page, uint32_t* out_slot) {
+base::Status SharedDevice::check_arrival(const Process& process, const client::Arrive& message) {
   if (message.session == 0 || process.sessions.contains(message.session))
     return {GPUSHARE_INVALID_ARGUMENT, "the session's number is 0 or in use"};
   if (message.cls > static_cast<uint32_t>(sched::SessionClass::kOpportunistic))
@@ -92,6 +88,12 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   if (message.cap != 0 && !sched::TimeCap::valid(message.cap))
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("a cap of %g of the device's time is not above 0 and at most 1", message.cap)};
+  return {};
+}
+
+base::Status SharedDevice::arrive(Process& process, const client::Arrive& message,
+                                  std::unique_ptr<GroupPage> page, uint32_t* out_slot) {
+  GPUSHARE_RETURN_IF_ERROR(check_arrival(process, message));
   take_back_offers();
   std::vector<bool>& used = process.leases->used;
   carry_out_all();
@@ -108,94 +110,112 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   const uint64_t now_ns = base::host_now_ns();
   const bool own_claim = (message.flags & client::kOwnClaim) != 0;
   Claim* claim = own_claim ? nullptr : find_group(message.group, process.peer.uid);
-  const bool joins = claim != nullptr;
-  if (!joins) {
-    std::shared_ptr<GroupLimits> limits = limits_of(message);
-    uint64_t persistent_bytes = message.persistent_bytes;
-    if (!own_claim && page != nullptr)
-      persistent_bytes = left_for_page(limits.get(), persistent_bytes, *page, now_ns);
-    GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(
-        process, session.name, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
-    const base::Status fits = within(limits.get(), nullptr, session.name,
-                                     base::add_saturated(persistent_bytes, message.ephemeral_bytes), now_ns);
-    if (!fits.ok() && (message.flags & client::kKnownBefore) == 0) return fits;
-    auto made = std::make_unique<Claim>();
-    claim = made.get();
-    claim->id = next_id_++;
-    claim->group = own_claim ? 0 : message.group;
-    claim->persistent_bytes = persistent_bytes;
-    claim->ephemeral_bytes = message.ephemeral_bytes;
-    claim->weight = options_.ranks.weight(message.weight);
-    sched::SessionSpec spec;
-    spec.id = claim->id;
-    spec.name = session.name;
-    spec.named = session.name.rfind("session-", 0) != 0;  // what executors call sessions without a name
-    spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
-    spec.priority = options_.ranks.priority(message.priority);
-    spec.weight = claim->weight;
-    // A session that fits only without the rounding to pieces gets an E of its own. So does one of a group with a limit
-    // on its memory, which counts each E: what the group has is to be as much as its limit says, and no piece more.
-    claim->shares_lane = lanes_ != nullptr && claim->group == 0 &&
-                         (limits == nullptr || limits->memory_bytes == 0) &&
-                         (message.flags & client::kMayShareLane) != 0 &&
-                         base::add_saturated(persistent_bytes, lane_need(message.ephemeral_bytes)) <=
-                             scheduler_.capacity().target_bytes;
-    spec.persistent_bytes = persistent_bytes;
-    if (claim->shares_lane) {
-      spec.ephemeral_bytes = lane_need(message.ephemeral_bytes);
-      spec.trust_group = uint64_t{process.peer.uid} + 1;
-    } else {
-      spec.persistent_bytes = base::add_saturated(persistent_bytes, message.ephemeral_bytes);
-    }
-    spec.remaining_ns = message.remaining_ns;
-    spec.iterations_total = message.iterations_total;
-    spec.may_queue = (message.flags & client::kMayQueue) != 0;
-    spec.may_page = (message.flags & client::kMayPage) != 0;
-    spec.alternates = (message.flags & client::kAlternates) != 0;
-    spec.never_pages = (message.flags & client::kNeverPages) != 0;
-    spec.may_claim = (message.flags & client::kClaimsNothing) == 0;
-    spec.may_upgrade = (message.flags & client::kMayUpgrade) != 0;
-    // Members of a group do not know what the others have.
-    spec.least_bytes = claim->group == 0 ? message.least_bytes : 0;
-    if (base::Status arrived = scheduler_.arrive(spec, now_ns); !arrived.ok()) {
-      // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
-      // of its own sessions, and then asks again.
-      carry_out_all();
-      take_back_loan(limits.get(), now_ns);
-      return arrived;
-    }
-    claims_.emplace(claim->id, std::move(made));
-    if (limits != nullptr) {
-      claim->limits = std::move(limits);
-      claim->limits->claims.push_back(claim);
-    }
+  const bool was_there = claim != nullptr;
+  if (!was_there) {
+    GPUSHARE_ASSIGN_OR_RETURN(claim, make_claim(process, message, session.name, page.get(), now_ns));
   }
   if (claim->group != 0 && claim->page == nullptr) claim->page = std::move(page);
   if (claim->cap == nullptr) claim->cap = cap_of(process, message.group, message.cap, now_ns);
   session.claim = claim;
   claim->members.push_back(std::move(owned));
   *free_slot = true;
+  process.sessions.emplace(session.number, &session);
+  joined(*claim, session, was_there, (message.flags & client::kRunning) != 0, now_ns);
+  *out_slot = session.slot | (claim->shares_lane ? client::kSharesLane : 0);
+  return {};
+}
+
+base::Result<Claim*> SharedDevice::make_claim(const Process& process, const client::Arrive& message,
+                                              const std::string& name, GroupPage* page, uint64_t now_ns) {
+  const bool own_claim = (message.flags & client::kOwnClaim) != 0;
+  std::shared_ptr<GroupLimits> limits = limits_of(message);
+  uint64_t persistent_bytes = message.persistent_bytes;
+  if (!own_claim && page != nullptr)
+    persistent_bytes = left_for_page(limits.get(), persistent_bytes, *page, now_ns);
+  GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(
+      process, name, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
+  const base::Status fits = within(limits.get(), nullptr, name,
+                                   base::add_saturated(persistent_bytes, message.ephemeral_bytes), now_ns);
+  if (!fits.ok() && (message.flags & client::kKnownBefore) == 0) return fits;
+  auto made = std::make_unique<Claim>();
+  Claim& claim = *made;
+  claim.id = next_id_++;
+  claim.group = own_claim ? 0 : message.group;
+  claim.persistent_bytes = persistent_bytes;
+  claim.ephemeral_bytes = message.ephemeral_bytes;
+  claim.weight = options_.ranks.weight(message.weight);
+  claim.counts_as = static_cast<sched::SessionClass>(message.cls);
+  const bool limited = limits != nullptr && limits->memory_bytes != 0;
+  if (base::Status arrived = scheduler_.arrive(spec_of(process, message, name, claim, limited), now_ns);
+      !arrived.ok()) {
+    // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
+    // of its own sessions, and then asks again.
+    carry_out_all();
+    take_back_loan(limits.get(), now_ns);
+    return arrived;
+  }
+  claims_.emplace(claim.id, std::move(made));
+  if (limits != nullptr) {
+    claim.limits = std::move(limits);
+    claim.limits->claims.push_back(&claim);
+  }
+  return &claim;
+}
+
+sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::Arrive& message,
+                                         const std::string& name, Claim& claim, bool limited) const {
+  sched::SessionSpec spec;
+  spec.id = claim.id;
+  spec.name = name;
+  spec.named = name.rfind("session-", 0) != 0;  // what executors call sessions without a name
+  spec.cls = claim.counts_as;
+  spec.priority = options_.ranks.priority(message.priority);
+  spec.weight = claim.weight;
+  // A session that fits only without the rounding to pieces gets an E of its own. So does one of a group with a limit
+  // on its memory, which counts each E: what the group has is to be as much as its limit says, and no piece more.
+  claim.shares_lane = lanes_ != nullptr && claim.group == 0 && !limited &&
+                      (message.flags & client::kMayShareLane) != 0 &&
+                      base::add_saturated(claim.persistent_bytes, lane_need(message.ephemeral_bytes)) <=
+                          scheduler_.capacity().target_bytes;
+  spec.persistent_bytes = claim.persistent_bytes;
+  if (claim.shares_lane) {
+    spec.ephemeral_bytes = lane_need(message.ephemeral_bytes);
+    spec.trust_group = uint64_t{process.peer.uid} + 1;
+  } else {
+    spec.persistent_bytes = base::add_saturated(claim.persistent_bytes, message.ephemeral_bytes);
+  }
+  spec.remaining_ns = message.remaining_ns;
+  spec.iterations_total = message.iterations_total;
+  spec.may_queue = (message.flags & client::kMayQueue) != 0;
+  spec.may_page = (message.flags & client::kMayPage) != 0;
+  spec.alternates = (message.flags & client::kAlternates) != 0;
+  spec.never_pages = (message.flags & client::kNeverPages) != 0;
+  spec.may_claim = (message.flags & client::kClaimsNothing) == 0;
+  spec.may_upgrade = (message.flags & client::kMayUpgrade) != 0;
+  // Members of a group do not know what the others have.
+  spec.least_bytes = claim.group == 0 ? message.least_bytes : 0;
+  return spec;
+}
+
+// `runs`: an iteration of it is under way, of which a restarted daemon hears. It has the turn, where nobody else has it already.
+void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns) {
   Lease& lease = this->lease(session);
   lease.reset();
   lease.set({++epoch_of(session), LeaseState::kFree});
-  process.sessions.emplace(session.number, &session);
   carry_out_all();
-  if (joins) tell_terms(session, scheduler_.view(claim->id).cls, 0);
-  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out &&
-      claim->short_bytes == 0)
+  if (was_there) tell_terms(session, scheduler_.view(claim.id).cls, 0);
+  if (was_there && scheduler_.state(claim.id) == sched::SessionState::kResident && !claim.goes_out() &&
+      claim.bytes != Claim::Bytes::kOut && claim.short_bytes == 0)
     tell(session, MessageType::kAdmit);
-  // A restarted daemon hears of an iteration under way: it has the turn, where nobody else has it already.
-  if ((message.flags & client::kRunning) != 0 && claim->lane != sched::kNoLane) {
-    if (claim->leased)
-      lease_to(session, claim->wanted_since_ns != 0 ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
-    else if (holders_[claim->lane] == nullptr) {
-      session.ready = true;
-      grant(*claim, claim->lane, now_ns);
+  if (runs && claim.lane != sched::kNoLane) {
+    if (claim.leased())
+      lease_to(session, claim.wanted_since_ns != 0 ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
+    else if (holders_[claim.lane] == nullptr) {
+      session.turn = RemoteSession::Turn::kReady;
+      grant(claim, claim.lane, now_ns);
     }
   }
-  divide_weight(claim->limits.get(), now_ns);
-  *out_slot = session.slot | (claim->shares_lane ? client::kSharesLane : 0);
-  return {};
+  divide_weight(claim.limits.get(), now_ns);
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
@@ -232,15 +252,15 @@ base::Status SharedDevice::set_capacity(uint64_t bytes) {
 }
 
 void SharedDevice::set_ready(Claim& claim, bool ready) {
-  if (claim.ready == ready) return;
-  claim.ready = ready;
+  if ((claim.turn == Claim::Turn::kReady) == ready) return;
+  claim.turn = ready ? Claim::Turn::kReady : Claim::Turn::kNone;
   ready_ += ready ? 1 : static_cast<size_t>(-1);
 }
 
 void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
   const bool waits = std::any_of(claim.members.begin(), claim.members.end(),
-                                 [](const auto& member) { return member->ready && !member->overdue; });
-  if (claim.leased || !waits) return;
+                                 [](const auto& member) { return member->ready(); });
+  if (claim.leased() || !waits) return;
   if (claim.cap != nullptr && claim.cap->may_begin_ns(now_ns) > now_ns) {
     if (std::find(in_debt_.begin(), in_debt_.end(), &claim) == in_debt_.end()) in_debt_.push_back(&claim);
     return;
@@ -252,12 +272,9 @@ void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::now_ready(RemoteSession& session, uint64_t now_ns) {
   Claim& claim = *session.claim;
-  session.ready = true;
-  if (!passes(claim) && !claim.leased)
-    claim.slow = now_ns - claim.returned_ns > kReturnNs;
-  else if (now_ns - claim.returned_ns <= kPatienceNs)
-    claim.slow = false;
-  if (claim.leased && !session.leased && claim.wanted_since_ns == 0)
+  session.turn = RemoteSession::Turn::kReady;
+  if (now_ns - claim.returned_ns <= kPatienceNs) claim.slow = false;
+  if (claim.leased() && claim.wanted_since_ns == 0)
     lease_to(session, LeaseState::kBusy, now_ns);  // beside others of its group
   else
     announce(claim, now_ns);
@@ -265,121 +282,14 @@ void SharedDevice::now_ready(RemoteSession& session, uint64_t now_ns) {
 
 void SharedDevice::not_ready(RemoteSession& session, uint64_t now_ns) {
   Claim& claim = *session.claim;
-  session.ready = false;
+  if (session.ready()) session.turn = RemoteSession::Turn::kNone;
   if (std::any_of(claim.members.begin(), claim.members.end(),
-                  [](const auto& member) { return member->ready; }))
+                  [](const auto& member) { return member->ready(); }))
     return;
   std::erase(in_debt_, &claim);
   set_ready(claim, false);
   scheduler_.not_ready(claim.id, now_ns);
-  if (!session.leased && !session.overdue) images_.let_go(session);
-}
-
-void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t value) {
-  take_back_offers();
-  const uint64_t now_ns = base::host_now_ns();
-  Claim& claim = *session.claim;
-  switch (type) {
-    case MessageType::kReady:
-      if (session.leased) {  // it let the lease run out: it still has it
-        lease(session).extend(now_ns + kLeaseGoodNs);
-        tell(session, MessageType::kGranted);
-      } else if (!session.overdue) {
-        now_ready(session, now_ns);
-      }
-      break;
-    case MessageType::kNotReady:
-      not_ready(session, now_ns);
-      if (session.leased) tell(session, MessageType::kGranted);  // passed meanwhile: it gives the turn back
-      break;
-    case MessageType::kReturned: {
-      const Lease::Word word = lease(session).look();
-      if (session.leased && (word.epoch != session.epoch || word.state == LeaseState::kFree))
-        member_done(session, now_ns);
-      if (session.overdue) {
-        set_overdue(session, false);
-        images_.let_go(session);
-      }
-      if (value != 0 && !session.leased) now_ready(session, now_ns);
-      break;
-    }
-    case MessageType::kWake:
-      scheduler_.wake(claim.id, now_ns);
-      break;
-    case MessageType::kAllowPaging:
-      scheduler_.allow_paging(claim.id, now_ns);
-      break;
-    case MessageType::kLeave:
-      remove(session);
-      break;
-    case MessageType::kUnplaced:
-      if (claim.group != 0) break;  // it has no lane of its own
-      unplace(claim, now_ns);
-      room_part();
-      room_step(claim.id);
-      break;
-    case MessageType::kPageDone:
-    case MessageType::kPageOutFailed:
-      if (!std::exchange(session.pages, false)) break;
-      session.begun = session.begun || (claim.pages_out && type == MessageType::kPageDone);
-      paged(claim, type == MessageType::kPageDone, now_ns);
-      break;
-    case MessageType::kPagePart:
-      if (!session.pages || !claim.pages_out) break;
-      session.begun = true;
-      claim.part_bytes = base::add_saturated(claim.part_bytes, value);
-      give_parts(claim, now_ns);
-      break;
-    case MessageType::kRoomUsed:
-      claim.has_room = false;
-      scheduler_.room_used(claim.id, now_ns);
-      break;
-    case MessageType::kSetPriority:
-      scheduler_.set_priority(
-          claim.id, options_.ranks.priority(static_cast<int32_t>(static_cast<int64_t>(value))), now_ns);
-      break;
-    case MessageType::kSetClass:
-      if (value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) break;
-      session.cls = static_cast<sched::SessionClass>(value);
-      refresh_class(session, now_ns);
-      break;
-    case MessageType::kRangeAnswer:
-      if (session.range != 0) elastic_.answer(session.range, value);
-      if (expire_ranges(now_ns)) break;  // it said that it gives nothing, for it cannot
-      tell_range_waits();
-      break;
-    case MessageType::kSetWeight: {
-      const double weight = options_.ranks.weight(std::bit_cast<double>(value));
-      if (!std::isfinite(weight) || weight <= 0) break;
-      claim.weight = weight;
-      if (claim.limits != nullptr && claim.limits->weight > 0)
-        divide_weight(claim.limits.get(), now_ns);
-      else
-        scheduler_.set_weight(claim.id, weight);
-      break;
-    }
-    case MessageType::kSetCap: {
-      const auto share = std::bit_cast<double>(value);
-      if (sched::TimeCap::valid(share)) set_cap(session, share, now_ns);
-      break;
-    }
-    case MessageType::kSetRemaining:
-      scheduler_.set_remaining(claim.id, value, now_ns);
-      break;
-    case MessageType::kSetSpare: {
-      const auto worth_ns = std::bit_cast<double>(value);
-      if (claim.group == 0)
-        (void)scheduler_.set_spare(claim.id, worth_ns >= 0 ? std::optional(worth_ns) : std::nullopt, now_ns);
-      break;
-    }
-    case MessageType::kSetLink: {
-      const auto ns_per_byte = std::bit_cast<double>(value);
-      if (!images_.link_measured()) scheduler_.set_link(ns_per_byte);
-      break;
-    }
-    default:
-      break;
-  }
+  if (!session.leased() && !session.overdue()) images_.let_go(session);
 }
 
 void SharedDevice::tell(const RemoteSession& session, MessageType type, uint64_t value) {
@@ -393,73 +303,58 @@ void SharedDevice::tell(const Claim& claim, MessageType type) {
 }
 
 void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes) {
-  constexpr uint16_t kTermsMinor = 6;
-  if (session.process->minor < kTermsMinor) return;
   tell(session, MessageType::kCountsAs, static_cast<uint64_t>(cls));
   tell(session, MessageType::kLimit, limit_bytes);
 }
 
 void SharedDevice::carry_out(const sched::Action& action) {
-  if (action.kind == sched::ActionKind::kOpenLane) {
-    if (holders_.size() <= action.lane) {
-      holders_.resize(action.lane + 1);
-      offers_.resize(action.lane + 1);
-      last_holders_.resize(action.lane + 1);
-    }
-    return size_lane(action.lane, scheduler_.lane_size(action.lane));
-  }
-  // As it is now: what was decided since may be less.
-  if (action.kind == sched::ActionKind::kResizeLane)
-    return size_lane(action.lane, scheduler_.lane_size(action.lane));
-  if (action.kind == sched::ActionKind::kCloseLane) return size_lane(action.lane, 0);
-  if (action.kind == sched::ActionKind::kFillCache) return images_.fill(action.session);
-  if (action.kind == sched::ActionKind::kDropCache) return images_.drop(action.session);
-  const auto found = claims_.find(action.session);
-  if (found == claims_.end()) return;
-  Claim& claim = *found->second;
+  using sched::ActionKind;
   switch (action.kind) {
-    case sched::ActionKind::kAdmit:
+    case ActionKind::kOpenLane:
+      if (holders_.size() <= action.lane) {
+        holders_.resize(action.lane + 1);
+        offers_.resize(action.lane + 1);
+      }
+      return size_lane(action.lane, scheduler_.lane_size(action.lane));
+    case ActionKind::kResizeLane:  // as it is now: what was decided since may be less
+      return size_lane(action.lane, scheduler_.lane_size(action.lane));
+    case ActionKind::kCloseLane:
+      return size_lane(action.lane, 0);
+    case ActionKind::kFillCache:
+      return images_.fill(action.session);
+    case ActionKind::kDropCache:
+      return images_.drop(action.session);
+    default:
+      if (const auto found = claims_.find(action.session); found != claims_.end())
+        carry_out(action, *found->second);
+  }
+}
+
+void SharedDevice::carry_out(const sched::Action& action, Claim& claim) {
+  using sched::ActionKind;
+  switch (action.kind) {
+    case ActionKind::kAdmit:
       claim.lane = action.lane;
       if (send_lane(claim))
         tell(claim, MessageType::kAdmit);
       else
         unplace(claim, base::host_now_ns());
       break;
-    case sched::ActionKind::kMove:  // the process's memory stays where it is
+    case ActionKind::kMove:  // the process's memory stays where it is
       claim.lane = action.lane;
       break;
-    case sched::ActionKind::kDrop:  // its process knows that it is spare
-    case sched::ActionKind::kPageOut:
-      claim.paging = true;
-      if (RemoteSession& session = *claim.members.front(); !session.leased && !session.overdue) {
-        const bool waited = session.waits_for_images;
-        images_.let_go(session);
-        if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
-      }
-      claim.goes_out_next = claim.comes_home;
-      if (!claim.comes_home) start_paging(claim, true);
+    case ActionKind::kDrop:  // its process knows that it is spare
+    case ActionKind::kPageOut:
+      page_out(claim);
       break;
-    case sched::ActionKind::kPageIn:
+    case ActionKind::kPageIn:
       claim.lane = action.lane;
-      if (!send_lane(claim)) {
-        unplace(claim, base::host_now_ns());
-        break;
-      }
-      if (claim.short_bytes > 0 && !regrow(claim, base::host_now_ns())) {
-        claim.pages_out = false;
-        scheduler_.page_done(claim.id, base::host_now_ns());
-        tell_out(claim, MessageType::kAdmit);
-        break;
-      }
-      claim.paging = true;
-      start_paging(claim, false);
+      page_in(claim, base::host_now_ns());
       break;
-    case sched::ActionKind::kTurnBack:  // who cannot comes in, and is asked to go out then
-      for (const auto& member : claim.members)
-        if (member->process->minor >= (claim.group == 0 ? kTurnBackMinor : kGroupTurnBackMinor))
-          tell(*member, MessageType::kTurnBack);
+    case ActionKind::kTurnBack:
+      tell(claim, MessageType::kTurnBack);
       break;
-    case sched::ActionKind::kTerms:
+    case ActionKind::kTerms:
       claim.limit_bytes = action.bytes;
       for (const auto& member : claim.members)
         tell_terms(*member, action.cls, claim.group == 0 ? action.bytes : 0);
@@ -473,6 +368,7 @@ bool SharedDevice::carry_out_all() {
   bool any = false;
   for (std::vector<sched::Action> actions = scheduler_.take_actions(); !actions.empty();
        actions = scheduler_.take_actions()) {
+    tell_promised();  // before a process hears of its promise: it may look at the page then
     for (const sched::Action& action : actions) carry_out(action);
     any = true;
   }
@@ -484,17 +380,17 @@ void SharedDevice::remove(RemoteSession& session) {
   const uint64_t now_ns = base::host_now_ns();
   Process& process = *session.process;
   Claim& claim = *session.claim;
-  session.ready = false;
+  if (session.ready()) session.turn = RemoteSession::Turn::kNone;
   lease(session).set({++epoch_of(session), LeaseState::kFree});
-  if (session.leased) member_done(session, now_ns);
-  if (session.overdue) set_overdue(session, false);
+  if (session.leased()) member_done(session, now_ns);
+  if (session.overdue()) set_overdue(session, false);
   images_.left(session);
   close_range(session);
   process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
   if (claim.members.size() > 1) {
-    const bool pages = session.pages;
+    const bool pages = session.pages();
     std::erase_if(claim.members, [&](const auto& member) { return member.get() == &session; });
     if (pages) paged(claim, true, now_ns);
     return;
@@ -515,8 +411,8 @@ void SharedDevice::disconnected(RemoteSession& session) {
   not_ready(session, now_ns);
   close_range(session);  // nobody is there to answer
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
-  if (session.pages) silent_.push_back(session.claim->id);
-  if (session.leased) (void)want_back(*session.claim, now_ns);
+  if (session.pages()) silent_.push_back(session.claim->id);
+  if (session.leased()) (void)want_back(*session.claim, now_ns);
 }
 
 void SharedDevice::pump() {
@@ -541,32 +437,39 @@ void SharedDevice::pump() {
       scheduler_.ready(session->claim->id, now_ns);
       moved = true;
     }
-    for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) {
-      if (Claim* holder = holders_[lane];
-          holder != nullptr && (contended() || capped(*holder) || holder->members.front()->retries_images) &&
-          !keeps(*holder, now_ns) && want_back(*holder, now_ns))
-        moved = true;
-      room_drained(now_ns);
-      if (Claim* holder = holders_[lane]; holder != nullptr && holder->wanted_since_ns != 0)
-        time_turn(*holder, now_ns);
-      if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
-      const auto picked = scheduler_.pick(lane, now_ns);
-      // A stay may have ended since look(): then pick() has decided who goes, and picks nobody.
-      moved = carry_out_all() || moved;
-      if (!picked || expects(lane, now_ns)) continue;
-      const auto found = claims_.find(*picked);
-      if (found == claims_.end()) continue;
-      moved = true;
-      if (RemoteSession& session = *found->second->members.front(); Images::lacks(session)) {
-        scheduler_.not_ready(*picked, now_ns);  // others may go first meanwhile
-        images_.ask(session);
-        continue;
-      }
-      grant(*found->second, lane, now_ns);
-    }
+    for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) moved = fill_lane(lane, now_ns) || moved;
   }
   for (const uint64_t victim : std::vector<uint64_t>(room_victims_))
     if (!claims_.contains(victim) && !scheduler_.cache_going(victim)) room_step(victim);
+  tell_promised();
+  make_offers();
+}
+
+bool SharedDevice::fill_lane(sched::LaneId lane, uint64_t now_ns) {
+  bool moved = false;
+  if (Claim* holder = holders_[lane]; holder != nullptr &&
+                                      (contended() || capped(*holder) || retries(*holder)) &&
+                                      !keeps(*holder, now_ns) && want_back(*holder, now_ns))
+    moved = true;
+  room_drained(now_ns);
+  if (Claim* holder = holders_[lane]; holder != nullptr && holder->wanted_since_ns != 0)
+    time_turn(*holder, now_ns);
+  if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) return moved;
+  const auto picked = scheduler_.pick(lane, now_ns);
+  // A stay may have ended since look(): then pick() has decided who goes, and picks nobody.
+  moved = carry_out_all() || moved;
+  const auto found = picked ? claims_.find(*picked) : claims_.end();
+  if (found == claims_.end()) return moved;
+  if (RemoteSession& session = *found->second->members.front(); Images::lacks(session)) {
+    scheduler_.not_ready(*picked, now_ns);  // others may go first meanwhile
+    images_.ask(session);
+  } else {
+    grant(*found->second, lane, now_ns);
+  }
+  return true;
+}
+
+void SharedDevice::tell_promised() {
   const uint64_t promised = scheduler_.promised_bytes();
   const uint64_t capacity = scheduler_.capacity().target_bytes;
   std::erase_if(all_tables_, [&](const std::weak_ptr<LeaseTable>& each) {
@@ -574,7 +477,6 @@ void SharedDevice::pump() {
     if (table != nullptr) table->page->set_promised(promised, capacity);
     return table == nullptr;
   });
-  make_offers();
 }
 
 void SharedDevice::kill_overdue(const Process& process) const {

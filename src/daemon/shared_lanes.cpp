@@ -67,17 +67,17 @@ void SharedDevice::leave_lane(Claim& claim) {
 
 void SharedDevice::unplace(Claim& claim, uint64_t now_ns) {
   leave_lane(claim);
-  claim.paging = false;
+  if (claim.comes_in()) claim.bytes = Claim::Bytes::kOut;
   retry_ns_ = now_ns + kRetryNs;
   scheduler_.unplaced(claim.id, now_ns);
 }
 
 void SharedDevice::set_overdue(RemoteSession& session, bool overdue) {
-  session.overdue = overdue;
+  session.turn = overdue ? RemoteSession::Turn::kOverdue : RemoteSession::Turn::kNone;
   const auto& members = session.claim->members;
   scheduler_.set_overdue(
       session.claim->id,
-      std::any_of(members.begin(), members.end(), [](const auto& each) { return each->overdue; }),
+      std::any_of(members.begin(), members.end(), [](const auto& each) { return each->overdue(); }),
       base::host_now_ns());
 }
 

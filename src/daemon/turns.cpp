@@ -31,11 +31,9 @@ void SharedDevice::start_turn(Claim& claim, sched::LaneId lane, uint64_t granted
   scheduler_.dispatched(claim.id, lane, now_ns);
   claim.lane = lane;  // pick may have moved it
   holders_[lane] = &claim;
-  last_holders_[lane] = claim.id;
-  claim.leased = true;
+  claim.turn = Claim::Turn::kHolds;
   claim.granted_ns = granted_ns;
   claim.believed_ns = claim.wanted_since_ns = claim.watched_ns = 0;
-  claim.kept = false;
   ++turns_;
 }
 
@@ -49,23 +47,7 @@ void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
     time_turn(claim, now_ns);
   }
   for (const auto& member : claim.members)
-    if (member->ready && !member->overdue)
-      lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
-}
-
-bool SharedDevice::expects(sched::LaneId lane, uint64_t now_ns) {
-  const auto found = claims_.find(last_holders_[lane]);
-  if (found == claims_.end()) return false;
-  Claim& claim = *found->second;
-  const uint64_t until_ns = claim.returned_ns + kReturnNs;
-  // Sessions that pass turns keep theirs instead: keeps().
-  if (claim.ready || claim.leased || claim.slow || now_ns >= until_ns ||
-      claim.members.front()->process->passes_turns ||
-      (claim.cap != nullptr && claim.cap->may_begin_ns(now_ns) > now_ns) ||
-      !scheduler_.would_pick(claim.id, lane, now_ns))
-    return false;
-  expects_until_ns_ = expects_until_ns_ == 0 ? until_ns : std::min(expects_until_ns_, until_ns);
-  return true;
+    if (member->ready()) lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
 }
 
 void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
@@ -85,8 +67,7 @@ void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
 }
 
 void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t now_ns) {
-  session.ready = false;
-  session.leased = true;
+  session.turn = RemoteSession::Turn::kLeased;
   session.epoch = ++epoch_of(session);
   Lease& lease = this->lease(session);
   session.seen_service_ns = lease.service_ns();
@@ -109,8 +90,7 @@ void SharedDevice::take_back_offers() {
     if (holders_[lane] != nullptr) passed_on.push_back(holders_[lane]);
     RemoteSession& session = *offer.to;
     start_turn(*session.claim, lane, offer.made_ns, now_ns);
-    session.ready = false;
-    session.leased = true;
+    session.turn = RemoteSession::Turn::kLeased;
     session.epoch = offer.epoch + 1;
   }
   // The end of a turn may page sessions out. By then the sessions that have a turn already count as running.
@@ -133,7 +113,7 @@ void SharedDevice::offer(sched::LaneId lane, uint64_t now_ns) {
   RemoteSession& to = *found->second->members.front();
   Lease& lease = this->lease(to);
   // A thread must be there to take the turn.
-  if (to.process->leases != from.process->leases || !to.ready || to.overdue || !to.images.empty() ||
+  if (to.process->leases != from.process->leases || !to.ready() || !to.images.empty() ||
       !lease.bell().expected())
     return;
   Offer& offer = offers_[lane];
@@ -147,9 +127,9 @@ void SharedDevice::offer(sched::LaneId lane, uint64_t now_ns) {
 }
 
 bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
-  claim.kept = false;
-  if (!passes(claim) || capped(claim) || claim.slow || claim.members.front()->retries_images ||
-      claim.wanted_since_ns != 0 || ready_ == 0 || scheduler_.waiting() > 0 ||
+  if (claim.turn == Claim::Turn::kKept) claim.turn = Claim::Turn::kHolds;
+  if (!passes(claim) || capped(claim) || claim.slow || retries(claim) || claim.wanted_since_ns != 0 ||
+      ready_ == 0 || scheduler_.waiting() > 0 ||
       scheduler_.promised_bytes() > scheduler_.capacity().target_bytes)
     return false;
   const Lease& lease = this->lease(*claim.members.front());
@@ -167,7 +147,7 @@ bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
     claim.slow = idle;
     return false;
   }
-  claim.kept = true;
+  claim.turn = Claim::Turn::kKept;
   return true;
 }
 
@@ -175,7 +155,7 @@ bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
   bool told = false, busy = false;
   for (const auto& member : claim.members) {
     Lease& lease = this->lease(*member);
-    while (member->leased) {
+    while (member->leased()) {
       const Lease::Word word = lease.look();
       const bool mine = word.epoch == member->epoch && word.state != LeaseState::kFree;
       if (mine && word.state == LeaseState::kWanted) {
@@ -192,7 +172,7 @@ bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
         }
       }
       collect(*member, now_ns);  // given back, or nonsense
-      member->leased = false;
+      member->turn = RemoteSession::Turn::kNone;
     }
   }
   if (told && claim.wanted_since_ns == 0) claim.wanted_since_ns = now_ns;
@@ -220,27 +200,26 @@ void SharedDevice::collect(RemoteSession& session, uint64_t now_ns) {
 void SharedDevice::member_done(RemoteSession& session, uint64_t now_ns) {
   Claim& claim = *session.claim;
   collect(session, now_ns);
-  session.leased = false;
+  session.turn = RemoteSession::Turn::kNone;
   if (std::none_of(claim.members.begin(), claim.members.end(),
-                   [](const auto& member) { return member->leased; }))
+                   [](const auto& member) { return member->leased(); }))
     turn_over(claim, now_ns);
 }
 
 void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
   if (!gives_back && std::none_of(claim.members.begin(), claim.members.end(), [&](const auto& member) {
-        return member->leased && lease(*member).iterations() != member->seen_iterations;
+        return member->leased() && lease(*member).iterations() != member->seen_iterations;
       }))
     return;
   for (const auto& member : claim.members)
-    if (member->leased) collect(*member, now_ns);
+    if (member->leased()) collect(*member, now_ns);
   // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
-  const uint64_t said_ns = std::exchange(claim.unread_ns, 0),
-                 spent_ns = std::min(said_ns, grace_ns(claim, now_ns));
-  // Each has its part of the turn, so that the members' times add up to the group's.
+  const uint64_t said_ns = std::exchange(claim.unread_ns, 0);
+  const uint64_t spent_ns = std::min(said_ns, grace_ns(claim, now_ns));
   for (const auto& member : claim.members)
-    if (const uint64_t own_ns = std::exchange(member->unread_ns, 0); said_ns > 0)
-      member->service_ns += static_cast<uint64_t>(static_cast<double>(own_ns) / static_cast<double>(said_ns) *
-                                                  static_cast<double>(spent_ns));
+    if (const uint64_t part_ns = std::exchange(member->unread_ns, 0); part_ns > 0)
+      member->service_ns += base::to_uint64(static_cast<double>(spent_ns) *
+                                            (static_cast<double>(part_ns) / static_cast<double>(said_ns)));
   const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
@@ -251,16 +230,17 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
 }
 
 void SharedDevice::turn_over(Claim& claim, uint64_t now_ns) {
-  if (!claim.leased) return;
+  if (!claim.leased()) return;
   read_service(claim, now_ns, true);
-  for (const auto& member : claim.members) member->leased = false;
-  claim.leased = claim.kept = false;
+  for (const auto& member : claim.members)
+    if (member->leased()) member->turn = RemoteSession::Turn::kNone;
+  claim.turn = Claim::Turn::kNone;
   claim.wanted_since_ns = 0;
   claim.returned_ns = now_ns;
   for (Claim*& holder : holders_)
     if (holder == &claim) holder = nullptr;
   for (const auto& member : claim.members)
-    if (!member->overdue) images_.let_go(*member);
+    if (!member->overdue()) images_.let_go(*member);
   announce(claim, now_ns);  // members that asked meanwhile
 }
 
@@ -272,67 +252,26 @@ void SharedDevice::make_offers() {
 uint64_t SharedDevice::tick(uint64_t now_ns) {
   take_back_offers();
   uint64_t next_ns = UINT64_MAX;
-  if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown)
-    next_ns = look_ns - std::min(look_ns, now_ns);
+  const auto look_at = [&](uint64_t at_ns) { next_ns = std::min(next_ns, at_ns - std::min(at_ns, now_ns)); };
+  if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown) look_at(look_ns);
   if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
   moved = announce_repaid(now_ns) || moved;
-  for (const Claim* claim : in_debt_) next_ns = std::min(next_ns, claim->cap->may_begin_ns(now_ns) - now_ns);
+  for (const Claim* claim : in_debt_) look_at(claim->cap->may_begin_ns(now_ns));
   if (retry_ns_ != 0 && now_ns >= retry_ns_) {
     retry_ns_ = 0;
     scheduler_.room_used(sched::kNoSession, now_ns);
     moved = true;
   }
-  if (retry_ns_ != 0) next_ns = std::min(next_ns, retry_ns_ - now_ns);
+  if (retry_ns_ != 0) look_at(retry_ns_);
   if (scheduler_.coordination() && scheduler_.look_again_ns() <= now_ns) moved = true;  // pump looks
   moved = expire_ranges(now_ns) || moved;
   if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)
-    next_ns = std::min(next_ns, deadline_ns - std::min(deadline_ns, now_ns));
-  if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
-  if (expects_until_ns_ != 0 && now_ns >= expects_until_ns_) {
-    expects_until_ns_ = 0;
-    moved = true;
-  }
-  if (expects_until_ns_ != 0) next_ns = std::min(next_ns, expects_until_ns_ - now_ns);
+    look_at(deadline_ns);
+  if (room_until_ns_ != 0) look_at(room_until_ns_);
   for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
-  for (Claim* holder : holders_) {
-    if (holder == nullptr) continue;
-    Claim& claim = *holder;
-    next_ns = std::min(next_ns, claim.kept ? kKeptLookNs : kRenewNs);
-    if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
-      for (const auto& member : claim.members)
-        if (member->leased) lease(*member).extend(now_ns + kLeaseGoodNs);
-      read_service(claim, now_ns, false);
-      continue;
-    }
-    const uint64_t ends_ns = base::add_saturated(claim.wanted_since_ns, options_.lease_ns);
-    if (now_ns < ends_ns) {
-      next_ns = std::min(next_ns, ends_ns - now_ns);
-      continue;
-    }
-    for (const auto& member : claim.members) {
-      if (!member->leased) continue;
-      log_limit_.warn(
-          member->process->peer.uid,
-          base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
-                       "it is taken back",
-                       member->name.c_str(), member->process->peer.pid,
-                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()),
-          now_ns);
-      ++cut_off_;
-      // The session is charged for the time now, whatever it reports when it is done.
-      collect(*member, now_ns);
-      const uint64_t held_ns = grace_ns(claim, now_ns);
-      member->unread_ns += held_ns - std::min(held_ns, claim.unread_ns);
-      claim.unread_ns = std::max(claim.unread_ns, held_ns);
-      lease(*member).set({++epoch_of(*member), LeaseState::kFree});
-      set_overdue(*member, true);
-      tell(*member, MessageType::kWanted);  // it may not have seen that it had the turn
-      kill_overdue(*member->process);
-    }
-    turn_over(claim, now_ns);
-    moved = true;
-  }
+  for (size_t lane = 0; lane < holders_.size(); ++lane)
+    if (holders_[lane] != nullptr) moved = renew_or_end(*holders_[lane], now_ns, &next_ns) || moved;
   // The service that was read, or a turn that was passed meanwhile, may have decided something.
   if (carry_out_all() || moved) {
     pump();
@@ -340,6 +279,48 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   }
   make_offers();
   return next_ns;
+}
+
+bool SharedDevice::renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns) {
+  *next_ns = std::min(*next_ns, claim.turn == Claim::Turn::kKept ? kKeptLookNs : kRenewNs);
+  if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
+    for (const auto& member : claim.members)
+      if (member->leased()) lease(*member).extend(now_ns + kLeaseGoodNs);
+    read_service(claim, now_ns, false);
+    return false;
+  }
+  const uint64_t ends_ns = base::add_saturated(claim.wanted_since_ns, options_.lease_ns);
+  if (now_ns < ends_ns) {
+    *next_ns = std::min(*next_ns, ends_ns - now_ns);
+    return false;
+  }
+  cut_off(claim, now_ns);
+  return true;
+}
+
+void SharedDevice::cut_off(Claim& claim, uint64_t now_ns) {
+  for (const auto& member : claim.members) {
+    if (!member->leased()) continue;
+    log_limit_.warn(
+        member->process->peer.uid,
+        base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
+                     "it is taken back",
+                     member->name.c_str(), member->process->peer.pid,
+                     base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()),
+        now_ns);
+    ++cut_off_;
+    // The session is charged for the time now, whatever it reports when it is done.
+    collect(*member, now_ns);
+    const uint64_t held_ns = grace_ns(claim, now_ns);
+    const uint64_t more_ns = held_ns - std::min(held_ns, claim.unread_ns);
+    member->unread_ns += more_ns;
+    claim.unread_ns += more_ns;
+    lease(*member).set({++epoch_of(*member), LeaseState::kFree});
+    set_overdue(*member, true);
+    tell(*member, MessageType::kWanted);  // it may not have seen that it had the turn
+    kill_overdue(*member->process);
+  }
+  turn_over(claim, now_ns);
 }
 
 }  // namespace gpushare::daemon

@@ -32,7 +32,6 @@
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
 #include "base/work_mutex.hpp"
-#include "client/remote_authority.hpp"
 #include "executor/action_runner.hpp"
 #include "executor/binding.hpp"
 #include "executor/dependents.hpp"
@@ -53,9 +52,13 @@
 #include "sched/elastic.hpp"
 #include "sched/move_rest.hpp"
 
+namespace gpushare::client {
+class Images;
+class RemoteAuthority;
+}  // namespace gpushare::client
 namespace gpushare::sched {
 struct SchedulerOptions;
-}
+}  // namespace gpushare::sched
 
 namespace gpushare::executor {
 

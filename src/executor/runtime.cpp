@@ -15,6 +15,7 @@
 #include "base/host_memory.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "client/remote_authority.hpp"
 #include "executor/interference_file.hpp"
 #include "executor/internal.hpp"
 #include "sched/scheduler.hpp"

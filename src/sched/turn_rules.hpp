@@ -39,10 +39,8 @@ inline constexpr uint64_t kPatienceNs = 10'000'000;
 // for one, and after the longest time in any case.
 inline constexpr uint64_t kQuantumNs = 5'000'000;
 inline constexpr uint64_t kLongestTurnNs = 50'000'000;
-// The device may be idle so long for a session that is behind others, and for a program whose turn it is and which waits for
-// its own work.
+// The device may be idle so long for a session that is behind others.
 inline constexpr uint64_t kIdleForTurnNs = 1'000'000;
-inline constexpr uint64_t kIdleForReturnNs = 2'000'000;
 // Who needs room waits so long for the iterations of those that give it to end; and a guaranteed session so long for
 // opportunistic ones.
 inline constexpr uint64_t kRoomWaitNs = 50'000'000;

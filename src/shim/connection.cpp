@@ -70,10 +70,7 @@ bool say_bytes(const Session& session, const void* message, size_t bytes, int fi
   }
 }
 bool tell(const Session& session, MessageType type, uint64_t value) {
-  auto message = client::make_message<client::SessionMessage>(type);
-  message.session = kSession;
-  message.value = value;
-  return say(session, message);
+  return say(session, client::make_session_message(type, kSession, value));
 }
 
 int receive(int socket, Incoming* out) {
@@ -101,9 +98,8 @@ int receive(int socket, Incoming* out) {
         close(number);
     }
   }
-  const auto said = client::fields_of<client::Header>(out->bytes, out->size);
-  const bool good = out->size >= sizeof said && said.mark == client::kProtocolMark &&
-                    said.major == client::kProtocolMajor && said.bytes == out->size;
+  const bool good =
+      client::fault_of(out->bytes, out->size, client::Side::kDaemon) == client::MessageFault::kNone;
   if (!good && out->descriptor >= 0) close(out->descriptor);
   return good ? 1 : -1;
 }
@@ -186,7 +182,7 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
     dup3(made, session.socket, O_CLOEXEC);
     close(made);
   }
-  auto hello = client::make_message<client::Hello>(MessageType::kHello);
+  auto hello = client::make_message<MessageType::kHello>();
   hello.instance = session.instance;
   hello.pci_address = pci_number(session.address);
   std::snprintf(hello.program, sizeof hello.program, "%s", program_invocation_short_name);
@@ -209,10 +205,9 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
     std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
     return welcome.code != 0 ? Outcome::unserved : Outcome::absent;
   }
-  session.daemon_minor = welcome.minor;
   session.options = g_options;
   take_share(&session.options);
-  auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, ++session.sequence);
+  auto arrive = client::make_message<MessageType::kArrive>(++session.sequence);
   arrive.session = kSession;
   arrive.persistent_bytes = session.asked_bytes = bytes_to_promise(session);
   arrive.weight = session.options.weight;

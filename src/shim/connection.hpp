@@ -33,7 +33,6 @@ struct Session {
   uint64_t epoch;  // of the turn that this side has; 0: none
   uint64_t told_bytes, asked_bytes;
   uint32_t sequence;
-  uint16_t daemon_minor;  // the daemon's version of the protocol
   bool admitted;
   bool lost;
   Paging paging;

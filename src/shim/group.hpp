@@ -25,7 +25,7 @@ inline constexpr int kOfHost = -2;
 inline constexpr int kSlots = 1024;  // processes of a group at one time; under a limit more get no memory
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
-inline constexpr uint32_t kPageVersion = 8;
+inline constexpr uint32_t kPageVersion = 1;
 
 // One process. `identity` is its number and the time at which it started, so that a number in use again is not taken
 // for it; 0: free. Containers number processes for themselves, so the number means something only to processes of the

@@ -209,16 +209,15 @@ Went page_out(int place, TellPart tell_part, void* who) {
   const uint64_t there = is_out(place) ? 0 : range_bytes(place, Lies::away);
   // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
-  if (tell_part != nullptr) tell_part(who, there);
+  tell_part(who, there);
   uint64_t bytes = 0, since_ns = host_ns();  // of the part
   bool went = true;
   Range range;
   for (uint64_t from = 0; went && hold_range(place, from, Lies::device, &range);
        from = range.begin + range.size) {
     const uint64_t took_ns = host_ns() - since_ns;
-    if (tell_part != nullptr && bytes != 0 &&
-        (bytes + range.size > kMostMoved ||
-         took_ns + took_ns / (bytes >> 20) * (range.size >> 20) > kMostMovedNs)) {
+    if (bytes != 0 && (bytes + range.size > kMostMoved ||
+                       took_ns + took_ns / (bytes >> 20) * (range.size >> 20) > kMostMovedNs)) {
       tell_part(who, bytes);
       bytes = 0;
       since_ns = host_ns();
@@ -233,10 +232,7 @@ Went page_out(int place, TellPart tell_part, void* who) {
     if (went) bytes += range.size;
   }
   discharge_host(-1, charged);
-  if (went) return Went::all;
-  if (tell_part != nullptr) return Went::in_part;
-  page_in(place, nullptr, nullptr);
-  return Went::nothing;
+  return went ? Went::all : Went::in_part;
 }
 
 bool is_out(int place) {

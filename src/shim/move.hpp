@@ -50,8 +50,8 @@ void bring_home_alone(int place);
 using TellPart = void (*)(void* who, uint64_t bytes);
 enum class Went : uint8_t { nothing, in_part, all };
 // The process gives the device to others: all its movable blocks go to the host, and their room on the device stays
-// counted. They go in parts if somebody hears of them. `in_part`: the rest cannot follow, and what went stays there until
-// page_in(). Without anybody who hears, all go or nothing does.
+// counted. They go in parts, of which `tell_part` hears. `in_part`: the rest cannot follow, and what went stays there until
+// page_in().
 Went page_out(int place, TellPart tell_part, void* who);
 // The process has the device again. Blocks for which the device really has no room stay on the host and are slower, and so
 // do those left when `stops`, which may be null, says so.

@@ -49,8 +49,6 @@ constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
 // it would find in flight is bounded.
 constexpr uint64_t kRecentNs = 100'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
-// Since when daemons promise parts of a group's page-out, and know what they have promised.
-constexpr uint16_t kPartsMinor = 10;
 
 uint32_t g_joining[kSeats];  // the number of the process whose thread is joining
 uint32_t g_beginning;        // the same, of its first thread that joins at all
@@ -284,7 +282,7 @@ void tell_changes(Session& session, uint64_t now_ns) {
   tell_share(session);
   const uint64_t bytes = bytes_to_promise(session);
   if (bytes == session.told_bytes || bytes == session.asked_bytes) return;
-  auto message = client::make_message<client::Need>(MessageType::kNeed, ++session.sequence);
+  auto message = client::make_message<MessageType::kNeed>(++session.sequence);
   message.session = kSession;
   message.persistent_bytes = session.asked_bytes = bytes;
   say(session, message);
@@ -322,8 +320,7 @@ void page(Session& session) {
   }
   session.paging = Paging::nothing;
   Went went = Went::nothing;
-  if (session.epoch == 0 && load_settings().pageable)
-    went = page_out(session.seat, session.daemon_minor >= kPartsMinor ? tell_part : nullptr, &session);
+  if (session.epoch == 0 && load_settings().pageable) went = page_out(session.seat, tell_part, &session);
   session.sent_out = session.sent_out || went != Went::nothing;
   session.admitted = went == Went::nothing;
   tell(session, went == Went::all ? MessageType::kPageDone : MessageType::kPageOutFailed);

@@ -99,8 +99,8 @@ class Daemon(ToolTest):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
             daemon.settimeout(60)
             daemon.connect(str(self.folder / "socket"))
-            daemon.send(header(hello, 352, 0) + struct.pack("<HHHHQ256s64s", 6, 0, 0, 0, 1, b"", b"test"))
-            needs = struct.pack("<QQQQQdiIII64s", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session")
+            daemon.send(header(hello, 360, 0) + struct.pack("<HHHHQ256s64sQ", 0, 0, 0, 0, 1, b"", b"test", 0))
+            needs = struct.pack("<QQQQQdiIII64sQQdQd", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session", 0, 0, 0.0, 0, 0.0)
             daemon.send(header(arrive, 16 + len(needs), 1) + needs)
             while True:
                 message = daemon.recv(8192)

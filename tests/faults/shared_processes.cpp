@@ -97,8 +97,8 @@ TEST_CASE("processes whose lane is held up by one that is killed, stopped or sil
   std::unique_ptr<RawConnection> silent;
   if (end == "silent") {  // it says nothing more after it has asked for a turn
     silent = std::make_unique<RawConnection>(shared);
-    REQUIRE(silent->say(client::make_message<client::Hello>(client::MessageType::kHello)));
-    auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+    REQUIRE(silent->say(client::make_message<client::MessageType::kHello>()));
+    auto arrive = client::make_message<client::MessageType::kArrive>(1);
     arrive.session = 1;
     std::strcpy(arrive.name, "holder");
     arrive.persistent_bytes = 2 << 20;

@@ -31,9 +31,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view table(reinterpret_cast<const char*>(data + 1), size - 1);
   switch (data[0] % 3) {
     case 0: {
-      const auto type = check_message(message);
+      const Side from = (data[0] & 0x80) != 0 ? Side::kDaemon : Side::kProcess;
+      const auto type = check_message(message, from);
       if (!type.ok()) return check_refusal(type.status()), 0;
-      require(message_name(*type) != nullptr && fields_of<Header>(message).bytes == message.size());
+      const MessageKind& kind = kMessages[static_cast<size_t>(*type)];
+      require(kind.bytes == message.size() && kind.from == from);
       require(text_of(fields_of<ImageOpen>(message).path).size() <= sizeof(ImageOpen::path));
       break;
     }

@@ -40,6 +40,7 @@ struct SharedService {
     options.capacity_bytes = 64 << 20;
     if (change) change(options);
     setenv("GPUSHARE_SOCKET", options.socket.c_str(), 1);
+    setenv("GPUSHARE_DAEMON_WAIT", "0", 1);  // else a test that ends the daemon waits for another one
     start();
   }
   ~SharedService() {

@@ -27,33 +27,23 @@ TEST_CASE("a path that is too long for a socket is refused with its length and t
   CHECK(refused.message().find("has 108 bytes; the system allows 1 to 107") != std::string::npos);
 }
 
-TEST_CASE("a process shares lanes with daemons that know of lanes, the first that did included") {
-  for (const uint16_t minor : {uint16_t{5}, uint16_t{6}}) {
-    RawDaemon daemon(minor);
-    const auto runtime = SharedService::open();
-    const auto session = open_session(*runtime, "shares", kMiB, kMiB);
-    CHECK(((daemon.arrive_flags & client::kMayShareLane) != 0) == (minor == 6));
-    REQUIRE_OK(session->close());
-    REQUIRE_OK(runtime->close());
-    CHECK(daemon.sent_well);
-  }
-}
-
-TEST_CASE("a process tells of its context to daemons that count contexts, and to no others") {
-  for (const uint16_t minor : {uint16_t{7}, uint16_t{8}}) {
-    RawDaemon daemon(minor);
-    client::RemoteOptions options;
-    options.socket = client::default_socket();
-    auto authority = client::RemoteAuthority::open(options);
-    REQUIRE(authority.ok());
-    CHECK_OK((*authority)->claim_context(5 * kMiB));
-    CHECK(daemon.context_bytes == (minor == 8 ? 5 * kMiB : 0));
-    (*authority)->set_context_bytes(7 * kMiB, 0);
-    if (minor == 8) eventually([&] { return daemon.context_bytes == 7 * kMiB; });
-    authority->reset();
-    CHECK(daemon.sent_well);
-    CHECK(daemon.context_bytes == (minor == 8 ? 7 * kMiB : 0));
-  }
+TEST_CASE("a process tells of its context, and that its session may share a lane") {
+  RawDaemon daemon;
+  client::RemoteOptions options;
+  options.socket = client::default_socket();
+  auto authority = client::RemoteAuthority::open(options);
+  REQUIRE(authority.ok());
+  CHECK_OK((*authority)->claim_context(5 * kMiB));
+  CHECK(daemon.context_bytes == 5 * kMiB);
+  (*authority)->set_context_bytes(7 * kMiB, 0);
+  eventually([&] { return daemon.context_bytes == 7 * kMiB; });
+  sched::SessionSpec spec;
+  spec.id = 1;
+  spec.persistent_bytes = spec.ephemeral_bytes = kMiB;
+  CHECK_OK((*authority)->arrive(spec, 0));
+  CHECK((daemon.arrive_flags & client::kMayShareLane) != 0);
+  authority->reset();
+  CHECK(daemon.sent_well);
 }
 
 TEST_CASE("a session that found no place on the device waits, and may then need less") {

@@ -39,7 +39,7 @@ struct Other {
     REQUIRE(pid >= 0);
     if (pid == 0) {
       const auto socket = client::connect_to(shared.options.socket);
-      const auto hello = client::make_message<client::Hello>(MessageType::kHello);
+      const auto hello = client::make_message<MessageType::kHello>();
       const auto context = client::make_session_message(MessageType::kContext, 0, bytes);
       const bool said = socket.ok() && client::send_message(socket->get(), client::bytes_of(hello)).ok() &&
                         client::send_message(socket->get(), client::bytes_of(context)).ok();

@@ -17,10 +17,9 @@ using client::MessageType;
 
 // A process with one session, number 1. It keeps what the daemon tells it until the test asks for that.
 struct Program : RawProcess {
-  Program(const SharedService& shared, uint64_t bytes, sched::SessionClass cls, uint64_t group = 0,
-          uint16_t minor = client::kProtocolMinor)
+  Program(const SharedService& shared, uint64_t bytes, sched::SessionClass cls, uint64_t group = 0)
       : RawProcess(shared) {
-    REQUIRE(hello(0, 0, minor) == GPUSHARE_OK);
+    REQUIRE(hello() == GPUSHARE_OK);
     auto message = arrive(1, bytes, group);
     message.cls = static_cast<uint32_t>(cls);
     REQUIRE(say(message));
@@ -35,14 +34,14 @@ struct Program : RawProcess {
       const std::vector<std::byte> message =
           next({MessageType::kReply, MessageType::kAdmit, MessageType::kPageOut, MessageType::kPageIn,
                 MessageType::kRoomMade, MessageType::kTurnBack});
-      const auto type = client::check_message(message);
+      const auto type = client::check_message(message, client::Side::kDaemon);
       REQUIRE(type.ok());
       if (*type == MessageType::kReply) return client::fields_of<client::Reply>(message);
       events.push_back(*type);
     }
   }
   int32_t need(uint64_t bytes) const {
-    auto message = client::make_message<client::Need>(MessageType::kNeed, 1);
+    auto message = client::make_message<MessageType::kNeed>(1);
     message.session = 1;
     message.persistent_bytes = bytes;
     REQUIRE(say(message));
@@ -66,7 +65,7 @@ struct Program : RawProcess {
     while (events.empty()) heard();
     const MessageType first = events.front();
     events.pop_front();
-    REQUIRE(std::string(client::message_name(first)) == client::message_name(type));
+    REQUIRE(first == type);
   }
   bool admitted = false;  // at once
   mutable std::deque<MessageType> events;
@@ -74,9 +73,9 @@ struct Program : RawProcess {
 
 // 64 MiB: a group of two opportunistic programs has 50, a guaranteed session 2.
 struct Group {
-  explicit Group(const SharedService& service, uint16_t minor_of_a = client::kProtocolMinor)
+  explicit Group(const SharedService& service)
       : shared(service),
-        a(service, 50 * kMiB, sched::SessionClass::kOpportunistic, 7, minor_of_a),
+        a(service, 50 * kMiB, sched::SessionClass::kOpportunistic, 7),
         b(service, 50 * kMiB, sched::SessionClass::kOpportunistic, 7),
         wants(service, 2 * kMiB, sched::SessionClass::kGuaranteed) {
     for (const Program* each : {&a, &b, &wants}) REQUIRE(each->admitted);
@@ -280,48 +279,6 @@ TEST_CASE("sessions of a group end their page-in when a guaranteed session needs
   group.b.says(MessageType::kPagePart);
   group.wants.hears(MessageType::kRoomMade);
   CHECK(group.wants.need(22 * kMiB) == GPUSHARE_OK);
-}
-
-// Such a process says nothing of parts: it has gone out, or it has not, and it knows no message that ends its page-in.
-TEST_CASE("a group with a process that speaks the protocol before parts goes out and comes in as it can") {
-  SharedService shared;
-  const Group group(shared, 9);
-  group.begin_page_out();
-  group.b.says(MessageType::kPagePart);
-  group.b.says(MessageType::kPagePart, 30 * kMiB);
-  CHECK(group.promised_mib() == 52);  // it may still get blocks on the device
-  SECTION("whole") {
-    group.a.says(MessageType::kPageDone);
-    group.wants.hears(MessageType::kRoomMade);
-    CHECK(group.promised_mib() == 22);
-    group.b.says(MessageType::kPageDone);
-    group.wants.says(MessageType::kRoomUsed);
-    for (const Program* each : {&group.a, &group.b}) each->hears(MessageType::kPageIn);
-    REQUIRE(group.wants.asks_for_room(20 * kMiB) == GPUSHARE_OK);
-    group.b.hears(MessageType::kTurnBack);
-    group.both_say(MessageType::kPageDone);
-    for (const Program* each : {&group.a, &group.b}) each->hears(MessageType::kAdmit);
-    group.wants.hears(MessageType::kRoomMade);
-    group.begin_page_out();
-    group.both_say(MessageType::kPageDone);
-    group.wants.hears(MessageType::kRoomMade);
-    CHECK(group.wants.need(22 * kMiB) == GPUSHARE_OK);
-  }
-  SECTION("in part, because the other one cannot go on") {
-    group.a.says(MessageType::kPageDone);
-    group.b.says(MessageType::kPageOutFailed);
-    for (const Program* each : {&group.a, &group.b}) each->hears(MessageType::kAdmit);
-    group.wants.hears(MessageType::kRoomMade);
-    CHECK(group.promised_mib() == 22);
-  }
-  SECTION("not at all, because it cannot") {
-    group.a.says(MessageType::kPageOutFailed);
-    group.b.says(MessageType::kPageDone);
-    for (const Program* each : {&group.a, &group.b}) each->hears(MessageType::kPageIn);
-    group.both_say(MessageType::kPageDone);
-    group.wants.hears(MessageType::kRoomMade);
-    CHECK(group.promised_mib() == 52);
-  }
 }
 
 TEST_CASE("sessions of a group that leave or die while it goes out leave the rest to the others") {

@@ -329,9 +329,9 @@ namespace {
 // Has a session, number 1.
 struct Raw : RawConnection {
   explicit Raw(const SharedService& shared) : RawConnection(shared) {
-    REQUIRE(say(client::make_message<client::Hello>(client::MessageType::kHello)));
+    REQUIRE(say(client::make_message<client::MessageType::kHello>()));
     (void)wait_for(client::MessageType::kWelcome);
-    auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+    auto arrive = client::make_message<client::MessageType::kArrive>(1);
     arrive.session = 1;
     arrive.persistent_bytes = kGranule;
     arrive.flags = client::kMayQueue | client::kMayPage;
@@ -343,7 +343,7 @@ struct Raw : RawConnection {
     RawConnection::tell(type, session, value);
   }
   void open(uint64_t image, const std::string& path) const {
-    auto message = client::make_message<client::ImageOpen>(client::MessageType::kImageOpen);
+    auto message = client::make_message<client::MessageType::kImageOpen>();
     message.session = 1;
     message.image = image;
     client::put_text(message.path, path);
@@ -500,11 +500,11 @@ struct Holder {
     const auto say = [&](const auto& message) {
       (void)client::send_message(socket.get(), client::bytes_of(message));
     };
-    say(client::make_message<client::Hello>(client::MessageType::kHello));
-    auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+    say(client::make_message<client::MessageType::kHello>());
+    auto arrive = client::make_message<client::MessageType::kArrive>(1);
     arrive.session = 1;
     say(arrive);
-    auto open = client::make_message<client::ImageOpen>(client::MessageType::kImageOpen);
+    auto open = client::make_message<client::MessageType::kImageOpen>();
     open.session = open.image = 1;
     client::put_text(open.path, path);
     say(open);
@@ -514,7 +514,7 @@ struct Holder {
       (void)client::wait_readable(socket.get(), base::Deadline::after(kLong));
       const auto message = client::receive_message(socket.get(), buffer, &descriptors);
       if (!message.ok()) continue;
-      const auto type = client::check_message(*message);
+      const auto type = client::check_message(*message, client::Side::kDaemon);
       if (type.ok() && *type == client::MessageType::kImageOpened)
         say(client::make_session_message(client::MessageType::kReady, 1));
       if (type.ok() && *type == client::MessageType::kGranted) break;

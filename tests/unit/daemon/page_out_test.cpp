@@ -51,7 +51,7 @@ TEST_CASE("a session that has been passed a turn is not paged out by what the ho
        message.status().code() != GPUSHARE_NOT_READY;
        message = client::receive_message(next.socket.get(), buffer)) {
     REQUIRE(message.ok());
-    CHECK(*client::check_message(*message) != MessageType::kPageOut);
+    CHECK(*client::check_message(*message, client::Side::kDaemon) != MessageType::kPageOut);
   }
   next.give_back(false);
   (void)next.next({MessageType::kPageOut});

@@ -41,7 +41,7 @@ struct RawConnection {
         continue;
       }
       if (!message.ok()) return {};
-      const auto type = client::check_message(*message);
+      const auto type = client::check_message(*message, client::Side::kDaemon);
       REQUIRE(type.ok());
       if (std::find(types.begin(), types.end(), *type) != types.end())
         return {message->begin(), message->end()};

@@ -16,10 +16,9 @@
 
 namespace gpushare::test {
 
-// The daemon's end of one process's connection, which says each message by hand. Replies are OK, with slot 0. It speaks
-// the protocol's minor version `speaks`.
+// The daemon's end of one process's connection, which says each message by hand. Replies are OK, with slot 0.
 struct RawDaemon {
-  explicit RawDaemon(uint16_t speaks = client::kProtocolMinor) : minor(speaks) {
+  RawDaemon() {
     char name[] = "/tmp/gpushare-XXXXXX";
     REQUIRE(mkdtemp(name) != nullptr);
     folder = name;
@@ -51,7 +50,7 @@ struct RawDaemon {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
         continue;
       }
-      const auto type = client::check_message(*message);
+      const auto type = client::check_message(*message, client::Side::kProcess);
       if (!type.ok()) continue;
       if (*type == client::MessageType::kArrive)
         arrive_flags = client::fields_of<client::Arrive>(*message).flags;
@@ -60,8 +59,7 @@ struct RawDaemon {
   }
   void answer(client::MessageType type, const client::SessionMessage& message) {
     if (type == client::MessageType::kHello) {
-      auto welcome = client::make_message<client::Welcome>(client::MessageType::kWelcome);
-      welcome.minor = minor;
+      auto welcome = client::make_message<client::MessageType::kWelcome>();
       welcome.capacity_bytes = 64 * kMiB;
       welcome.slots = page->slots();
       client::put_text(welcome.device, "host?total_bytes=268435456&granularity=65536");
@@ -76,7 +74,7 @@ struct RawDaemon {
     if (type == client::MessageType::kUnplaced) ++unplaced;
     if (type == client::MessageType::kArrive) session = message.session;
     if (message.header.sequence != 0)
-      send(client::make_message<client::Reply>(client::MessageType::kReply, message.header.sequence));
+      send(client::make_message<client::MessageType::kReply>(message.header.sequence));
     if (type == client::MessageType::kArrive) tell(client::MessageType::kAdmit);
     if (type == client::MessageType::kReady) {
       const client::Lease::Word free = page->lease(0).look();
@@ -93,7 +91,6 @@ struct RawDaemon {
   void tell(client::MessageType type, uint64_t value = 0) {
     send(client::make_session_message(type, session, value));
   }
-  const uint16_t minor;
   std::string folder;
   client::Listener listener;
   client::Descriptor socket;

@@ -20,10 +20,9 @@ struct RawProcess : RawConnection {
   std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) const {
     return next({client::MessageType::kReply, client::MessageType::kWelcome}, descriptors);
   }
-  int32_t hello(uint16_t flags = 0, uint64_t pci_address = 0, uint16_t minor = client::kProtocolMinor) {
-    auto message = client::make_message<client::Hello>(client::MessageType::kHello);
+  int32_t hello(uint16_t flags = 0, uint64_t pci_address = 0) {
+    auto message = client::make_message<client::MessageType::kHello>();
     message.flags = flags;
-    message.minor = minor;
     message.pci_address = pci_address;
     REQUIRE(say(message));
     std::vector<client::Descriptor> descriptors;
@@ -59,7 +58,7 @@ inline bool is_owing(const SharedService& shared) {
 }
 
 inline client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64_t group = 0) {
-  auto message = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+  auto message = client::make_message<client::MessageType::kArrive>(1);
   message.session = session;
   message.persistent_bytes = persistent_bytes;
   message.flags = client::kMayQueue | client::kMayPage;

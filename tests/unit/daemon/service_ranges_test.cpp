@@ -48,7 +48,7 @@ struct RangeOwner : RawProcess {
     REQUIRE(call(message) == GPUSHARE_OK);
   }
   int32_t need(uint64_t p_bytes) const {
-    auto message = client::make_message<client::Need>(MessageType::kNeed, 1);
+    auto message = client::make_message<MessageType::kNeed>(1);
     message.session = 1;
     message.persistent_bytes = p_bytes;
     REQUIRE(say(message));
@@ -60,7 +60,7 @@ struct RangeOwner : RawProcess {
     CHECK(reply().code == GPUSHARE_OK);
   }
   void has(uint64_t bytes) const {
-    auto message = client::make_message<client::RangeHas>(MessageType::kRangeHas);
+    auto message = client::make_message<MessageType::kRangeHas>();
     message.session = 1;
     message.bytes = bytes;
     message.answer_ns = kLong;

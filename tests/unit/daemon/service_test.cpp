@@ -304,6 +304,112 @@ TEST_CASE("without the daemon calls say so; a new one hears of every session, wh
   eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
 }
 
+TEST_CASE("a running loop waits while its daemon is replaced, and goes on") {
+  const bool share = GENERATE(false, true);
+  SharedService shared([share](auto& options) { options.share_lanes = share; });
+  setenv("GPUSHARE_DAEMON_WAIT", "600", 1);
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "loop", 8 * kMiB, 2 * kMiB);
+  void* state = alloc(*session, 8 * kMiB);
+  fill(*session, state, 8 * kMiB, 5);
+  std::atomic<bool> stop{false};
+  std::atomic<int> done{0}, failed{GPUSHARE_OK};
+  std::thread loop([&] {
+    while (!stop && failed == GPUSHARE_OK) {
+      const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+      failed = iteration.ok() ? (*iteration)->end().code() : iteration.status().code();
+      ++done;
+    }
+  });
+  for (int replaced = 0; replaced < 3; ++replaced) {
+    const int before = done;
+    eventually([&] { return done > before + 3 || failed != GPUSHARE_OK; });
+    shared.service.reset();
+    eventually([&] {  // it begins nothing any more
+      const int seen = done;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return done == seen;
+    });
+    shared.start();
+  }
+  const int before = done;
+  eventually([&] { return done > before + 3 || failed != GPUSHARE_OK; });
+  stop = true;
+  loop.join();
+  CHECK(failed == GPUSHARE_OK);
+  CHECK(all_are(state, 8 * kMiB, 5));
+  CHECK(runtime->check() == "");
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
+TEST_CASE("growth and admission wait for the next daemon, as long as GPUSHARE_DAEMON_WAIT says") {
+  SharedService shared;
+  setenv("GPUSHARE_DAEMON_WAIT", "600", 1);
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "grows", 8 * kMiB, 2 * kMiB);
+  REQUIRE_OK(begin(*session)->end());
+  shared.service.reset();
+  base::Status grown, admitted;
+  std::thread grows([&] { grown = session->alloc(memory::Kind::kModel, 20 * kMiB, 0).status(); });
+  std::thread arrives([&] {
+    const auto late = runtime->open_session(need("late", kMiB, kMiB));
+    admitted = late.ok() ? (*late)->wait_admitted(GPUSHARE_NO_TIMEOUT) : late.status();
+    if (late.ok() && admitted.ok()) admitted = (*late)->close();
+  });
+  shared.start();
+  grows.join();
+  arrives.join();
+  CHECK_OK(grown);
+  CHECK_OK(admitted);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+
+  // Nobody comes: the wait ends, and says why.
+  setenv("GPUSHARE_DAEMON_WAIT", "0.2", 1);
+  const auto brief = shared.open();
+  const auto left = open_session(*brief, "left", 8 * kMiB, 2 * kMiB);
+  REQUIRE_OK(begin(*left)->end());
+  shared.service.reset();
+  std::optional<base::Status> over;
+  while (!over) {
+    const auto iteration = left->begin(GPUSHARE_NO_TIMEOUT);
+    if (iteration.ok())
+      REQUIRE_OK((*iteration)->end());  // it had not seen yet that the daemon has gone
+    else
+      over = iteration.status();
+  }
+  CHECK(over->code() == GPUSHARE_UNAVAILABLE);
+  CHECK(over->message().find("has gone") != std::string::npos);
+  CHECK(left->alloc(memory::Kind::kModel, 20 * kMiB, 0).status().code() == GPUSHARE_UNAVAILABLE);
+  setenv("GPUSHARE_DAEMON_WAIT", "soon", 1);
+  CHECK(SharedService::try_open().status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE(
+    "a session that is over but for a block is promised what lives, and the daemon gives others the rest") {
+  const SharedService shared;  // 64 MiB
+  const auto a = shared.open(), b = shared.open();
+  const auto over = open_session(*a, "over", 40 * kMiB, 8 * kMiB);
+  void* block = alloc(*over, 3 * kMiB);
+  fill(*over, block, 3 * kMiB, 7);
+  CHECK(shared.status().devices[0].promised_bytes == 48 * kMiB);
+  over->retire();
+  eventually([&] { return shared.status().devices[0].promised_bytes <= 4 * kMiB; });  // in granules
+  const auto next = open_session(*b, "next", 50 * kMiB, 8 * kMiB);
+  REQUIRE_OK(next->wait_admitted(kLong));
+  void* all = alloc(*next, 50 * kMiB);
+  fill(*next, all, 50 * kMiB, 8);
+  CHECK(over->info().state == executor::SessionState::kResident);
+  CHECK(all_are(block, 3 * kMiB, 7));
+  REQUIRE_OK(a->free(reinterpret_cast<memory::Address>(block)));
+  over->retire();
+  eventually([&] { return shared.status().devices[0].promised_bytes == 58 * kMiB; });
+  CHECK(a->check() == "");
+  REQUIRE_OK(over->close());
+  REQUIRE_OK(next->close());
+}
+
 TEST_CASE("sessions close while there is no daemon") {
   SharedService shared;
   const auto runtime = shared.open();
@@ -317,8 +423,8 @@ TEST_CASE("sessions close while there is no daemon") {
 TEST_CASE("a session that found no place on the device is tried again, though nobody frees anything") {
   const SharedService shared;
   const RawConnection raw(shared);
-  REQUIRE(raw.say(client::make_message<client::Hello>(client::MessageType::kHello)));
-  auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+  REQUIRE(raw.say(client::make_message<client::MessageType::kHello>()));
+  auto arrive = client::make_message<client::MessageType::kArrive>(1);
   arrive.session = 1;
   arrive.persistent_bytes = 4 * kMiB;
   arrive.flags = client::kMayQueue;

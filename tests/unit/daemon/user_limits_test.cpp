@@ -84,7 +84,7 @@ TEST_CASE("connections that break the protocol again and again fill no log") {
   for (int i = 0; i < 60; ++i) {
     RawProcess raw(shared);
     REQUIRE(raw.hello() == GPUSHARE_OK);
-    auto hello = client::make_message<client::Hello>(MessageType::kHello);  // a second one
+    auto hello = client::make_message<MessageType::kHello>();  // a second one
     REQUIRE(raw.say(hello));
     while (!raw.answer().empty()) {
     }
@@ -133,7 +133,7 @@ TEST_CASE("weights and priorities are at most what the operator allows") {
 TEST_CASE("names of other users are printable wherever they come to") {
   SharedService shared;
   RawProcess raw(shared);
-  auto hello = client::make_message<client::Hello>(MessageType::kHello);
+  auto hello = client::make_message<MessageType::kHello>();
   client::put_text(hello.program,
                    "\x1b]0;x\x07\xc2\x9b"
                    "31m\xe2\x80\xae"
