@@ -22,7 +22,8 @@ client::ServiceStatus two_sessions() {
   device.device = "host";
   device.policy = "fair";
   status.devices = {device};
-  for (const auto& [name, pid, service_ns] : {std::tuple("train", 1, uint64_t{6'000'000'000}), std::tuple("serve", 2, uint64_t{2'000'000'000})}) {
+  for (const auto& [name, pid, service_ns] :
+       {std::tuple("train", 1, uint64_t{6'000'000'000}), std::tuple("serve", 2, uint64_t{2'000'000'000})}) {
     client::SessionStatus session;
     session.name = name;
     session.pid = static_cast<uint64_t>(pid);
@@ -74,7 +75,8 @@ TEST_CASE("top: no line is wider than the terminal, and the most important colum
     const std::string text = cli::top_text(status, rows, look);
     INFO(width << "\n" << text);
     CHECK(longest(text) <= width);
-    for (const char* word : {"session", "pid", "now", "train", "queued"}) CHECK(text.find(word) != std::string::npos);
+    for (const char* word : {"session", "pid", "now", "train", "queued"})
+      CHECK(text.find(word) != std::string::npos);
     CHECK((text.find("xxxxxxxxxxxx") != std::string::npos) == (width >= 200));
   }
   TopLook wide;
