@@ -26,7 +26,10 @@ def _ask(data: Any, question: str, otherwise: Any, *arguments: Any) -> Any:
     try:
         return getattr(ffi.from_handle(data), question)(*arguments)
     except BaseException as error:
-        ffi.from_handle(data)._failed(error, question)
+        asked = question.lstrip("_")
+        for suffix in ("_ns", "_number"):
+            asked = asked[:-len(suffix)] if asked.endswith(suffix) else asked
+        ffi.from_handle(data)._failed(error, asked)
         return otherwise
 
 

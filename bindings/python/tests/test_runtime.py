@@ -674,7 +674,7 @@ def test_a_gate_is_closed_beside_a_guaranteed_iteration():
 
 def test_a_policy_that_raises_ends_the_waits_of_its_runtime(caplog):
     class Broken(gpushare.Policy):
-        def pick(self, lane, candidates, now_ns):
+        def may_run(self, session, now_ns):
             raise RuntimeError("no idea")
 
     with gpushare.Runtime("host", policy=Broken(), capacity_bytes="16M") as runtime:
@@ -691,7 +691,7 @@ def test_a_policy_that_raises_ends_the_waits_of_its_runtime(caplog):
         thread = threading.Thread(target=wait_in_a_thread)
         thread.start()
         for waits in (session.iteration, ticket.result, ticket.exception, runtime.drain):  # without a timeout
-            with pytest.raises(gpushare.CallbackFailed, match="pick raised RuntimeError.*set another policy") as caught:
+            with pytest.raises(gpushare.CallbackFailed, match="may_run raised RuntimeError.*set another policy") as caught:
                 waits()
             assert str(caught.value.__cause__) == "no idea"
         thread.join()
@@ -700,7 +700,7 @@ def test_a_policy_that_raises_ends_the_waits_of_its_runtime(caplog):
         with session.iteration(timeout=60):
             pass
         assert ticket.result(timeout=60) == 7
-    assert caplog.text.count("pick raised") == 1
+    assert caplog.text.count("may_run raised") == 1
 
 
 def test_tickets_are_futures(runtime, session):

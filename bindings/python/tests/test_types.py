@@ -87,8 +87,8 @@ GOOD = """
         return float(session.info()["service_ns"])
 
     class Mine(gpushare.Policy):
-        def pick(self, lane: int, candidates: list[object], now_ns: int) -> int | None:
-            return 0 if candidates else None
+        def before(self, a: object, b: object) -> bool:
+            return False
 
     async def ask(ticket: gpushare.Ticket) -> object:
         return await ticket
