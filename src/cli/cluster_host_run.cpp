@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <functional>
 #include <gpushare/gpushare.hpp>
 #include <memory>
 #include <mutex>
@@ -86,6 +87,8 @@ class HostCluster {
   void observe(uint32_t job, double now);
   void neighbours_changed(const std::vector<uint32_t>& devices);
   void leave(uint32_t index, double now);
+  base::Status stop(const std::vector<uint32_t>& jobs);
+  base::Status change_devices(double now);
   base::Status take(const Action& action, double now, size_t& left);
   base::Status place(const Action& action, double now);
   void stop_all() noexcept;
@@ -101,6 +104,8 @@ class HostCluster {
   std::vector<std::vector<uint32_t>> here_;
   std::vector<uint64_t> used_bytes_;
   std::vector<double> busy_since_;
+  std::vector<uint32_t> nodes_;
+  std::vector<bool> up_;
   double busy_s_ = 0;
   sim::ClusterResult result_;
   std::mutex mutex_;
@@ -388,6 +393,7 @@ base::Status HostCluster::take(const Action& action, double now, size_t& left) {
         const uint32_t d = action.devices[i];
         if (d >= devices_.size() || std::count(action.devices.begin(), action.devices.end(), d) > 1)
           return wrong("a device is none, or there twice");
+        if (!up_[d]) return wrong("a device is not up");
         if (used_bytes_[d] + bytes > devices_[d].memory_bytes) {
           ++result_.oom;
           return wrong("a device has not that much memory left");
@@ -412,19 +418,60 @@ void HostCluster::stop_all() noexcept {
   }
 }
 
+// The jobs save their models, all at the same time, and leave their devices.
+base::Status HostCluster::stop(const std::vector<uint32_t>& jobs) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const uint32_t j : jobs) jobs_[j]->stop = true;
+  }
+  for (const uint32_t j : jobs) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return jobs_[j]->ended; });
+    }
+    leave(j, now_s());
+    if (!jobs_[j]->failure.empty())
+      return {GPUSHARE_INTERNAL, "job '" + infos_[j].name + "': " + jobs_[j]->failure};
+    ++result_.jobs[j].pauses;
+  }
+  return {};
+}
+
+// Devices that go down or come back by now. Their jobs wait again; they keep their models, as if written to a disk until
+// the last iteration.
+base::Status HostCluster::change_devices(double now) {
+  for (uint32_t d = 0; d < devices_.size(); ++d) {
+    const bool up = std::none_of(devices_[d].down.begin(), devices_[d].down.end(),
+                                 [&](const auto& down) { return down.from_s <= now && now < down.until_s; });
+    if (up == up_[d]) continue;
+    up_[d] = up;
+    if (!up) GPUSHARE_RETURN_IF_ERROR(stop(std::vector<uint32_t>(here_[d])));
+    scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed, nodes_[d]}, up, now);
+  }
+  return {};
+}
+
 base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& notes) {
   prepare(notes);
   start_ = SteadyClock::now();
-  const std::vector<uint32_t> nodes = cluster::number_nodes(devices_);
-  for (uint32_t d = 0; d < devices_.size(); ++d)
-    scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed, nodes[d]}, true, 0);
+  nodes_ = cluster::number_nodes(devices_);
+  up_.assign(devices_.size(), true);
+  std::vector<double> changes;
+  for (uint32_t d = 0; d < devices_.size(); ++d) {
+    scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed, nodes_[d]}, true, 0);
+    for (const cluster::Device::Down& down : devices_[d].down)
+      for (const double at : {down.from_s, down.until_s})
+        if (at < cluster::kNever) changes.push_back(at);
+  }
+  std::sort(changes.begin(), changes.end(), std::greater<>());
   size_t next_arrival = 0, left = infos_.size();
   double tick_at = 0;
   std::vector<Action> actions;
   while (left > 0) {
     // Until something has happened: a job ended, one arrives, the scheduler wants to be asked, something was measured.
     double now = now_s();
-    bool happened = now >= tick_at;
+    const bool changes_now = !changes.empty() && changes.back() <= now;
+    bool happened = now >= tick_at || changes_now;
     std::vector<uint32_t> ended;
     bool any_on = false;
     {
@@ -437,7 +484,7 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       }
       const bool arrives = next_arrival < infos_.size() && infos_[next_arrival].arrival_s <= now;
       if (!happened && ended.empty() && !arrives) {
-        if (!any_on && next_arrival == infos_.size() && tick_at == cluster::kNever)
+        if (!any_on && next_arrival == infos_.size() && tick_at == cluster::kNever && changes.empty())
           break;  // it leaves the rest waiting
         changed_.wait_for(lock, std::chrono::duration<double>(kLookS));
         lock.unlock();
@@ -459,6 +506,8 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       scheduler_.finished(j, now);
       --left;
     }
+    if (changes_now) GPUSHARE_RETURN_IF_ERROR(change_devices(now));
+    while (!changes.empty() && changes.back() <= now) changes.pop_back();
     for (; next_arrival < infos_.size() && infos_[next_arrival].arrival_s <= now; ++next_arrival) {
       cluster::JobInfo told = infos_[next_arrival];
       if (!options_.tell_demands) told.demands = {sim::InterferenceModel::kDefaultDemand};
@@ -471,7 +520,6 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
         std::max(result_.decision_ms_p99, seconds_between(begin, SteadyClock::now()) * 1e3);
     ++result_.decisions;
     if (!(tick_at > now)) tick_at = now + kLookS;
-    // All that pause save their models at the same time.
     std::vector<uint32_t> pausing;
     for (const Action& action : actions) {
       if (action.kind != Action::Kind::kPause) continue;
@@ -480,20 +528,9 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
             GPUSHARE_INTERNAL,
             base::format("the scheduler's action on job %u is wrong: it does not run", action.job));
       }
-      const std::lock_guard lock(mutex_);
-      jobs_[action.job]->stop = true;
       pausing.push_back(action.job);
     }
-    for (const uint32_t j : pausing) {
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return jobs_[j]->ended; });
-      }
-      leave(j, now_s());
-      if (!jobs_[j]->failure.empty())
-        return base::Status(GPUSHARE_INTERNAL, "job '" + infos_[j].name + "': " + jobs_[j]->failure);
-      ++result_.jobs[j].pauses;
-    }
+    GPUSHARE_RETURN_IF_ERROR(stop(pausing));
     for (const Action& action : actions) GPUSHARE_RETURN_IF_ERROR(take(action, now_s(), left));
   }
   for (sim::ClusterJobResult& job : result_.jobs)

@@ -31,7 +31,8 @@ class ClusterRunCommand final : public Command {
     help_ =
         "Plays a document of any kind with noise, or with --jobs a file of training jobs: one of "
         "docs/cli-play.md, run, which may\n"
-        "have a column gang, or a published trace: Philly, Helios, Alibaba PAI, Gavel, Muri. Kinds and their schedulers (the default "
+        "have a column gang, or a published trace: Philly, Helios, Alibaba PAI, Gavel, Muri. Kinds and their "
+        "schedulers (the default "
         "first):\n";
     for (const cluster::Kind* kind : sim::all_cluster_kinds()) help_ += schedulers_line(*kind);
     help_ +=
@@ -142,11 +143,6 @@ class ClusterRunCommand final : public Command {
                       {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
     sim::TrainingDocument input;
     GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
-    if (host)
-      for (const cluster::Device& device : input.devices)
-        if (!device.down.empty())
-          return bad_option("--device", device_,
-                            "device '" + device.id + "' has down: that devices fail is played by sim");
     options.noise = noise_.value_or(input.noise);
     if (options.noise > kMostTrainingNoise)
       return bad_option("--noise", base::format("%g", options.noise),

@@ -87,8 +87,8 @@ base::Status open(std::string_view text, const std::vector<const Kind*>& known, 
   if (out.kind->needs_devices || fields.has("devices")) out.devices = read_devices(fields);
   for (size_t d = 0; d < out.devices.size() && error.ok(); ++d)
     if (!out.devices[d].down.empty() && !out.kind->devices_fail)
-      fields.refuse_all(
-          base::format("devices[%zu].down: only documents of kind training say when devices fail", d));
+      fields.refuse_all(base::format(
+          "devices[%zu].down: only documents of kinds services and training say when devices fail", d));
   GPUSHARE_RETURN_IF_ERROR(error);
   out.problem = out.kind->read(fields, out.devices);
   fields.done();

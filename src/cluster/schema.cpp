@@ -36,7 +36,7 @@ std::string schema(const std::vector<const Kind*>& known) {
             "compute_units": {"$ref": "#/$defs/positive"},
             "node": {"$ref": "#/$defs/name"},
             "speed": {"$ref": "#/$defs/positive"},
-            "down": {"description": "For run, of training jobs alone: when the device has failed. Without until_s it does not come back.", "type": "array", "minItems": 1, "items": {
+            "down": {"description": "For run, of services and training jobs: when the device has failed. Without until_s it does not come back.", "type": "array", "minItems": 1, "items": {
               "type": "object", "properties": {"from_s": {"$ref": "#/$defs/not_negative"}, "until_s": {"$ref": "#/$defs/positive"}},
               "required": ["from_s"], "additionalProperties": false}}
           },

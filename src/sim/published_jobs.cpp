@@ -18,7 +18,7 @@ using cluster::JobInfo;
 constexpr double kMostSeconds = 1e9;
 constexpr uint64_t kAssumedBytes = uint64_t{4} << 30;
 constexpr double kMostGpus = 1e6;
-const std::vector<std::string> kHelios = {"job_id", "gpu_num",    "node_num", "state",
+const std::vector<std::string> kHelios = {"job_id",      "gpu_num",    "node_num", "state",
                                           "submit_time", "start_time", "end_time", "duration"};
 const std::vector<std::string> kPai = {"job_name", "task_name", "inst_num", "status",   "start_time",
                                        "end_time", "plan_cpu",  "plan_mem", "plan_gpu", "gpu_type"};
@@ -41,8 +41,8 @@ std::vector<std::string_view> split(std::string_view line, char by) {
 }
 
 bool is_pai_row(const std::vector<std::string_view>& fields) {
-  return fields.size() == kPai.size() && std::find(std::begin(kPaiStates), std::end(kPaiStates), fields[3]) !=
-                                             std::end(kPaiStates);
+  return fields.size() == kPai.size() &&
+         std::find(std::begin(kPaiStates), std::end(kPaiStates), fields[3]) != std::end(kPaiStates);
 }
 
 // What is read, with what is left out.
@@ -73,9 +73,9 @@ class Reader {
 
   base::Result<TrainingJobs> finish(const char* layout) {
     if (out_.jobs.empty())
-      return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          base::format("%s: the %s layout, but no job that had GPUs and times", file_.c_str(),
-                                       layout));
+      return base::Status(
+          GPUSHARE_MALFORMED_INPUT,
+          base::format("%s: the %s layout, but no job that had GPUs and times", file_.c_str(), layout));
     out_.layout = layout;
     std::stable_sort(out_.jobs.begin(), out_.jobs.end(),
                      [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
@@ -121,8 +121,9 @@ base::Result<TrainingJobs> parse_philly(std::string_view text, const std::string
                                         const TrainingFileOptions& options) {
   const auto json = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
   if (json.is_discarded() || !json.is_array())
-    return base::Status(GPUSHARE_MALFORMED_INPUT,
-                        file + ": the philly layout: not whole JSON; expected the list of jobs of cluster_job_log");
+    return base::Status(
+        GPUSHARE_MALFORMED_INPUT,
+        file + ": the philly layout: not whole JSON; expected the list of jobs of cluster_job_log");
   Reader reader(file, options);
   for (size_t j = 0; j < json.size() && !reader.enough(); ++j) {
     const auto wrong_entry = [&](const char* what) {
@@ -151,7 +152,8 @@ base::Result<TrainingJobs> parse_philly(std::string_view text, const std::string
         if (start && end && *end >= *start) work += *end - *start;
         gpus = std::max(gpus, here);
       }
-    if (wrong) return wrong_entry("submitted_time, start_time or end_time: it must be 'YYYY-MM-DD hh:mm:ss' or null");
+    if (wrong)
+      return wrong_entry("submitted_time, start_time or end_time: it must be 'YYYY-MM-DD hh:mm:ss' or null");
     if (gpus <= 0)
       reader.without_gpus();
     else if (!submitted || work <= 0)
@@ -197,8 +199,7 @@ base::Result<TrainingJobs> parse_helios(std::string_view text, const std::string
       return reader.fail(rows[r].line,
                          "submit_time: '" + field(4).substr(0, 40) + "' must be 'YYYY-MM-DD hh:mm:ss'");
     const std::optional<double> duration = number_of(field(7), kMostSeconds, &wrong);
-    if (wrong)
-      return reader.fail(rows[r].line, "duration: '" + field(7).substr(0, 40) + "' must be seconds");
+    if (wrong) return reader.fail(rows[r].line, "duration: '" + field(7).substr(0, 40) + "' must be seconds");
     if (!gpus || *gpus <= 0)
       reader.without_gpus();
     else if (!submitted || !duration || *duration <= 0)
@@ -237,8 +238,7 @@ base::Result<TrainingJobs> parse_pai(std::string_view text, const std::string& f
       reader.without_times();
     else
       reader.add(fields[0] + "/" + fields[1], values[1], values[2] - values[1],
-                 instances > 1 ? instances * std::ceil(each - 1e-9) : each,
-                 fields[3] != "Terminated");
+                 instances > 1 ? instances * std::ceil(each - 1e-9) : each, fields[3] != "Terminated");
   }
   reader.jobs().notes.emplace_back(
       "pai: a task is a job of inst_num x plan_gpu GPUs; part of a GPU is a demand; work is end_time less "
@@ -296,18 +296,21 @@ base::Result<TrainingJobs> parse_gavel_trace(std::string_view text, const std::s
     if (steps_per_s == 0)
       return reader.fail(line, "'" + model.substr(0, 60) + "' is no known configuration of Gavel's table");
     bool wrong = false;
-    const auto number = [&](size_t i, double most) { return number_of(fields[i], most, &wrong).value_or(-1); };
+    const auto number = [&](size_t i, double most) {
+      return number_of(fields[i], most, &wrong).value_or(-1);
+    };
     const double steps = number(at->steps, 1e15), gpus = number(at->gpus, kMostGpus),
                  weight = number(at->weight, 1e6), arrival = number(at->arrival, kMostSeconds);
     if (wrong || steps < 1 || gpus < 1 || arrival < 0 || steps / steps_per_s > kMostSeconds)
-      return reader.fail(line, base::format("total_steps '%.*s', scale_factor '%.*s' or arrival_time '%.*s' is no "
-                                            "number in its range (at most 1e9 s of work)",
-                                            static_cast<int>(std::min<size_t>(40, fields[at->steps].size())),
-                                            fields[at->steps].data(),
-                                            static_cast<int>(std::min<size_t>(40, fields[at->gpus].size())),
-                                            fields[at->gpus].data(),
-                                            static_cast<int>(std::min<size_t>(40, fields[at->arrival].size())),
-                                            fields[at->arrival].data()));
+      return reader.fail(line,
+                         base::format("total_steps '%.*s', scale_factor '%.*s' or arrival_time '%.*s' is no "
+                                      "number in its range (at most 1e9 s of work)",
+                                      static_cast<int>(std::min<size_t>(40, fields[at->steps].size())),
+                                      fields[at->steps].data(),
+                                      static_cast<int>(std::min<size_t>(40, fields[at->gpus].size())),
+                                      fields[at->gpus].data(),
+                                      static_cast<int>(std::min<size_t>(40, fields[at->arrival].size())),
+                                      fields[at->arrival].data()));
     reader.add(model, arrival, steps / steps_per_s, gpus, false);
     JobInfo& job = reader.jobs().jobs.back();
     job.config = model;
@@ -315,8 +318,9 @@ base::Result<TrainingJobs> parse_gavel_trace(std::string_view text, const std::s
     if (weight > 0) job.weight = weight;
     if (known != nullptr) {
       job.ephemeral_bytes = static_cast<uint64_t>(std::llround(known->ephemeral_mb * 1e6));
-      job.memory_bytes = job.ephemeral_bytes + static_cast<uint64_t>(std::llround(known->parameters_millions *
-                                                                                  kGavelBytesPerParameter * 1e6));
+      job.memory_bytes =
+          job.ephemeral_bytes +
+          static_cast<uint64_t>(std::llround(known->parameters_millions * kGavelBytesPerParameter * 1e6));
     }
   }
   reader.jobs().notes.emplace_back(
@@ -330,7 +334,8 @@ const char* published_layout(std::string_view text) {
   const size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos) return nullptr;
   const std::string_view line = first_line(text.substr(start));
-  if (text[start] == '[' && text.substr(start, 4096).find("\"jobid\"") != std::string_view::npos) return "philly";
+  if (text[start] == '[' && text.substr(start, 4096).find("\"jobid\"") != std::string_view::npos)
+    return "philly";
   const std::vector<std::string_view> tabs = split(line, '\t');
   if (gavel_fields(tabs.size()) && tabs[0].find("batch size") != std::string_view::npos) return "trace";
   const std::vector<std::string_view> commas = split(line, ',');

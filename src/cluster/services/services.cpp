@@ -117,41 +117,56 @@ class ServicesProblem final : public Problem {
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
-    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice, Goal::kCapacity));
+    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice, Goal::kCapacity, devices_));
     write(placement, result);
     return {};
   }
 
   base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                     std::vector<PlaySpan>* spans) override {
-    GPUSHARE_ASSIGN_OR_RETURN(Placement placement, place(choice, Goal::kInTime));
-    if (choice == "gpushare")
-      placement = best_played(services_, devices_, known_to_ours(std::move(placement)));
-    ServingOptions serving = serving_;
-    serving.noise = options.noise.value_or(serving_.noise);
-    serving.seed = options.seed;
-    GPUSHARE_ASSIGN_OR_RETURN(const ServingResult played,
-                              serve(services_, devices_, placement, serving, spans));
-    write(placement, result);
-    result["planned_rps"] = placement.goodput_rps;
-    result["offered_rps"] = played.offered_rps;
-    result["goodput_rps"] = played.goodput_rps;
-    result["throughput_rps"] = played.throughput_rps;
-    result.erase("served_rps");  // what was planned for each
+    const std::vector<double> times = changes();
+    ServingResult sum;
+    sum.services.resize(services_.size());
+    std::vector<double> batches(services_.size(), 0);
+    Placement before;
     OrderedJson rows = OrderedJson::array();
-    for (size_t s = 0; s < services_.size(); ++s) {
-      const ServedService& served = played.services[s];
-      rows.push_back(object({{"service", services_[s].name},
-                             {"requests", served.requests},
-                             {"in_time", served.in_time},
-                             {"late", served.late},
-                             {"dropped", served.dropped},
-                             {"unplaced", served.unplaced},
-                             {"latency_p50_ms", served.latency_p50_ms},
-                             {"latency_p99_ms", served.latency_p99_ms},
-                             {"batch_mean", served.batch_mean}}));
+    for (size_t i = 0; i + 1 < times.size(); ++i) {
+      const double from = times[i], to = times[i + 1];
+      GPUSHARE_ASSIGN_OR_RETURN(Placement placement, place_up(choice, from));
+      ServingOptions serving = serving_;
+      serving.noise = options.noise.value_or(serving_.noise);
+      serving.seed = options.seed + i * 1'000'003;
+      serving.duration_s = to - from;
+      for (const Device& device : devices_)
+        serving.fails.push_back(is_up(device, from) && !is_up(device, to));
+      std::vector<PlaySpan> own;
+      GPUSHARE_ASSIGN_OR_RETURN(ServingResult played, serve(services_, devices_, placement, serving,
+                                                            spans == nullptr ? nullptr : &own));
+      for (PlaySpan& span : own) {
+        span.begin_s += from;
+        span.end_s += from;
+        spans->push_back(std::move(span));
+      }
+      add(played, (to - from) / serving_.duration_s, sum, batches);
+      if (i == 0) {
+        write(placement, result);
+        result["planned_rps"] = placement.goodput_rps;
+      } else {
+        rows.push_back(object({{"at_s", from},
+                               {"devices_up", std::count_if(devices_.begin(), devices_.end(),
+                                                            [&](const Device& d) { return is_up(d, from); })},
+                               {"replicas", placement.replicas.size()},
+                               {"new_replicas", new_replicas(before, placement)},
+                               {"goodput_rps", played.goodput_rps}}));
+      }
+      before = std::move(placement);
     }
-    result["services"] = std::move(rows);
+    result["offered_rps"] = sum.offered_rps;
+    result["goodput_rps"] = sum.goodput_rps;
+    result["throughput_rps"] = sum.throughput_rps;
+    result.erase("served_rps");  // what was planned for each
+    if (!rows.empty()) result["changes"] = std::move(rows);
+    write_services(sum, batches, result);
     return {};
   }
 
@@ -170,6 +185,89 @@ class ServicesProblem final : public Problem {
         configuration.profiled_on(profiled == devices_.end() ? devices_[0] : *profiled);
   }
 
+  static bool is_up(const Device& device, double at_s) {
+    return std::none_of(device.down.begin(), device.down.end(),
+                        [&](const Device::Down& down) { return down.from_s <= at_s && at_s < down.until_s; });
+  }
+
+  // The begin, the times at which devices fail or come back, and the end.
+  std::vector<double> changes() const {
+    std::vector<double> times{0, serving_.duration_s};
+    for (const Device& device : devices_)
+      for (const Device::Down& down : device.down)
+        for (const double at : {down.from_s, down.until_s})
+          if (at > 0 && at < serving_.duration_s) times.push_back(at);
+    std::sort(times.begin(), times.end());
+    times.erase(std::unique(times.begin(), times.end()), times.end());
+    return times;
+  }
+
+  // The scheduler's placement on the devices that are up then.
+  base::Result<Placement> place_up(std::string_view choice, double at_s) const {
+    std::vector<Device> up;
+    std::vector<size_t> index;
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      if (!is_up(devices_[d], at_s)) continue;
+      up.push_back(devices_[d]);
+      index.push_back(d);
+    }
+    if (up.empty()) {
+      Placement none;
+      for (size_t s = 0; s < services_.size(); ++s) none.unserved.emplace_back(s, "no device is up");
+      return none;
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(Placement placement, place(choice, Goal::kInTime, up));
+    if (choice == "gpushare") placement = best_played(services_, up, known_to_ours(std::move(placement), up));
+    for (Replica& replica : placement.replicas) replica.device = index[replica.device];
+    return placement;
+  }
+
+  static size_t new_replicas(const Placement& before, const Placement& after) {
+    return static_cast<size_t>(
+        std::count_if(after.replicas.begin(), after.replicas.end(), [&](const Replica& replica) {
+          return std::none_of(before.replicas.begin(), before.replicas.end(), [&](const Replica& old) {
+            return old.service == replica.service && old.device == replica.device &&
+                   old.batch == replica.batch;
+          });
+        }));
+  }
+
+  // Adds what was played in a part of the time.
+  static void add(ServingResult& played, double part, ServingResult& sum, std::vector<double>& batches) {
+    sum.offered_rps += part * played.offered_rps;
+    sum.goodput_rps += part * played.goodput_rps;
+    sum.throughput_rps += part * played.throughput_rps;
+    for (size_t s = 0; s < sum.services.size(); ++s) {
+      const ServedService& from = played.services[s];
+      ServedService& to = sum.services[s];
+      to.requests += from.requests;
+      to.in_time += from.in_time;
+      to.late += from.late;
+      to.dropped += from.dropped;
+      to.unplaced += from.unplaced;
+      to.latencies_ms.insert(to.latencies_ms.end(), from.latencies_ms.begin(), from.latencies_ms.end());
+      if (from.batch_mean > 0) batches[s] += static_cast<double>(from.in_time + from.late) / from.batch_mean;
+    }
+  }
+
+  void write_services(ServingResult& sum, const std::vector<double>& batches, OrderedJson& result) const {
+    OrderedJson rows = OrderedJson::array();
+    for (size_t s = 0; s < services_.size(); ++s) {
+      ServedService& served = sum.services[s];
+      const double answered = static_cast<double>(served.in_time + served.late);
+      rows.push_back(object({{"service", services_[s].name},
+                             {"requests", served.requests},
+                             {"in_time", served.in_time},
+                             {"late", served.late},
+                             {"dropped", served.dropped},
+                             {"unplaced", served.unplaced},
+                             {"latency_p50_ms", percentile(served.latencies_ms, 0.5)},
+                             {"latency_p99_ms", percentile(served.latencies_ms, 0.99)},
+                             {"batch_mean", batches[s] > 0 ? answered / batches[s] : 0.0}}));
+    }
+    result["services"] = std::move(rows);
+  }
+
   void read_measurements(Fields& fields) {
     for (const char* said : {"about", "known_plan"})
       fields.has(said);  // of the published file; nothing is read
@@ -177,26 +275,27 @@ class ServicesProblem final : public Problem {
     measured_ = true;
   }
 
-  base::Result<Placement> place(std::string_view choice, Goal goal) const {
+  base::Result<Placement> place(std::string_view choice, Goal goal,
+                                const std::vector<Device>& devices) const {
     for (size_t m = 0; m < kMetrics; ++m)
       if (choice == std::string("milp-") + (m == 0 ? "ao" : m == 1 ? "wao" : "wsm"))
-        return place_exactly(services_, devices_, static_cast<Metric>(m));
-    if (choice == "gpushare") return place_best(services_, devices_, goal);
-    if (choice == "usher") return place_by_usher(services_, devices_, Metric::kAo);
-    if (choice == "usher-wao") return place_by_usher(services_, devices_, Metric::kWao);
+        return place_exactly(services_, devices, static_cast<Metric>(m));
+    if (choice == "gpushare") return place_best(services_, devices, goal);
+    if (choice == "usher") return place_by_usher(services_, devices, Metric::kAo);
+    if (choice == "usher-wao") return place_by_usher(services_, devices, Metric::kWao);
     if (!measured_)
       return base::Status(
           GPUSHARE_INVALID_ARGUMENT,
           "measurements: the field is missing; this scheduler needs hardware, batches, shares and models");
-    return place_by_igniter(igniter_, services_, devices_);
+    return place_by_igniter(igniter_, services_, devices);
   }
 
   // Ours first, then what each published solver would do.
-  std::vector<Placement> known_to_ours(Placement ours) const {
+  std::vector<Placement> known_to_ours(Placement ours, const std::vector<Device>& devices) const {
     std::vector<Placement> all{std::move(ours)};
     for (const char* rule : {"usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm", "igniter"}) {
       if (std::string_view(rule) == "igniter" && !measured_) continue;
-      base::Result<Placement> placement = place(rule, Goal::kInTime);
+      base::Result<Placement> placement = place(rule, Goal::kInTime, devices);
       if (placement.ok()) all.push_back(std::move(*placement));
     }
     return all;
@@ -385,7 +484,8 @@ const Kind& services_kind() {
           },
           "matrix": {"type": "array", "items": {"type": "array", "items": {"$ref": "#/$defs/positive"}}}
         }
-      })"};
+      })",
+      true};
   return kind;
 }
 

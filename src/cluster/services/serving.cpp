@@ -32,6 +32,8 @@ struct Event {
 };
 constexpr uint32_t kCompletion = UINT32_MAX;
 
+}  // namespace
+
 double percentile(std::vector<float>& values, double part) {
   if (values.empty()) return 0;
   const auto rank =
@@ -39,6 +41,8 @@ double percentile(std::vector<float>& values, double part) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(rank), values.end());
   return values[rank];
 }
+
+namespace {
 
 class Serving {
  public:
@@ -106,8 +110,9 @@ class Serving {
       result.offered_rps += static_cast<double>(served.requests) / options_.duration_s;
       result.goodput_rps += static_cast<double>(served.in_time) / options_.duration_s;
       result.throughput_rps += static_cast<double>(served.in_time + served.late) / options_.duration_s;
-      served.latency_p50_ms = percentile(latencies_[s], 0.5);
-      served.latency_p99_ms = percentile(latencies_[s], 0.99);
+      served.latencies_ms = std::move(latencies_[s]);
+      served.latency_p50_ms = percentile(served.latencies_ms, 0.5);
+      served.latency_p99_ms = percentile(served.latencies_ms, 0.99);
     }
     return result;
   }
@@ -182,12 +187,18 @@ class Serving {
     Server& server = servers_[at];
     const size_t service = server.replica->service;
     ServedService& served = result_->services[service];
+    const size_t device = server.replica->device;
+    const bool lost = device < options_.fails.size() && options_.fails[device] && now_s > options_.duration_s;
+    if (lost) {
+      served.dropped += server.batch.size();
+      server.batch.clear();
+    }
     for (const double arrived : server.batch) {
       const double latency_ms = (now_s - arrived) * 1e3;
       ++(latency_ms <= services_[service].slo_ms * (1 + 1e-9) ? served.in_time : served.late);
       latencies_[service].push_back(static_cast<float>(latency_ms));
     }
-    if (spans_ != nullptr && spans_->size() < kMostSpans)
+    if (spans_ != nullptr && spans_->size() < kMostSpans && !lost)
       spans_->push_back({"device " + devices_[server.replica->device].id,
                          base::format("%s x %zu", services_[service].name.c_str(), server.batch.size()),
                          server.began_s, now_s});

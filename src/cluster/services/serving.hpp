@@ -15,6 +15,8 @@ struct ServingOptions {
   double duration_s = 60;  // of arrivals; what is queued then is served to its end
   double noise = 0;        // relative standard deviation of a batch's time
   uint64_t seed = 1;
+  // Devices that fail at duration_s: what they have not answered by then is lost, and counts as dropped.
+  std::vector<bool> fails = {};
 };
 
 struct ServedService {
@@ -24,6 +26,7 @@ struct ServedService {
   uint64_t dropped = 0;   // could not be answered in time any more when its turn came
   uint64_t unplaced = 0;  // no replica to go to
   double latency_p50_ms = 0, latency_p99_ms = 0;
+  std::vector<float> latencies_ms;  // in any order
   double batch_mean = 0;
 };
 
@@ -44,5 +47,8 @@ constexpr double kMostRequests = 2e7;
 base::Result<ServingResult> serve(const std::vector<Service>& services, const std::vector<Device>& devices,
                                   const Placement& placement, const ServingOptions& options,
                                   std::vector<PlaySpan>* spans);
+
+// The value at that rank, nearest; 0 of none. Reorders the values.
+double percentile(std::vector<float>& values, double part);
 
 }  // namespace gpushare::cluster::services

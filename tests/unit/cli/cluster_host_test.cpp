@@ -104,6 +104,30 @@ TEST_CASE("a job is paused and goes on, on another device, with the model that i
   CHECK(result->spans[0].end_s <= result->spans[1].begin_s);
 }
 
+TEST_CASE("a device that goes down loses its jobs, which go on elsewhere, and may come back") {
+  std::vector<cluster::Device> devices(2);
+  devices[0].id = "fails";
+  devices[1].id = "late";
+  for (cluster::Device& device : devices) device.memory_bytes = 64 << 20;
+  devices[0].down = {{0.05, cluster::kNever}};
+  devices[1].down = {{0, 0.05}};
+  const std::vector<JobInfo> jobs = {host_job("moved", 400)};
+  for (const char* name : {"fifo", "gpushare"}) {
+    INFO(name);
+    const auto scheduler = cluster::make_training_scheduler(name);
+    std::vector<std::string> notes;
+    ClusterHostOptions options;
+    options.want_spans = true;
+    const auto result = cli::run_cluster_on_host(jobs, devices, *scheduler, options, notes);
+    INFO((result.ok() ? "" : result.status().message()));
+    REQUIRE(result.ok());
+    CHECK(result->completed == 1);
+    REQUIRE_FALSE(result->spans.empty());
+    CHECK(result->spans.back().device == 1);  // its work takes longer than device 0 is there
+    CHECK(result->jobs[0].pauses + 1 == result->spans.size());
+  }
+}
+
 TEST_CASE("gangs and neighbours run on several devices, weights and batch sizes change while they run") {
   std::vector<JobInfo> jobs = {host_job("gang", 30, 2), host_job("beside", 30)};
   jobs[1].guaranteed = false;

@@ -96,6 +96,34 @@ TEST_CASE("a job that needs more than a step before it gains is found") {
   CHECK(ours > 1.5 * fair);  // 0.75 of it without looking further than a step
 }
 
+TEST_CASE("services whose devices fail and come back are placed anew on what is up, by every scheduler") {
+  const auto document = [](const char* first, const char* second) {
+    return base::format(R"({"version": 1, "kind": "services", "run": {"duration_s": 30}, "devices": [
+      {"id": "a", "memory_bytes": 16000000000%s}, {"id": "b", "memory_bytes": 16000000000%s}],
+      "services": [{"name": "s", "rate_rps": 100, "slo_ms": 200, "configurations": [{"batch": 4, "latency_ms": 10,
+      "throughput_rps": 400, "memory_percent": 10, "ao_percent": 60, "wao_percent": 55, "wsm_percent": 70}]}]})",
+                        first, second);
+  };
+  for (const char* scheduler : {"gpushare", "usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm"}) {
+    INFO(scheduler);
+    const OrderedJson one =
+        run_of(document(R"(, "down": [{"from_s": 10, "until_s": 20}])", R"(, "down": [{"from_s": 20}])"),
+               scheduler, 0);
+    REQUIRE(one["changes"].size() == 2);
+    CHECK(one["changes"][0]["devices_up"] == 1);
+    CHECK(one["changes"][1]["new_replicas"] == 1);  // the service moves from b to a
+    const double requests = one["services"][0]["requests"].get<double>();
+    CHECK(one["services"][0]["in_time"].get<double>() > 0.98 * requests);
+    CHECK(one["services"][0]["unplaced"] == 0);
+    const OrderedJson none = run_of(document(R"(, "down": [{"from_s": 10, "until_s": 20}])",
+                                             R"(, "down": [{"from_s": 10, "until_s": 20}])"),
+                                    scheduler, 0);
+    const double all = none["services"][0]["requests"].get<double>();
+    CHECK(none["services"][0]["unplaced"].get<double>() > 0.25 * all);
+    CHECK(none["services"][0]["in_time"].get<double>() > 0.6 * all);
+  }
+}
+
 TEST_CASE("no policy hands out more than there is, and each changes shares within the step") {
   for (const char* name : shares::kPolicies) {
     for (uint64_t seed = 1; seed <= 4; ++seed) {
