@@ -97,7 +97,7 @@ struct Process {
 };
 
 // A message at hand. answer() says no word where the process asked for none.
-using Refusals = std::map<std::string, uint64_t>;  // how many, by the status's name
+using Refusals = std::map<std::string, uint64_t>;                    // how many, by the status's name
 void count_refusal(Refusals& refusals, const base::Status& status);  // if the status is one
 
 struct Request {
