@@ -25,7 +25,8 @@ namespace gpushare {
 // There is no memory; the message says who holds it.
 class ResourceOutOfMemory final : public std::bad_alloc {
  public:
-  explicit ResourceOutOfMemory(const char* message) : message_(std::make_shared<const std::string>(message)) {}
+  explicit ResourceOutOfMemory(const char* message)
+      : message_(std::make_shared<const std::string>(message)) {}
   const char* what() const noexcept override { return message_->c_str(); }
 
  private:
