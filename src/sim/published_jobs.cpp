@@ -15,7 +15,7 @@ namespace {
 
 using cluster::JobInfo;
 
-constexpr double kMostSeconds = 1e9;
+constexpr double kMostTraceSeconds = 1e9;
 constexpr uint64_t kAssumedBytes = uint64_t{4} << 30;
 constexpr double kMostGpus = 1e6;
 const std::vector<std::string> kHelios = {"job_id",      "gpu_num",    "node_num", "state",
@@ -198,7 +198,7 @@ base::Result<TrainingJobs> parse_helios(std::string_view text, const std::string
     if (wrong)
       return reader.fail(rows[r].line,
                          "submit_time: '" + field(4).substr(0, 40) + "' must be 'YYYY-MM-DD hh:mm:ss'");
-    const std::optional<double> duration = number_of(field(7), kMostSeconds, &wrong);
+    const std::optional<double> duration = number_of(field(7), kMostTraceSeconds, &wrong);
     if (wrong) return reader.fail(rows[r].line, "duration: '" + field(7).substr(0, 40) + "' must be seconds");
     if (!gpus || *gpus <= 0)
       reader.without_gpus();
@@ -234,7 +234,7 @@ base::Result<TrainingJobs> parse_pai(std::string_view text, const std::string& f
     const double each = values[3] / 100, instances = has[0] ? std::max(1.0, values[0]) : 1;
     if (!has[3] || each <= 0 || each * instances > kMostGpus)
       reader.without_gpus();
-    else if (!has[1] || !has[2] || values[2] <= values[1] || values[2] - values[1] > kMostSeconds)
+    else if (!has[1] || !has[2] || values[2] <= values[1] || values[2] - values[1] > kMostTraceSeconds)
       reader.without_times();
     else
       reader.add(fields[0] + "/" + fields[1], values[1], values[2] - values[1],
@@ -300,8 +300,8 @@ base::Result<TrainingJobs> parse_gavel_trace(std::string_view text, const std::s
       return number_of(fields[i], most, &wrong).value_or(-1);
     };
     const double steps = number(at->steps, 1e15), gpus = number(at->gpus, kMostGpus),
-                 weight = number(at->weight, 1e6), arrival = number(at->arrival, kMostSeconds);
-    if (wrong || steps < 1 || gpus < 1 || arrival < 0 || steps / steps_per_s > kMostSeconds)
+                 weight = number(at->weight, 1e6), arrival = number(at->arrival, kMostTraceSeconds);
+    if (wrong || steps < 1 || gpus < 1 || arrival < 0 || steps / steps_per_s > kMostTraceSeconds)
       return reader.fail(line,
                          base::format("total_steps '%.*s', scale_factor '%.*s' or arrival_time '%.*s' is no "
                                       "number in its range (at most 1e9 s of work)",

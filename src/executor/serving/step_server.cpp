@@ -387,12 +387,14 @@ class StepServer::Impl {
     const StepEvent news = entry.news;
     entry.due = false;
     {
-      struct Unlocked {
-        explicit Unlocked(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
-        ~Unlocked() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+      struct WithoutLock {
+        explicit WithoutLock(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) {
+          mutex.unlock();
+        }
+        ~WithoutLock() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
         base::Mutex& mutex;
       };
-      const Unlocked unlocked(mutex_);
+      const WithoutLock unlocked(mutex_);
       const InsideServer inside(this);
       call(entry.answer, news);
     }
