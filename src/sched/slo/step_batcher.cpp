@@ -167,6 +167,7 @@ base::Status StepBatcher::arrive(const StepRequest& request, uint64_t now_ns) {
                       static_cast<double>(now_ns - request.first_deadline_ns) / 1e6)});
   auto held = std::make_unique<Held>();
   held->request = request;
+  held->request.arrival_ns = std::min(request.arrival_ns, now_ns);  // nothing arrives after it was handed in
   Held& of = *held;
   held_.try_emplace(request.id, std::move(held));
   enqueue(of);
@@ -174,14 +175,18 @@ base::Status StepBatcher::arrive(const StepRequest& request, uint64_t now_ns) {
   return {};
 }
 
+StepBatcher::DeadlineKey StepBatcher::deadline_key(const Held& of) {
+  return {of.tokens == 0 ? of.request.first_deadline_ns : kNever, of.request.arrival_ns, of.request.id};
+}
+
 void StepBatcher::enqueue(Held& of) {
   of.place = Place::kWaiting;
-  deadlines_.insert({of.tokens == 0 ? of.request.first_deadline_ns : kNever, of.request.id});
+  deadlines_.insert(deadline_key(of));
   arrivals_.insert({of.request.arrival_ns, of.request.id});
 }
 
 void StepBatcher::dequeue(Held& of) {
-  deadlines_.erase({of.tokens == 0 ? of.request.first_deadline_ns : kNever, of.request.id});
+  deadlines_.erase(deadline_key(of));
   arrivals_.erase({of.request.arrival_ns, of.request.id});
 }
 
@@ -224,7 +229,7 @@ base::Status StepBatcher::set_memory(uint64_t bytes) {
 
 void StepBatcher::expire(uint64_t now_ns) {
   while (expires_ns() < now_ns) {
-    Held& of = held(deadlines_.begin()->second);
+    Held& of = held(std::get<2>(*deadlines_.begin()));
     dequeue(of);
     answer(of, GPUSHARE_TIMED_OUT, DropReason::kExpired, now_ns);
   }
@@ -358,6 +363,16 @@ void StepBatcher::end_step(const StepResult& result, uint64_t device_ns, uint64_
     end_member(held(step_.members[i].id), step_.members[i], i, result, now_ns);
 }
 
+void StepBatcher::undo_step() {
+  running_ = false;
+  leaving_.insert(leaving_.begin(), step_.left.begin(), step_.left.end());
+  for (const StepMember& member : step_.members) {
+    Held& of = held(member.id);
+    of.chosen = false;
+    if (of.ends != GPUSHARE_OK) leave(of, of.ends);
+  }
+}
+
 void StepBatcher::end_member(Held& of, const StepMember& member, size_t index, const StepResult& result,
                              uint64_t now_ns) {
   of.chosen = false;
@@ -379,6 +394,7 @@ void StepBatcher::end_member(Held& of, const StepMember& member, size_t index, c
   }
   if (index < result.bytes.size() && result.bytes[index] != UINT64_MAX)
     bytes = std::min(result.bytes[index], kMostBytes);
+  bytes = std::min(bytes, UINT64_MAX - (bytes_ - of.bytes));  // the sum must not wrap
   if (status == GPUSHARE_OK && !done) {
     bytes_ += bytes - of.bytes;
     planned_bytes_ += bytes - of.bytes;

@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -148,11 +149,13 @@ class StepBatcher {
   // Drops waiting requests whose first deadline has passed.
   void expire(uint64_t now_ns);
   // The first deadline of a waiting request.
-  uint64_t expires_ns() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+  uint64_t expires_ns() const { return deadlines_.empty() ? kNever : std::get<0>(*deadlines_.begin()); }
 
   // The next step; end_step follows unless it is empty.
   const Step& begin_step(uint64_t now_ns);
   void end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns);
+  // Instead of end_step, for a step that could not be run: nobody has been told that members left, nothing is processed.
+  void undo_step();
   // Appends the news since the last call, in their order.
   void take_events(std::vector<StepEvent>& out);
 
@@ -182,6 +185,8 @@ class StepBatcher {
     uint64_t context() const { return processed + (tokens - generated); }
   };
   using Key = std::pair<uint64_t, RequestId>;
+  // First deadline, arrival, id: of equal deadlines (all that have none) the one that waits longest is the first.
+  using DeadlineKey = std::tuple<uint64_t, uint64_t, RequestId>;
 
   StepBatcher(std::string name, const StepOptions& options);
   // A policy's part: calls decode, prefill, join and give_back until the step is what it wants. Whoever is in it fits into
@@ -192,7 +197,7 @@ class StepBatcher {
   // Members in the order in which they joined; valid until the next give_back.
   const std::vector<Held*>& members() const { return members_; }
   // By first deadline and by arrival.
-  const std::set<Key>& by_deadline() const { return deadlines_; }
+  const std::set<DeadlineKey>& by_deadline() const { return deadlines_; }
   const std::set<Key>& by_arrival() const { return arrivals_; }
   const StepOptions& options() const { return options_; }
   size_t decoding() const { return decoding_; }        // in the step so far
@@ -214,6 +219,7 @@ class StepBatcher {
 
  private:
   base::Status check(const StepRequest& request) const;
+  static DeadlineKey deadline_key(const Held& of);
   void enqueue(Held& of);
   void dequeue(Held& of);
   void answer(Held& of, int32_t status, std::optional<DropReason> dropped, uint64_t now_ns);
@@ -233,7 +239,8 @@ class StepBatcher {
   uint64_t memory_;
   StepTime time_;
   base::FlatHashMap<RequestId, std::unique_ptr<Held>> held_;
-  std::set<Key> deadlines_, arrivals_;  // of those that wait; an arrival's key is that of its first one
+  std::set<DeadlineKey> deadlines_;  // of those that wait
+  std::set<Key> arrivals_;           // of the same; the key is that of the first arrival
   std::vector<Held*> members_;
   std::vector<RequestId> leaving_;  // cancelled members that no step has told of
   Step step_;

@@ -32,11 +32,10 @@ class FifoSteps final : public StepBatcher {
              std::pair(b->request.arrival_ns, b->request.id);
     });
     for (Held* each : in_order) {
-      while (each->decodes() && !decode(*each)) {
+      while (each->place == Place::kMember && each->decodes() && !decode(*each)) {
         Held* last = victim();
         if (last == nullptr || last == each) break;
         give_back(*last);
-        if (each->place != Place::kMember) break;
       }
       if (each->place == Place::kMember && !each->decodes()) prefill(*each, UINT64_MAX);
     }
@@ -57,6 +56,7 @@ class GpushareSteps final : public StepBatcher {
   static constexpr double kFull = 0.95;     // of a token's time that decoding members may need
   static constexpr double kLongest =
       0.25;  // of the time until a first token is due: the longest step beside it
+  static constexpr double kShortestNs = 1e6;  // no first token is reason for steps below this
   struct Prompt {
     Held* of;
     double work_ns;
@@ -118,9 +118,9 @@ class GpushareSteps final : public StepBatcher {
     prompts_.clear();
     for (Held* each : members())
       if (!each->decodes()) prompts_.push_back({each, 0});
-    for (const Key& key : by_deadline()) {
+    for (const DeadlineKey& key : by_deadline()) {
       if (prompts_.size() >= kLookedAt + options().max_members) break;
-      prompts_.push_back({&held(key.second), 0});
+      prompts_.push_back({&held(std::get<2>(key)), 0});
     }
     std::sort(prompts_.begin(), prompts_.end(),
               [](const Prompt& a, const Prompt& b) { return sooner(a.of, b.of); });
@@ -133,10 +133,11 @@ class GpushareSteps final : public StepBatcher {
                                   : each.of->request.prompt_tokens + each.of->tokens;
       each.work_ns = time().prefill_ns() * static_cast<double>(tokens) / share +
                      (std::isfinite(shortest_ns_) ? 0 : time().step_ns());
-      if (each.of->place == Place::kWaiting && each.of->tokens == 0 &&
-          each.of->request.first_deadline_ns != kNever)
-        longest_ns_ = std::min(
-            longest_ns_, kLongest * from(each.of->request.arrival_ns, each.of->request.first_deadline_ns));
+      if (each.of->place != Place::kWaiting || each.of->tokens != 0) continue;
+      const double whole_ns = from(each.of->request.arrival_ns, each.of->request.first_deadline_ns);
+      // One that would be late on an idle device shortens nobody's steps.
+      if (whole_ns > time().step_ns() + time().prefill_ns() * static_cast<double>(tokens))
+        longest_ns_ = std::min(longest_ns_, std::max(kLongest * whole_ns, kShortestNs));
     }
     if (!prompts_.empty()) until_ns_ = std::min(until_ns_, std::max(longest_ns_, 4 * decoding_ns));
     longest_ns_ *= 1.001;  // forgets tight deadlines that come no more

@@ -229,6 +229,12 @@ TEST_CASE("random calls: every request is answered once, and no plan is above th
           continue;
         }
         empty = 0;
+        if (uniform(random, 0, 29) == 0) {
+          if (next > 0) batcher->cancel(uniform(random, 0, next - 1), now);
+          batcher->undo_step();
+          take();
+          continue;
+        }
         for (RequestId id : step.left) {
           REQUIRE(held.contains(id));
           processed[id] = 0;
@@ -269,5 +275,95 @@ TEST_CASE("random calls: every request is answered once, and no plan is above th
       CHECK(stats.accepted == stats.in_time + stats.late + stats.failed + stats.expired + stats.cancelled);
       CHECK((options.memory_bytes == 0 || stats.most_bytes <= options.memory_bytes));
     }
+  }
+}
+
+TEST_CASE("requests without deadlines are looked at in the order of their arrival, whatever their ids") {
+  auto batcher = make_steps({.max_members = 1});
+  // The first to arrive has the last id. More wait than the policy looks at, and for each that ends another comes.
+  REQUIRE(batcher->arrive(generation(UINT64_MAX, 5), 0).ok());
+  RequestId next = 0;
+  for (; next < 2000; ++next) REQUIRE(batcher->arrive(generation(next, 5, 1), kMs).ok());
+  uint64_t now = kMs;
+  bool served = false;
+  for (int i = 0; i < 100 && !served; ++i) {
+    const Step& step = batcher->begin_step(now);
+    REQUIRE(step.members.size() == 1);
+    served = step.members[0].id == UINT64_MAX;
+    StepResult result;
+    const std::vector<uint8_t> done(1, 1);
+    result.done = done;
+    now += kMs;
+    batcher->end_step(result, kMs, now);
+    REQUIRE(batcher->arrive(generation(next++, 5, 1), now).ok());
+  }
+  CHECK(served);
+}
+
+TEST_CASE("a request whose first token cannot be in time makes nobody's steps short") {
+  // The deadline lies before the arrival that the caller states; the prompt takes longer than until the deadline.
+  for (const bool hopeless : {false, true}) {
+    INFO(hopeless);
+    auto batcher = make_steps(kKnown);
+    StepRequest hostile = generation(1, hopeless ? 100'000 : 1);
+    hostile.arrival_ns = hopeless ? 0 : UINT64_MAX;
+    hostile.first_deadline_ns = 2 * kMs;
+    REQUIRE(batcher->arrive(hostile, 1 * kMs).ok());
+    REQUIRE(batcher->begin_step(1 * kMs).members.size() == 1);
+    StepResult result;
+    const std::vector<uint8_t> done(1, 1);
+    result.done = done;
+    batcher->end_step(result, 20 * kMs, 21 * kMs);
+    StepRequest one = generation(2, 10'000, 21);
+    one.first_deadline_ns = 60'000 * kMs;
+    REQUIRE(batcher->arrive(one, 21 * kMs).ok());
+    const Step& step = batcher->begin_step(21 * kMs);
+    REQUIRE(step.members.size() == 1);
+    CHECK(step.members[0].prefill == 10'000);
+  }
+}
+
+TEST_CASE("bytes that members report never wrap around the limit") {
+  StepOptions options;
+  options.memory_bytes = uint64_t{1} << 40;
+  auto batcher = make_steps(options, "fifo");
+  for (RequestId id = 0; id < 16; ++id) REQUIRE(batcher->arrive(generation(id, 5), 0).ok());
+  REQUIRE(batcher->begin_step(0).members.size() == 16);
+  StepResult result;
+  const std::vector<uint64_t> bytes(16, uint64_t{1} << 60);
+  result.bytes = bytes;
+  batcher->end_step(result, kMs, kMs);
+  CHECK(batcher->stats().bytes > options.memory_bytes);
+  // All are above the limit: none stays a member.
+  const Step& step = batcher->begin_step(kMs);
+  CHECK(step.left.size() == 16);
+  CHECK(batcher->stats().bytes == 0);
+}
+
+TEST_CASE("a step that could not be run is made again, and tells of the same members that left") {
+  for (const char* policy : {"gpushare", "fifo"}) {
+    INFO(policy);
+    auto batcher = make_steps(kKnown, policy);
+    for (RequestId id = 1; id <= 3; ++id) REQUIRE(batcher->arrive(generation(id, 5), 0).ok());
+    REQUIRE(batcher->begin_step(0).members.size() == 3);
+    batcher->undo_step();
+    REQUIRE(batcher->begin_step(0).members.size() == 3);
+    batcher->end_step({}, 10 * kMs, 10 * kMs);
+    REQUIRE(batcher->cancel(1, 10 * kMs));
+    REQUIRE(batcher->begin_step(10 * kMs).left == std::vector<RequestId>{1});
+    REQUIRE(batcher->cancel(2, 10 * kMs));  // a member of the step
+    batcher->undo_step();
+    const Step& step = batcher->begin_step(10 * kMs);
+    CHECK(step.left == std::vector<RequestId>{1, 2});
+    REQUIRE(step.members.size() == 1);
+    CHECK(step.members[0].prefill == 0);
+    CHECK(step.members[0].tokens == 1);
+    batcher->end_step({}, 10 * kMs, 20 * kMs);
+    std::vector<StepEvent> events;
+    batcher->take_events(events);
+    CHECK(std::count_if(events.begin(), events.end(), [](const StepEvent& each) {
+            return each.ended && each.status == GPUSHARE_CANCELLED;
+          }) == 2);
+    CHECK(batcher->stats().members == 1);
   }
 }
