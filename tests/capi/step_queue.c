@@ -450,10 +450,40 @@ static void outlives(void) {
   CHECK(model->ended[1] && model->status[1] != GPUSHARE_OK);
   one = request(2);
   status = gpushare_step_queue_submit(model->queue, &one, answered, model);
-  CHECK(status == GPUSHARE_INVALID_STATE || status == model->status[1]);
+  CHECK_STATUS(status, GPUSHARE_INVALID_STATE);
   CHECK_STATUS(gpushare_step_queue_close(model->queue), GPUSHARE_OK);
   CHECK(model->wrong == 0 && model->released == 1);
   free(model);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
+static int32_t nothing(void* user_data, gpushare_iteration iteration) {
+  (void)user_data;
+  (void)iteration;
+  return GPUSHARE_OK;
+}
+
+/* The session has as many iterations queued as it may have: a step waits until there is room, and its members do not fail. */
+static void waits_for_room(void) {
+  gpushare_runtime runtime = open_runtime("host", "fair", 16 * MIB);
+  gpushare_session session = open_session(runtime, "busy", MIB, MIB);
+  struct model* model = open_model(session, NULL, 0, 0);
+  gpushare_step_request one = request(1);
+  gpushare_iteration held = NULL;
+  gpushare_step_queue_info info;
+  int32_t status = GPUSHARE_OK;
+  CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &held), GPUSHARE_OK);
+  while (status == GPUSHARE_OK) status = gpushare_session_submit(session, nothing, NULL, NULL, NULL);
+  CHECK_STATUS(status, GPUSHARE_QUEUE_FULL);
+  submit(model, &one);
+  do info = info_of(model);
+  while (info.members + info.failed == 0);
+  CHECK_STATUS(gpushare_step_queue_drain(model->queue, 1000000), GPUSHARE_TIMED_OUT);
+  CHECK_STATUS(gpushare_iteration_end(held), GPUSHARE_OK);
+  drain(model);
+  CHECK_STATUS(model->status[1], GPUSHARE_OK);
+  close_model(model);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
 }
 
@@ -473,6 +503,7 @@ int main(void) {
   lends();
   refuses(session);
   outlives();
+  waits_for_room();
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
   return capi_result();

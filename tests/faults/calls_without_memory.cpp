@@ -16,6 +16,7 @@
 #include "gpushare/loader.h"
 #include "gpushare/range.h"
 #include "gpushare/serving.h"
+#include "gpushare/steps.h"
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
 #include "support/sizes.hpp"
@@ -51,6 +52,7 @@ class Program {
     models(a, b);
     switcher();
     requests(a);
+    steps(a);
     close(a);
   }
 
@@ -288,6 +290,36 @@ class Program {
     (void)tell(gpushare_request_queue_drain(queue, GPUSHARE_NO_TIMEOUT));
     CHECK(unanswered_ == 0);
     (void)tell(gpushare_request_queue_close(queue));
+  }
+
+  void steps(gpushare_session session) {
+    gpushare_step_queue queue = nullptr;
+    gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+    const auto step = [](void*, gpushare_iteration, const gpushare_step* of) -> int32_t {
+      for (uint64_t i = 0; i < of->count; ++i) of->done[i] = of->members[i].tokens == 2;
+      return GPUSHARE_OK;
+    };
+    if (session == nullptr ||
+        !tell(gpushare_step_queue_create(session, &params, step, nullptr, nullptr, &queue)))
+      return;
+    keep([queue] { return gpushare_step_queue_close(queue); });
+    for (uint64_t id = 0; id < 3; ++id) {
+      gpushare_step_request request = GPUSHARE_STEP_REQUEST_INIT;
+      request.id = id;
+      request.prompt_tokens = 5;
+      ++unanswered_;
+      if (!tell(gpushare_step_queue_submit(
+              queue, &request,
+              [](void* user_data, const gpushare_step_answer* answer) {
+                if (answer->ended != 0) --*static_cast<std::atomic<int>*>(user_data);
+              },
+              &unanswered_)))
+        --unanswered_;
+    }
+    (void)gpushare_step_queue_cancel(queue, 1);  // or it is answered already
+    (void)tell(gpushare_step_queue_drain(queue, GPUSHARE_NO_TIMEOUT));
+    CHECK(unanswered_ == 0);
+    (void)tell(gpushare_step_queue_close(queue));
   }
 
   const uint32_t layout_;

@@ -360,6 +360,54 @@ TEST_CASE("progress functions that end their threads cost no progress") {
   Thread([&] { (void)gpushare_runtime_close(fixture.runtime); }).join();
 }
 
+TEST_CASE("functions that take a step queue's answers and end their thread keep no request open") {
+  Fixture fixture("host");
+  const gpushare_session session = fixture.open("serves");
+  gpushare_step_queue queue = nullptr;
+  const gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+  const auto step = [](void*, gpushare_iteration, const gpushare_step* of) -> int32_t {
+    for (uint64_t i = 0; i < of->count; ++i) of->done[i] = of->members[i].tokens == 2;
+    return GPUSHARE_OK;
+  };
+  REQUIRE(gpushare_step_queue_create(session, &params, step, nullptr, nullptr, &queue) == GPUSHARE_OK);
+  std::atomic<int> ended{0};
+  for (uint64_t id = 0; id < 5; ++id) {
+    gpushare_step_request request = GPUSHARE_STEP_REQUEST_INIT;
+    request.id = id;
+    const auto answer = [](void* data, const gpushare_step_answer* news) {
+      if (news->ended != 0) ++*static_cast<std::atomic<int>*>(data);
+      end_thread();
+    };
+    REQUIRE(gpushare_step_queue_submit(queue, &request, answer, &ended) == GPUSHARE_OK);
+  }
+  CHECK(gpushare_step_queue_drain(queue, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
+  CHECK(ended == 5);
+  CHECK(gpushare_step_queue_close(queue) == GPUSHARE_OK);
+  CHECK(gpushare_session_close(session) == GPUSHARE_OK);
+  fixture.finish();
+}
+
+TEST_CASE("a step that ends its thread fails the session, and its queue answers and closes") {
+  Fixture fixture("host");
+  const gpushare_session session = fixture.open("ends its thread");
+  gpushare_step_queue queue = nullptr;
+  const gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+  const auto step = [](void*, gpushare_iteration, const gpushare_step*) -> int32_t { end_thread(); };
+  REQUIRE(gpushare_step_queue_create(session, &params, step, nullptr, nullptr, &queue) == GPUSHARE_OK);
+  std::atomic<int32_t> status{GPUSHARE_OK};
+  gpushare_step_request request = GPUSHARE_STEP_REQUEST_INIT;
+  const auto answer = [](void* data, const gpushare_step_answer* news) {
+    if (news->ended != 0) *static_cast<std::atomic<int32_t>*>(data) = news->status;
+  };
+  REQUIRE(gpushare_step_queue_submit(queue, &request, answer, &status) == GPUSHARE_OK);
+  CHECK(gpushare_step_queue_drain(queue, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
+  CHECK(status == GPUSHARE_CALLBACK_FAILED);
+  CHECK(fixture.info(session).state == GPUSHARE_SESSION_FAILED);
+  CHECK(gpushare_step_queue_close(queue) == GPUSHARE_OK);
+  CHECK(gpushare_session_close(session) == GPUSHARE_OK);
+  fixture.finish();
+}
+
 TEST_CASE("an out-of-memory function that ends its thread leaves no lock behind") {
   Fixture fixture(kDevices[GENERATE(0, 1)]);
   REQUIRE(gpushare_runtime_set_out_of_memory_callback(

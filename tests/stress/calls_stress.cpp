@@ -103,13 +103,14 @@ struct World {
   Pool<gpushare_range> ranges;
   Pool<gpushare_allocator> allocators;
   Pool<gpushare_request_queue> queues;
+  Pool<gpushare_step_queue> step_queues;
   Pool<gpushare_loader> loaders;
   Pool<gpushare_image> images;
   Pool<gpushare_model> models;
   Pool<gpushare_switcher> switchers;
   Addresses addresses;
   std::atomic<int64_t> unanswered{0}, unreleased{0};
-  std::atomic<uint32_t> queues_made{0}, ranges_made{0}, loaders_made{0};
+  std::atomic<uint32_t> queues_made{0}, step_queues_made{0}, ranges_made{0}, loaders_made{0};
 };
 
 class Caller {
@@ -397,6 +398,62 @@ class Caller {
       }
     }
   }
+  int32_t steps() {
+    const gpushare_step_queue queue = world_.step_queues.pick(random_);
+    switch (below(8)) {
+      case 0: {
+        if (world_.step_queues_made++ >= 4) return GPUSHARE_OK;
+        gpushare_step_queue_params params = GPUSHARE_STEP_QUEUE_PARAMS_INIT;
+        params.policy = below(2) == 0 ? "fifo" : nullptr;
+        params.memory_bytes = 1000;
+        gpushare_step_queue made = nullptr;
+        ++world_.unreleased;
+        const int32_t status = gpushare_step_queue_create(
+            world_.sessions.pick(random_), &params, step, &world_.unreleased,
+            [](void* count) { --*static_cast<std::atomic<int64_t>*>(count); }, &made);
+        if (status == GPUSHARE_OK)
+          world_.step_queues.add(made);
+        else
+          --world_.unreleased;
+        return status;
+      }
+      case 1:
+        return gpushare_step_queue_cancel(queue, below(1000));
+      case 2:
+        return gpushare_step_queue_set_memory(queue, below(1000));
+      case 3: {
+        gpushare_step_queue_info info = GPUSHARE_STEP_QUEUE_INFO_INIT;
+        return gpushare_step_queue_get_info(queue, &info);
+      }
+      default: {
+        gpushare_step_request request = GPUSHARE_STEP_REQUEST_INIT;
+        request.id = below(1000);
+        request.prompt_tokens = 1 + below(100);
+        request.start_bytes = below(300);
+        request.step_bytes = below(30);
+        if (below(2) == 0) request.first_deadline_ns = gpushare_now_ns() + below(20'000'000);
+        ++world_.unanswered;
+        const int32_t status = gpushare_step_queue_submit(
+            queue, &request,
+            [](void* count, const gpushare_step_answer* news) {
+              if (news->ended != 0) --*static_cast<std::atomic<int64_t>*>(count);
+            },
+            &world_.unanswered);
+        if (status != GPUSHARE_OK) --world_.unanswered;
+        return status;
+      }
+    }
+  }
+  // Some members grow, fail or end; some steps fail.
+  static int32_t step(void*, gpushare_iteration, const gpushare_step* step) {
+    for (uint64_t i = 0; i < step->count; ++i) {
+      const gpushare_step_member& of = step->members[i];
+      step->done[i] = of.tokens >= of.id % 7;
+      if (of.id % 50 == 1) step->bytes[i] = 400;
+      if (of.id % 50 == 2) step->statuses[i] = GPUSHARE_IO_ERROR;
+    }
+    return step->count > 0 && step->members[0].id % 50 == 3 ? GPUSHARE_MALFORMED_INPUT : GPUSHARE_OK;
+  }
   int32_t load() {
     switch (below(6)) {
       case 0: {
@@ -488,6 +545,8 @@ const std::vector<Caller::Action> Caller::kActions = {
     {"gpushare_allocator_release", &Caller::allocator_release, true},
     {"gpushare_request_queue_...", &Caller::queue, false},
     {"gpushare_request_queue_...", &Caller::queue, false},
+    {"gpushare_step_queue_...", &Caller::steps, false},
+    {"gpushare_step_queue_...", &Caller::steps, false},
     {"gpushare_loader_...", &Caller::load, true},
     {"gpushare_runtime_...", &Caller::runtime, false},
 };
@@ -575,6 +634,7 @@ void live(const char* device, uint32_t layout, uint64_t calls, uint64_t seed) {
     close_all(world.ranges, doing, "gpushare_range_close", gpushare_range_close);
     close_all(world.sessions, doing, "gpushare_session_close", gpushare_session_close);
     close_all(world.queues, doing, "gpushare_request_queue_close", gpushare_request_queue_close);
+    close_all(world.step_queues, doing, "gpushare_step_queue_close", gpushare_step_queue_close);
     close_all(world.models, doing, "gpushare_model_release", gpushare_model_release);
     close_all(world.images, doing, "gpushare_image_release", gpushare_image_release);
     close_all(world.loaders, doing, "gpushare_loader_release", gpushare_loader_release);

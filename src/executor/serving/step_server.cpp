@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/cancel.hpp"
@@ -86,7 +87,9 @@ class StepServer::Impl {
 
   base::Status submit(const StepRequest& request, Answer answer, void* tag) {
     base::MutexLock lock(mutex_);
-    if (!ended_status_.ok()) return ended_status_;
+    if (ended_status_.code() == GPUSHARE_HOST_OUT_OF_MEMORY) return ended_status_;
+    if (!ended_status_.ok())
+      return {GPUSHARE_INVALID_STATE, "the step queue runs no more steps: " + ended_status_.message()};
     if (draining_)
       return {GPUSHARE_INVALID_STATE, "the step queue takes no more requests: it is draining or closed"};
     if (entries_.contains(request.id))
@@ -210,9 +213,10 @@ class StepServer::Impl {
       base::MutexLock lock(mutex_);
       draining_ = true;
       try {
-        if (ended_status_.ok())
+        if (ended_status_.ok()) {
           for (const auto& [id, entry] : entries_) batcher_->cancel(id, base::host_now_ns());
-        post();
+          post();
+        }
       } catch (...) {
         end_all(no_memory_);
       }
@@ -299,10 +303,10 @@ class StepServer::Impl {
     seen.left_tags.clear();
     for (const auto& member : seen.members) seen.member_tags.push_back(tag(member.id));
     for (RequestId id : seen.left) seen.left_tags.push_back(tag(id));
-    mark(seen, true);
     seen.done.assign(seen.members.size(), 0);
     seen.statuses.assign(seen.members.size(), GPUSHARE_OK);
     seen.bytes.assign(seen.members.size(), UINT64_MAX);
+    mark(seen, true);  // last: whoever is marked is answered by run() alone
   }
 
   void mark(const RunningStep& seen, bool in_step) GPUSHARE_REQUIRES(mutex_) {
@@ -314,18 +318,24 @@ class StepServer::Impl {
     mutex_.unlock();
     base::Status outcome;
     uint64_t started_ns = 0;
-    base::Status ran = no_memory_;
-    try {
-      std::unique_ptr<Work> work = std::make_unique<StepWorkItem>(function_, this, seen, outcome, started_ns);
-      base::Result<std::shared_ptr<Ticket>> ticket = session_->submit(work);
-      ran = ticket.ok() ? (*ticket)->wait(UINT64_MAX) : ticket.status();
-    } catch (...) {
-    }
+    const base::Status ran = submit_and_wait(seen, outcome, started_ns);
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
     mark(seen, false);
-    if (step_session_ended(ran) || !ended_status_.ok()) {
+    if (step_session_ended(ran) || !ended_status_.ok() ||
+        (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
       end_all(ran.ok() ? no_memory_ : ran);
+      return;
+    }
+    if (started_ns == 0 && ran.code() == GPUSHARE_QUEUE_FULL) {
+      try {
+        batcher_->undo_step();
+      } catch (...) {
+        end_all(no_memory_);
+        return;
+      }
+      // The session has as much work queued as it may have. Nothing tells when there is less.
+      work_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
       return;
     }
     sched::slo::StepResult result;
@@ -338,6 +348,24 @@ class StepServer::Impl {
       post();
     } catch (...) {
       end_all(no_memory_);
+    }
+  }
+
+  // `seen`, `outcome` and `started_ns` are the step's until this returns.
+  base::Status submit_and_wait(RunningStep& seen, base::Status& outcome, uint64_t& started_ns) {
+    std::shared_ptr<Ticket> ticket;
+    try {
+      std::unique_ptr<Work> work = std::make_unique<StepWorkItem>(function_, this, seen, outcome, started_ns);
+      GPUSHARE_ASSIGN_OR_RETURN(ticket, session_->submit(work));
+    } catch (...) {
+      return no_memory_;
+    }
+    while (true) {
+      try {
+        return ticket->wait(UINT64_MAX);
+      } catch (...) {  // no memory to wait with; the step is queued or runs
+        std::this_thread::yield();
+      }
     }
   }
 
@@ -386,6 +414,17 @@ class StepServer::Impl {
     if (first_ == nullptr) last_ = nullptr;
     const StepEvent news = entry.news;
     entry.due = false;
+    // Also where the answer function ends this thread: another thread goes on, and close waits for the last entry to go.
+    struct Answered {
+      ~Answered() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+        if (!news.ended) return;
+        server.entries_.erase(news.id);
+        if (server.entries_.empty()) server.answered_.notify_all();
+      }
+      Impl& server;
+      const StepEvent& news;
+    };
+    const Answered answered{*this, news};
     {
       struct WithoutLock {
         explicit WithoutLock(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) {
@@ -398,9 +437,6 @@ class StepServer::Impl {
       const InsideServer inside(this);
       call(entry.answer, news);
     }
-    if (!news.ended) return;
-    entries_.erase(news.id);
-    if (entries_.empty()) answered_.notify_all();
   }
 
   GPUSHARE_CATCHES_FORCED_UNWIND static void call(const Answer& answer, const StepEvent& news) {
