@@ -73,9 +73,18 @@ def typestr(dtype: Any) -> str:
     return numpy.dtype(dtype).str
 
 
+def item_bytes(kind: str) -> int:
+    """What an element of a type takes, as numpy counts. Raises InvalidArgument for types whose elements are not plain bytes."""
+    count = kind[2:]
+    if kind[1] == "O" or not (count.isascii() and count.isdigit()) or int(count) == 0:
+        raise InvalidArgument(f"an array's type is {kind!r}; allowed are types of a fixed number of bytes that hold no Python objects, such as "
+                              "'<f4'", lib.GPUSHARE_INVALID_ARGUMENT)
+    return int(count) * (4 if kind[1] == "U" else 1)  # of text it is the number of characters
+
+
 def bytes_of(shape: Shape, dtype: Any) -> int:
     """What an array takes."""
-    return math.prod((shape,) if isinstance(shape, int) else (int(size) for size in shape)) * int(typestr(dtype)[2:])
+    return math.prod((shape,) if isinstance(shape, int) else (int(size) for size in shape)) * item_bytes(typestr(dtype))
 
 
 class DeviceArray:
@@ -89,7 +98,7 @@ class DeviceArray:
     def __init__(self, block: Any, shape: Shape, dtype: Any = "<f4", offset: int = 0) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
         self.typestr = typestr(dtype)
-        self.nbytes = math.prod(self.shape) * int(self.typestr[2:])
+        self.nbytes = math.prod(self.shape) * item_bytes(self.typestr)
         if offset < 0 or min(self.shape, default=0) < 0 or offset + self.nbytes > block.nbytes:
             raise InvalidArgument(f"an array of shape {self.shape}, type {self.typestr} from byte {offset} does not fit a block "
                                   f"of {block.nbytes} bytes", lib.GPUSHARE_INVALID_ARGUMENT)

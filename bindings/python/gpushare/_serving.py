@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, TypedDict
 
 from ._cffi import ffi
-from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
+from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, InvalidState, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
 from ._runtime import Runtime
 from ._session import Iteration, Session
 from ._values import calls, on_release, one_of
@@ -138,6 +138,8 @@ class Batch:
         """Tells what request `index` took, or would take, alone, where that is known."""
         if not 0 <= index < len(self):
             raise IndexError(f"the batch has {len(self)} requests, none with index {index}")
+        if self._batch is None:
+            raise InvalidState("the batch is over: its function has returned", lib.GPUSHARE_INVALID_STATE)
         self._batch.execution_ns[index] = int(seconds * 1e9)
 
 
@@ -149,8 +151,9 @@ class _QueueModel:
     def run(self, handle: Any, batch: Any) -> int:
         requests = [ffi.from_handle(batch.user_data[index]) for index in range(batch.count)]
         iteration = Iteration(self.session, handle)
+        seen = Batch(batch, requests)
         try:
-            results = self.function(iteration, Batch(batch, requests))
+            results = self.function(iteration, seen)
             if results is not None:
                 results = list(results)
                 if len(results) != len(requests):
@@ -167,6 +170,7 @@ class _QueueModel:
                 request.error = error
             return status_of(error)
         finally:
+            seen._batch = None
             try:
                 iteration._keep_exported()
             except Error:

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, TypedDict
 
 from ._cffi import ffi
-from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
+from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, InvalidState, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
 from ._serving import now_ns
 from ._session import Iteration, Session
 from ._values import Bytes, calls, on_release, size_in_bytes
@@ -33,17 +33,28 @@ class StepQueueOptions(TypedDict, total=False):
 _log = logging.getLogger("gpushare")
 
 
+class _StreamFuture(concurrent.futures.Future):
+    """A stream's list of values. cancel() cancels the request; it is True only if the request generates nothing more."""
+
+    def __init__(self, stream: "TokenStream") -> None:
+        super().__init__()
+        self._stream = stream
+
+    def cancel(self) -> bool:
+        return self.cancelled() or (self._stream.cancel() and super().cancel())
+
+
 class TokenStream:
     """What a request generates. Iterating waits for each value; result() waits for all of them and returns the list.
 
     Both raise TimedOut for a request that was dropped because its first value was not in time, Cancelled, or CallbackFailed when its
-    step failed. `future` is the list as a concurrent.futures.Future (`asyncio.wrap_future` makes it awaitable). `late` says whether one
-    of the values came after it was due.
+    step failed. `future` is the list as a concurrent.futures.Future (`asyncio.wrap_future` makes it awaitable), whose cancel() cancels
+    the request. `late` says whether one of the values came after it was due.
     """
 
     def __init__(self, queue: "StepQueue", request_id: int, payload: Any) -> None:
         self.request_id = request_id
-        self.future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        self.future: concurrent.futures.Future[list[Any]] = _StreamFuture(self)
         self.late = False
         self._queue = queue
         self._payload = payload
@@ -51,12 +62,13 @@ class TokenStream:
         self._values: list[Any] = []  # generated; the first _ready are delivered
         self._ready = 0
         self._error: Optional[BaseException] = None
+        self._ended = False
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[Any]:
         for index in itertools.count():
             with self._changed:
-                self._changed.wait_for(lambda: self._ready > index or self.future.done())
+                self._changed.wait_for(lambda: self._ready > index or self._ended)
                 if self._ready <= index:
                     break
             yield self._values[index]
@@ -78,24 +90,30 @@ class TokenStream:
         with self._changed:
             self._ready = answer.tokens
             self.late = bool(answer.late)
-            if answer.ended:
-                self._state = None
-                if answer.status == 0:
-                    self.future.set_result(self._values[:answer.tokens])
-                elif self._error is not None:
-                    failed = CallbackFailed(f"the step function raised {self._error!r}", lib.GPUSHARE_CALLBACK_FAILED)
-                    failed.__cause__ = self._error
-                    self.future.set_exception(failed)
-                else:
-                    self.future.set_exception(error_of(answer.status, f"request {self.request_id} ended after {answer.tokens} tokens"))
+            self._ended = bool(answer.ended)
             self._changed.notify_all()
+        # Functions that wait for the future run in these calls: no lock is held.
+        if not answer.ended:
+            return
+        self._state = None
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if answer.status == 0:
+            self.future.set_result(self._values[:answer.tokens])
+        elif self._error is not None:
+            failed = CallbackFailed(f"the step function raised {self._error!r}", lib.GPUSHARE_CALLBACK_FAILED)
+            failed.__cause__ = self._error
+            self.future.set_exception(failed)
+        else:
+            self.future.set_exception(error_of(answer.status, f"request {self.request_id} ended after {answer.tokens} tokens"))
 
 
 class StepMember:
     """A member of a step. `state` is the step function's own, and stays with the request until it leaves.
 
     `prefill` tokens of its prompt, and of what it generated before it was returned to the queue, are to be processed, after the
-    `before` ones of earlier steps; `prefill` is 0 where it decodes. Where `generates` is true the function calls emit().
+    `before` ones of earlier steps; `prefill` is 0 where it decodes. Where `generates` is true the function calls emit(). When the
+    function has returned, emit(), fail() and holds() raise InvalidState.
     """
 
     def __init__(self, stream: TokenStream, member: Any, step: Any, index: int) -> None:
@@ -121,17 +139,22 @@ class StepMember:
 
     def emit(self, value: Any, done: bool = False) -> None:
         """The value that the request generates in this step. It is delivered when the step has ended."""
+        self._running().done[self._index] = bool(done)
         self._emitted = value
-        self._step.done[self._index] = bool(done)
 
     def fail(self, error: BaseException) -> None:
         """This request fails, the others do not."""
+        self._running().statuses[self._index] = status_of(error)
         self._stream._error = error
-        self._step.statuses[self._index] = status_of(error)
 
     def holds(self, size: Bytes) -> None:
         """The bytes that the request holds after the step, where they are not as planned."""
-        self._step.bytes[self._index] = size_in_bytes(size)
+        self._running().bytes[self._index] = size_in_bytes(size)
+
+    def _running(self) -> Any:
+        if self._step is None:
+            raise InvalidState(f"the step of request {self.id} is over: its function has returned", lib.GPUSHARE_INVALID_STATE)
+        return self._step
 
 
 class Step:
@@ -159,18 +182,22 @@ class _StepModel:
 
     def run(self, handle: Any, native: Any) -> int:
         iteration = Iteration(self.session, handle)
-        step = Step(native)
+        members: list[StepMember] = []
         try:
+            step = Step(native)
+            members = step.members
             self.function(iteration, step)
-            for member in step.members:
+            for member in members:
                 if member.generates:
                     member._stream._values.append(member._emitted)
             return 0
         except BaseException as error:
-            for member in step.members:
+            for member in members:
                 member._stream._error = error
             return status_of(error)
         finally:
+            for member in members:
+                member._step = None
             try:
                 iteration._keep_exported()
             except Error:

@@ -789,3 +789,19 @@ def test_devices_and_policies():
     assert "fair" in gpushare.policies()
     with pytest.raises(gpushare.InvalidArgument):
         gpushare.load_backend("relative.so")
+
+
+def test_arrays_of_text_take_what_numpy_counts_and_python_objects_are_refused(session):
+    with session.range("1M") as elastic:
+        granule = elastic.info()["granule_bytes"]
+        elastic.commit(0, granule)
+        text = elastic.array(granule // 16, "<U4")
+        assert text.nbytes == granule
+        with pytest.raises((gpushare.InvalidState, gpushare.InvalidArgument)):
+            elastic.array(granule // 16 + 1, "<U4")
+        for wrong in ("|O8", object, "<U0", "<f-8", "<M8[ns]"):
+            with pytest.raises((gpushare.InvalidArgument, TypeError)):
+                elastic.array(1, wrong)
+        del text
+    with session.iteration() as iteration:
+        assert iteration.array(3, "<U5").nbytes == 60

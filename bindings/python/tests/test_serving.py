@@ -236,3 +236,12 @@ def test_each_request_of_a_batch_can_have_its_own_outcome(runtime, session):
         queue.drain(timeout=60)
         info = queue.info()
         assert (info["failed"], info["in_time"], info["batches"]) == (4, 4, 2)
+
+
+def test_a_batch_is_the_functions_only_while_it_runs(runtime, session):
+    kept = []
+    with gpushare.RequestQueue(runtime) as queue:
+        queue.add_model(session, lambda iteration, batch: kept.append(batch))
+        queue.submit(deadline=60).result(timeout=60)
+        with pytest.raises(gpushare.InvalidState, match="is over"):
+            kept[0].set_execution(0, 1.0)

@@ -1,5 +1,6 @@
 """Continuous batching."""
 import asyncio
+import concurrent.futures
 import pathlib
 import runpy
 import threading
@@ -118,3 +119,65 @@ def test_members_share_the_memory(session):
 def test_the_example_generates_what_a_model_alone_does(capsys):
     runpy.run_path(str(EXAMPLES / "generate.py"))["main"](6)
     assert "6 answers" in capsys.readouterr().out
+
+
+def test_a_cancelled_future_cancels_its_request_and_ends_its_iteration(session):
+    def step(iteration, step):
+        for member in step.members:
+            if member.generates:
+                member.emit("more")
+
+    with gpushare.StepQueue(session, step) as queue:
+        stream = queue.submit(prompt_tokens=1)
+        seen = []
+        reader = threading.Thread(target=lambda: seen.extend(stream), daemon=True)
+
+        async def give_up():
+            waiting = asyncio.ensure_future(asyncio.wrap_future(stream.future))
+            while not stream._ready:
+                await asyncio.sleep(0)
+            reader.start()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda of: seen.append(of.exc_type))
+            asyncio.run(give_up())
+            queue.drain(timeout=60)
+            reader.join(60)
+        assert not reader.is_alive() and seen[-1] is concurrent.futures.CancelledError
+        assert queue.info()["cancelled"] == 1
+
+
+def test_functions_that_wait_for_a_future_run_without_the_streams_lock(session):
+    with gpushare.StepQueue(session, count_up) as queue:
+        read = []
+
+        def when_done(future):
+            reader = threading.Thread(target=lambda: read.extend(stream), daemon=True)
+            reader.start()
+            reader.join(60)
+
+        hold = threading.Event()
+        queue.submit(1, prompt_tokens=1).future.add_done_callback(lambda _: hold.wait(60))
+        stream = queue.submit(3, prompt_tokens=1)
+        stream.future.add_done_callback(when_done)
+        hold.set()
+        stream.result(timeout=60)
+        queue.drain(timeout=60)
+        assert read == [0, 1, 2]
+
+
+def test_a_member_is_the_functions_only_while_it_runs(session):
+    kept = []
+
+    def step(iteration, step):
+        kept.extend(step.members)
+        count_up(iteration, step)
+
+    with gpushare.StepQueue(session, step) as queue:
+        assert queue.submit(1, prompt_tokens=1).result(timeout=60) == [0]
+        for late in (lambda: kept[0].emit(1), lambda: kept[0].fail(ValueError("late")), lambda: kept[0].holds(1)):
+            with pytest.raises(gpushare.InvalidState, match="is over"):
+                late()
