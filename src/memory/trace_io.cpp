@@ -442,6 +442,7 @@ base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::
 }
 
 base::Result<LoadedTrace> parse_trace(std::string_view text, const std::string& name, int device) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // a byte order mark
   const size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos) return malformed(name, 1, "is empty");
   if (text[start] == '{') return parse_snapshot_json(text, name, device);

@@ -154,6 +154,10 @@ base::Result<TrainingJobs> parse_philly(std::string_view text, const std::string
       }
     if (wrong)
       return wrong_entry("submitted_time, start_time or end_time: it must be 'YYYY-MM-DD hh:mm:ss' or null");
+    if (work > kMostTraceSeconds)
+      return wrong_entry(
+          base::format("attempts: they took %g s in all, the most allowed is %g", work, kMostTraceSeconds)
+              .c_str());
     if (gpus <= 0)
       reader.without_gpus();
     else if (!submitted || work <= 0)
@@ -184,7 +188,9 @@ base::Result<std::vector<CsvRow>> whole_rows(std::string_view text, const std::s
 base::Result<TrainingJobs> parse_helios(std::string_view text, const std::string& file,
                                         const TrainingFileOptions& options) {
   Reader reader(file, options);
-  const std::vector<std::string_view> header = split(first_line(text), ',');
+  // The first line that is not blank, as published_layout() and parse_csv() count.
+  const std::vector<std::string_view> header =
+      split(first_line(text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()))), ',');
   std::vector<size_t> at;
   for (const std::string& name : kHelios)
     at.push_back(static_cast<size_t>(std::find(header.begin(), header.end(), name) - header.begin()));
@@ -232,13 +238,14 @@ base::Result<TrainingJobs> parse_pai(std::string_view text, const std::string& f
       values[i] = value.value_or(0);
     }
     const double each = values[3] / 100, instances = has[0] ? std::max(1.0, values[0]) : 1;
-    if (!has[3] || each <= 0 || each * instances > kMostGpus)
+    const double gpus = instances > 1 ? instances * std::max(1.0, std::ceil(each - 1e-9)) : each;
+    if (!has[3] || each <= 0 || gpus > kMostGpus)
       reader.without_gpus();
     else if (!has[1] || !has[2] || values[2] <= values[1] || values[2] - values[1] > kMostTraceSeconds)
       reader.without_times();
     else
-      reader.add(fields[0] + "/" + fields[1], values[1], values[2] - values[1],
-                 instances > 1 ? instances * std::ceil(each - 1e-9) : each, fields[3] != "Terminated");
+      reader.add(fields[0] + "/" + fields[1], values[1], values[2] - values[1], gpus,
+                 fields[3] != "Terminated");
   }
   reader.jobs().notes.emplace_back(
       "pai: a task is a job of inst_num x plan_gpu GPUs; part of a GPU is a demand; work is end_time less "

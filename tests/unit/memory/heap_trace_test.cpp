@@ -44,6 +44,15 @@ TEST_CASE("lifetimes become operations, frees before allocations at equal times"
   CHECK(memory::peak_bytes(buffers, 1) == 150);
 }
 
+TEST_CASE("a byte order mark before a trace is no part of it") {
+  for (const char* text : {"id,lower,upper,size\na,0,4,100\n",
+                           "Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,4,0x0\n",
+                           R"({"device_traces": [[{"action": "alloc", "addr": 16, "size": 4}]]})"}) {
+    INFO(text);
+    CHECK(memory::parse_trace(std::string("\xEF\xBB\xBF") + text, "t").ok());
+  }
+}
+
 TEST_CASE("columns may come in any order, lines may end in CRLF") {
   const auto loaded = memory::parse_trace("size,id,upper,lower\r\n7,x,9,1\r\n\r\n", "t");
   REQUIRE(loaded.ok());
