@@ -110,8 +110,12 @@ class Handle {
   void reset() noexcept {
     if (handle_ != nullptr) (void)Release(std::exchange(handle_, nullptr));
   }
+  // Keeps the handle where the call is refused with INVALID_STATE, for example inside a function that the object called.
   void close() {
-    if (handle_ != nullptr) check(Release(std::exchange(handle_, nullptr)));
+    if (handle_ == nullptr) return;
+    const int32_t status = Release(handle_);
+    if (status != GPUSHARE_INVALID_STATE) handle_ = nullptr;
+    check(status);
   }
 
  private:

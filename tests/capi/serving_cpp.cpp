@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <gpushare/gpushare.hpp>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -76,7 +77,8 @@ void steps() {
   gpushare::Session session = runtime.open_session({});
   std::atomic<int> answers{0}, failed{0};
   std::atomic<uint64_t> tokens{0};
-  gpushare::StepQueue queue(session, [](gpushare::Iteration&, const gpushare::StepQueue::Step& step) {
+  const auto held = std::make_shared<int>();
+  gpushare::StepQueue queue(session, [held](gpushare::Iteration&, const gpushare::StepQueue::Step& step) {
     for (uint64_t i = 0; i < step.count; ++i) {
       if (step.members[i].id == 9) throw std::runtime_error("no");
       step.done[i] = step.members[i].tokens == 2;
@@ -85,6 +87,12 @@ void steps() {
   gpushare_step_request one = GPUSHARE_STEP_REQUEST_INIT;
   const auto answer = [&](const gpushare::StepQueue::Answer& news) {
     if (news.ended == 0) return;
+    try {
+      queue.close();  // refused here, and the queue stays open
+      CHECK(false);
+    } catch (const gpushare::Error& error) {
+      CHECK(error.status() == GPUSHARE_INVALID_STATE);
+    }
     ++answers;
     tokens += news.tokens;
     failed += news.status == GPUSHARE_CALLBACK_FAILED ? 1 : 0;
@@ -101,7 +109,9 @@ void steps() {
   CHECK(queue.drain());
   CHECK(answers == 9 && tokens == 24 && failed == 1);
   CHECK(queue.info().in_time == 8);
+  CHECK(held.use_count() == 2);
   queue.close();
+  CHECK(held.use_count() == 1);
 }
 
 void scores() {

@@ -20,9 +20,9 @@ base::Result<TrainingJobs> read_jobs(const std::string& text) {
 TEST_CASE("a task of more GPUs than a job may have is left out, however the number is made") {
   const std::string good = "good,worker,2.0,Terminated,10,20,600,29,50,V100\n";
   // 1e12 instances of a little of a GPU each; a fraction that rounds to nothing; the most that is allowed.
-  for (const char* row :
-       {"j,worker,1e12,Terminated,10,20,600,29,0.0001,V100\n", "j,worker,1e15,Terminated,10,20,600,29,1e-9,V100\n",
-        "j,worker,1e6,Terminated,10,20,600,29,100.5,V100\n"}) {
+  for (const char* row : {"j,worker,1e12,Terminated,10,20,600,29,0.0001,V100\n",
+                          "j,worker,1e15,Terminated,10,20,600,29,1e-9,V100\n",
+                          "j,worker,1e6,Terminated,10,20,600,29,100.5,V100\n"}) {
     INFO(row);
     const auto jobs = read_jobs(good + row);
     REQUIRE(jobs.ok());
@@ -41,8 +41,9 @@ TEST_CASE("a Philly job whose attempts took longer than a trace may last is refu
     attempts += std::string(i == 0 ? "" : ",") +
                 R"({"start_time": "1970-01-01 00:00:00", "end_time": "2200-01-01 00:00:00", )" +
                 R"("detail": [{"ip": "a", "gpus": ["g"]}]})";
-  const auto jobs = read_jobs(R"([{"jobid": "j", "status": "Pass", "submitted_time": "1970-01-01 00:00:00", "attempts": [)" +
-                              attempts + "]}]");
+  const auto jobs = read_jobs(
+      R"([{"jobid": "j", "status": "Pass", "submitted_time": "1970-01-01 00:00:00", "attempts": [)" +
+      attempts + "]}]");
   REQUIRE_FALSE(jobs.ok());
   CHECK(jobs.status().code() == GPUSHARE_MALFORMED_INPUT);
   CHECK(jobs.status().message().find("attempts") != std::string::npos);
