@@ -18,6 +18,7 @@ namespace {
 
 struct Model {
   bool goes_out = false;  // its copy is a page-out
+  bool comes_in = false;  // a page-in
   uint64_t left = 0;      // iterations still to be made ready
   uint32_t flying = 0;    // dispatched, not finished
   bool ready = false;
@@ -25,6 +26,7 @@ struct Model {
   bool paging = false;
   bool turns_back = false;  // the page-in is to
   bool dropping = false;
+  bool never_pages = false;
 };
 
 // A cache as its driver knows it.
@@ -90,6 +92,8 @@ class Driver {
     spec.profiling = test::uniform(random_, 0, 15) == 0 && !options_.shared_lanes;
     if (options_.shared_lanes) spec.trust_group = test::uniform(random_, 0, 2);
     spec.alternates = test::uniform(random_, 0, 2) == 0;
+    spec.may_page = test::uniform(random_, 0, 5) != 0;
+    spec.never_pages = !spec.profiling && test::uniform(random_, 0, 9) == 0;
     if (test::uniform(random_, 0, 1) != 0) spec.remaining_ns = iterations * 10;
     if (test::uniform(random_, 0, 1) != 0) spec.iterations_total = iterations;
     const base::Status status = scheduler_.arrive(spec, now_);
@@ -99,6 +103,7 @@ class Driver {
       return;
     }
     sessions_[spec.id].left = iterations;
+    sessions_[spec.id].never_pages = spec.never_pages;
     carry_out();
   }
 
@@ -140,6 +145,7 @@ class Driver {
         if (test::uniform(random_, 0, 9) == 0)
           scheduler_.set_priority(id, static_cast<int32_t>(test::uniform(random_, 0, 4)), now_);
         if (test::uniform(random_, 0, 9) == 0) scheduler_.wake(id, now_);
+        if (test::uniform(random_, 0, 9) == 0) scheduler_.allow_paging(id, now_);
         break;
       case 5:
         if (test::uniform(random_, 0, 9) == 0) {
@@ -212,7 +218,10 @@ class Driver {
   // sessions can be paged out.
   void rest() {
     nobody_wants_caches();
-    for (const auto& [id, model] : sessions_) scheduler_.set_overdue(id, false, now_);
+    for (const auto& [id, model] : sessions_) {
+      scheduler_.set_overdue(id, false, now_);
+      scheduler_.allow_paging(id, now_);
+    }
     carry_out();
     int rounds = 0;
     for (bool moved = true; moved;) {
@@ -230,8 +239,26 @@ class Driver {
       carry_out();
     }
     if (options_.paging && !stuck_)
-      REQUIRE(scheduler_.promised_bytes() <=
-              std::max(scheduler_.capacity().target_bytes, scheduler_.context_bytes()));
+      REQUIRE(scheduler_.promised_bytes() <= std::max(scheduler_.capacity().target_bytes, stays_bytes()));
+  }
+
+  // What nothing can make go: contexts, and the sessions that are never paged out.
+  uint64_t stays_bytes() const {
+    uint64_t bytes = scheduler_.context_bytes();
+    std::map<LaneId, uint64_t> lanes;
+    const auto rounded = [this](uint64_t need) {
+      const uint64_t granule = std::max<uint64_t>(options_.granularity_bytes, 1);
+      return (need + granule - 1) / granule * granule;
+    };
+    for (const auto& [id, model] : sessions_) {
+      if (!model.never_pages || !model.resident) continue;
+      const SessionView view = scheduler_.view(id);
+      bytes += rounded(view.persistent_bytes);
+      uint64_t& lane = lanes[scheduler_.lane_of(id)];
+      lane = std::max(lane, rounded(view.ephemeral_bytes));
+    }
+    for (const auto& [lane, largest] : lanes) bytes += largest;
+    return bytes;
   }
 
   // Everybody runs to the end; false if that takes too long.
@@ -242,7 +269,10 @@ class Driver {
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
       apply_lanes();
-      for (const auto& [id, model] : sessions_) scheduler_.set_overdue(id, false, now_);
+      for (const auto& [id, model] : sessions_) {
+        scheduler_.set_overdue(id, false, now_);
+        scheduler_.allow_paging(id, now_);
+      }
       std::vector<SessionId> moving;
       for (auto& [id, model] : sessions_) {
         if (!model.ready && model.left > 0) {
@@ -294,14 +324,24 @@ class Driver {
   void end_move(SessionId id, bool may_fail = false) {
     Model& model = sessions_.at(id);
     model.paging = false;
+    const bool comes_in = std::exchange(model.comes_in, false);
     if (std::exchange(model.dropping, false) && test::uniform(random_, 0, 1) != 0)
       leave(id);
     else if (std::exchange(model.turns_back, false) && test::uniform(random_, 0, 3) != 0)
-      scheduler_.unplaced(id, now_);
+      turn_back(id);
+    else if (may_fail && comes_in && test::uniform(random_, 0, 7) == 0)
+      scheduler_.unplaced(id, now_);  // its driver found no place for it
     else if (may_fail && model.goes_out && test::uniform(random_, 0, 15) == 0)
       fail_move(id);
     else
       scheduler_.page_done(id, now_);
+  }
+
+  void turn_back(SessionId id) {
+    if (test::uniform(random_, 0, 2) == 0)
+      leave(id);
+    else
+      scheduler_.unplaced(id, now_);
   }
 
   // There is no room for it on the host: it stays where it is, until another session leaves.
@@ -399,6 +439,7 @@ class Driver {
         case ActionKind::kPageIn:
           sessions_.at(action.session).paging = true;
           sessions_.at(action.session).goes_out = sessions_.at(action.session).turns_back = false;
+          sessions_.at(action.session).comes_in = true;
           break;
         case ActionKind::kTurnBack:
           sessions_.at(action.session).turns_back = sessions_.at(action.session).paging;

@@ -39,6 +39,39 @@ std::map<SessionId, int> tries_without_place(Scheduler& scheduler, const std::ve
 
 }  // namespace
 
+namespace {
+
+// A policy of somebody's that changes its mind: from some question on everybody outranks everybody.
+class ChangesItsMind final : public Policy {
+ public:
+  explicit ChangesItsMind(uint64_t after) : after_(after) {}
+  std::string_view name() const override { return "changes its mind"; }
+  Answers answers() const override { return {.before = true}; }
+  bool before(const SessionView&, const SessionView&) const override { return ++asked_ > after_; }
+
+ private:
+  uint64_t after_;
+  mutable uint64_t asked_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("lanes merge or stay, whenever a policy changes its mind about who gives way") {
+  for (uint64_t after = 0; after < 300; ++after) {
+    INFO("after question " << after);
+    SchedulerOptions options = capacity(100);
+    options.paging = false;
+    Scheduler scheduler(options, std::make_unique<ChangesItsMind>(after));
+    for (SessionId id = 1; id <= 3; ++id) REQUIRE(scheduler.arrive(spec(id, 3, 30), 0).ok());
+    REQUIRE(scheduler.arrive(spec(4, 20, 20), 0).ok());
+    REQUIRE(scheduler.set_capacity(90, 0).ok());
+    REQUIRE(scheduler.set_capacity(100, 0).ok());
+    for (SessionId id = 1; id <= 4; ++id) scheduler.leave(id, 1);
+    CHECK(scheduler.promised_bytes() == 0);
+    CHECK(scheduler.check() == "");
+  }
+}
+
 TEST_CASE("a session that finds no place on the device is tried once however lanes merge for it") {
   test::Random random(test::seed());
   for (int round = 0; round < 400; ++round) {
