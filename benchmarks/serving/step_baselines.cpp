@@ -164,11 +164,11 @@ class SlosServe final : public Baseline {
     std::vector<Held*> fresh;
     double decoding_now = 0, bytes = 0, token_ns = INFINITY;
     std::vector<std::pair<double, double>> promised;  // until, tokens
-    for (const Key& key : by_deadline()) {
-      Held& of = held(key.second);
-      if (accepted_.contains(key.second))
-        promised.push_back({until(now_ns, key.first), static_cast<double>(of.request.prompt_tokens)});
-      else if (!declined_.contains(key.second) && fresh.size() < kMost)
+    for (const DeadlineKey& key : by_deadline()) {
+      Held& of = held(std::get<2>(key));
+      if (accepted_.contains(std::get<2>(key)))
+        promised.push_back({until(now_ns, std::get<0>(key)), static_cast<double>(of.request.prompt_tokens)});
+      else if (!declined_.contains(std::get<2>(key)) && fresh.size() < kMost)
         fresh.push_back(&of);
     }
     if (fresh.empty()) return;
@@ -256,9 +256,9 @@ class SlosServe final : public Baseline {
             accepted_.contains(each->request.id) == promised && left() > 0)
           prefill(*each, left());
       std::vector<RequestId> waiting;
-      for (const Key& key : by_deadline())
-        if (accepted_.contains(key.second) == promised && waiting.size() < kMost)
-          waiting.push_back(key.second);
+      for (const DeadlineKey& key : by_deadline())
+        if (accepted_.contains(std::get<2>(key)) == promised && waiting.size() < kMost)
+          waiting.push_back(std::get<2>(key));
       for (const RequestId id : waiting) {
         if (left() == 0) break;
         if (!promised && held(id).join_bytes() + limit() / 10 > room()) continue;
@@ -327,8 +327,8 @@ class JitServe final : public Baseline {
     for (Held* each : order)
       if (each->place == Place::kMember && !each->decodes() && left() > 0) prefill(*each, left());
     std::vector<Held*> waiting;
-    for (const Key& key : by_deadline()) {
-      waiting.push_back(&held(key.second));
+    for (const DeadlineKey& key : by_deadline()) {
+      waiting.push_back(&held(std::get<2>(key)));
       if (waiting.size() >= 512) break;
     }
     std::sort(waiting.begin(), waiting.end(), higher);

@@ -79,7 +79,7 @@ GPUSHARE_API int32_t gpushare_step_queue_create(gpushare_session session,
 /* Refuses new requests, cancels all others, members included, waits for the running step and for one that tells who left, and
  * gives the queue back. When it returns, every accepted request has been answered and no function of the caller runs any more.
  * Blocks until then; if the session waits for memory, cancel the session first. Errors: INVALID_STATE (called from a function that
- * the queue called, or where calls may not block; nothing changed). */
+ * the queue called, with an iteration open that the steps would wait for, or where calls may not block; nothing changed). */
 GPUSHARE_API int32_t gpushare_step_queue_close(gpushare_step_queue queue);
 /* Refuses new requests from now on and waits until all accepted ones are answered. Blocks up to timeout_ns. Errors: TIMED_OUT;
  * INVALID_STATE as for close. */
@@ -89,7 +89,7 @@ typedef struct gpushare_step_request {
   uint32_t struct_size;
   uint32_t reserved;
   uint64_t id;              /* unique among the requests not yet answered */
-  uint64_t arrival_ns;      /* gpushare_now_ns; 0 = now */
+  uint64_t arrival_ns;      /* gpushare_now_ns; 0 = now, as is a later time */
   uint64_t prompt_tokens;   /* to process before the first token, 1 to 2^32 */
   uint64_t expected_tokens; /* that the request will generate; 0 = unknown */
   uint64_t start_bytes;     /* that a member holds from when it joins */

@@ -152,6 +152,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status wait_admitted(uint64_t timeout_ns) override;
   SessionInfo info() const override;
   std::string explain_wait() const override;
+  base::Status check_wait() const;  // see check_wait_for (waits.hpp)
   base::Status set_quota(uint64_t bytes) override;
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;

@@ -7,6 +7,7 @@
 
 #include "base/units.hpp"
 #include "executor/internal.hpp"
+#include "executor/waits.hpp"
 
 namespace gpushare::executor {
 namespace {
@@ -145,6 +146,16 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
       "waits for memory while this thread has an iteration of every session open that holds any: it would "
       "wait for "
       "itself. End those iterations first");
+}
+
+base::Status check_wait_for(const Session& session) {
+  const auto* impl = dynamic_cast<const SessionImpl*>(&session);
+  return impl == nullptr || thread_bindings() == nullptr ? base::Status() : impl->check_wait();
+}
+
+base::Status SessionImpl::check_wait() const {
+  BooksLock lock(runtime_->mutex_);
+  return runtime_->check_wait(*this);
 }
 
 std::string SessionImpl::explain_wait() const {

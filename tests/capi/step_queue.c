@@ -478,13 +478,28 @@ static void waits_for_room(void) {
   submit(model, &one);
   do info = info_of(model);
   while (info.members + info.failed == 0);
-  CHECK_STATUS(gpushare_step_queue_drain(model->queue, 1000000), GPUSHARE_TIMED_OUT);
   CHECK_STATUS(gpushare_iteration_end(held), GPUSHARE_OK);
   drain(model);
   CHECK_STATUS(model->status[1], GPUSHARE_OK);
   close_model(model);
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
+static void waits_for_itself(gpushare_session session) {
+  struct model* model = open_model(session, NULL, 0, 0);
+  gpushare_step_request one = request(1);
+  gpushare_iteration held = NULL;
+  CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &held), GPUSHARE_OK);
+  submit(model, &one);
+  CHECK_STATUS(gpushare_step_queue_drain(model->queue, kForEver), GPUSHARE_INVALID_STATE);
+  CHECK_STATUS(gpushare_step_queue_close(model->queue), GPUSHARE_INVALID_STATE);
+  one = request(2);
+  submit(model, &one); /* nothing changed */
+  CHECK_STATUS(gpushare_iteration_end(held), GPUSHARE_OK);
+  drain(model);
+  CHECK(model->status[1] == GPUSHARE_OK && model->status[2] == GPUSHARE_OK);
+  close_model(model);
 }
 
 int main(void) {
@@ -500,6 +515,7 @@ int main(void) {
   grows(session);
   gives_back(session);
   closes(session);
+  waits_for_itself(session);
   lends();
   refuses(session);
   outlives();

@@ -16,6 +16,7 @@
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
 #include "executor/serving/request_server.hpp"
+#include "executor/waits.hpp"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::executor {
@@ -194,7 +195,7 @@ class StepServer::Impl {
     Entry* next = nullptr;  // of those with news
   };
 
-  base::Status may_wait(const char* what) const {
+  base::Status may_wait(const char* what) const GPUSHARE_EXCLUDES(mutex_) {
     if (InsideServer::is(this))
       return {GPUSHARE_INVALID_STATE,
               base::format("the step queue cannot be %s from a function that it called", what)};
@@ -205,7 +206,12 @@ class StepServer::Impl {
               "the step queue cannot be %s inside a function that the device or the runtime waits for (host "
               "function, progress function): its steps may need that",
               what)};
-    return {};
+    bool idle = false;
+    {
+      base::MutexLock lock(mutex_);
+      idle = entries_.empty();
+    }
+    return idle ? base::Status() : check_wait_for(*session_);
   }
 
   void finish() {
