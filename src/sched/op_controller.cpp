@@ -40,6 +40,17 @@ constexpr double kMostSaved = 10'000;
 constexpr double kHarmKept = 0.95, kMostHarm = 8;
 // A pause of more iterations than this is an absence: nobody waits for the session's return.
 constexpr uint64_t kLongestPause = 32;
+// The time alone is doubted after so many iterations whose mean is below it by more than the target and so many standard errors.
+constexpr uint64_t kDoubtAfter = 32;
+constexpr double kDoubt = 2;
+
+// One standard error of the mean excess, where that of the time alone is `alone`.
+template <class Session>
+double error_of_excess(const Session& g, double alone) {
+  const auto n = static_cast<double>(g.iterations);
+  const double mean = g.excess / n;
+  return std::sqrt(std::max(0.0, g.excess_square / n - mean * mean) / n + alone * alone);
+}
 
 }  // namespace
 
@@ -229,6 +240,12 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
   ++g.iterations;
   g.excess += cost;
   g.excess_square += cost * cost;
+  // Nobody makes the session faster: something else held it up while its time alone was learned.
+  if (g.iterations >= kDoubtAfter &&
+      g.excess / static_cast<double>(g.iterations) + kDoubt * error_of_excess(g, error_of(g)) < -target) {
+    learn(g);
+    return;
+  }
   g.credit = std::min(g.credit + aim_of(g), std::max(kMostIterations * target, g.cap));
   g.balance = std::min(g.balance + kAim * target, kMostIterations * target);
   if (alone && measure_alone(g, device_ns)) return;
@@ -567,11 +584,8 @@ OpController::Estimate OpController::estimate(SessionId id) const {
   out.iterations = g.iterations;
   out.learning = g.learn_left > 0;
   if (g.iterations == 0) return out;
-  const auto n = static_cast<double>(g.iterations);
-  out.slowdown = g.excess / n;
-  const double variance = std::max(0.0, g.excess_square / n - out.slowdown * out.slowdown);
-  const double alone = error_of(g);
-  out.error = std::min(1.0, std::sqrt(variance / n + alone * alone));
+  out.slowdown = g.excess / static_cast<double>(g.iterations);
+  out.error = std::min(1.0, error_of_excess(g, error_of(g)));
   return out;
 }
 

@@ -184,6 +184,27 @@ TEST_CASE("a change of the iteration time by a fifth pauses the others and is le
   CHECK(device.controller.estimate(kFirst).alone_ns == before.alone_ns);
 }
 
+TEST_CASE("what held the session up for a while does not stay in its time alone") {
+  for (const int every : {2, 3, 4}) {
+    CAPTURE(every);
+    Device device;
+    device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+    device.iterate(500);
+    for (int i = 0; i < 80; ++i) {  // not by a session, and not always
+      device.alone_ns = i % every != 0 ? 2e8 : 1e8;
+      device.iterate();
+    }
+    device.alone_ns = 1e8;
+    device.iterate(20);
+    device.come(kOther);
+    device.iterate(200);
+    CHECK(static_cast<double>(device.controller.estimate(kFirst).alone_ns) < 1.02e8);
+    const uint64_t from_ns = device.now_ns;
+    device.iterate(2000);
+    CHECK(static_cast<double>(device.now_ns - from_ns) / (2000 * 1e8) - 1 < 0.015);
+  }
+}
+
 TEST_CASE("who comes during an iteration waits for its end; who goes takes his estimates along") {
   Device device;
   device.controller.arrive(kFirst, SessionClass::kGuaranteed);
