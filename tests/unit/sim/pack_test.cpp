@@ -147,7 +147,7 @@ TEST_CASE("pack that measures by itself ends about as early as pack that was tol
   const uint64_t seed = test::seed();
   std::mt19937_64 random(seed);
   double told = 0, measured = 0;
-  constexpr int kTraces = test::kSanitized ? 6 : 20;
+  constexpr int kTraces = 20;  // fewer have a mean that chance moves by more than the bar
   for (int i = 0; i < kTraces; ++i) {
     INFO("trace " << i << " of seed " << seed);
     const InterferenceTable table = made_up_table(random, 12);
