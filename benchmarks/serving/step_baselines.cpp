@@ -19,11 +19,11 @@ double until(uint64_t now_ns, uint64_t at_ns) {
   return at_ns > now_ns ? static_cast<double>(at_ns - now_ns) : 0;
 }
 
-// What the baselines share: members in order of arrival, and decoding with the last arrival returned for want of memory.
+// The base of all baselines: members in order of arrival, and decoding that returns the last arrival for want of memory.
 class Baseline : public StepBatcher {
  protected:
   using StepBatcher::StepBatcher;
-  // Of a step in which so many decode, with the mean context of the members.
+  // The time of a step in which so many members decode, each with the mean context.
   double all_ns(double decoding) const {
     double read = 0;
     for (const Held* each : members())
