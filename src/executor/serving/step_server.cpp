@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/cancel.hpp"
@@ -15,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
+#include "executor/serving/iteration_work.hpp"
 #include "executor/serving/request_server.hpp"
 #include "executor/waits.hpp"
 #include "gpushare/gpushare.h"
@@ -27,46 +26,6 @@ using sched::slo::Step;
 using sched::slo::StepBatcher;
 using sched::slo::StepEvent;
 using sched::slo::StepRequest;
-
-namespace {
-
-bool step_session_ended(const base::Status& status) {
-  return status.code() == GPUSHARE_INVALID_STATE || status.code() == GPUSHARE_CANCELLED ||
-         status.code() == GPUSHARE_DEVICE_LOST;
-}
-
-// One step as work of the session. Everything outlives it: whoever submits it waits for its ticket.
-class StepWorkItem final : public Work {
- public:
-  StepWorkItem(const StepFunction& function, const void* server, RunningStep& step, base::Status& outcome,
-               uint64_t& started_ns)
-      : function_(function), server_(server), step_(step), outcome_(outcome), started_ns_(started_ns) {}
-  // OK whatever the step did: a bad step is no reason to end the session.
-  GPUSHARE_CATCHES_FORCED_UNWIND base::Status run(const std::shared_ptr<Iteration>& iteration) override {
-    const InsideServer inside(server_);
-    started_ns_ = base::host_now_ns();
-    try {
-      outcome_ = function_(iteration, step_);
-    } catch (const std::exception& error) {
-      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED, error.what());
-    } catch (const base::ForcedUnwind&) {
-      throw;
-    } catch (...) {
-      outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED,
-                              "the step function threw something that is no std::exception");
-    }
-    return base::ok_status();
-  }
-
- private:
-  const StepFunction& function_;
-  const void* const server_;
-  RunningStep& step_;
-  base::Status& outcome_;
-  uint64_t& started_ns_;
-};
-
-}  // namespace
 
 class StepServer::Impl {
  public:
@@ -328,7 +287,7 @@ class StepServer::Impl {
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
     mark(seen, false);
-    if (step_session_ended(ran) || !ended_status_.ok() ||
+    if (session_ended(ran) || !ended_status_.ok() ||
         (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
       end_all(ran.ok() ? no_memory_ : ran);
       return;
@@ -357,21 +316,15 @@ class StepServer::Impl {
     }
   }
 
-  // `seen`, `outcome` and `started_ns` are the step's until this returns.
   base::Status submit_and_wait(RunningStep& seen, base::Status& outcome, uint64_t& started_ns) {
-    std::shared_ptr<Ticket> ticket;
     try {
-      std::unique_ptr<Work> work = std::make_unique<StepWorkItem>(function_, this, seen, outcome, started_ns);
-      GPUSHARE_ASSIGN_OR_RETURN(ticket, session_->submit(work));
+      const IterationFunction step = [&](const std::shared_ptr<Iteration>& iteration) {
+        started_ns = base::host_now_ns();
+        return function_(iteration, seen);
+      };
+      return run_as_iteration(*session_, this, "step", step, outcome);
     } catch (...) {
       return no_memory_;
-    }
-    while (true) {
-      try {
-        return ticket->wait(UINT64_MAX);
-      } catch (...) {  // no memory to wait with; the step is queued or runs
-        std::this_thread::yield();
-      }
     }
   }
 
