@@ -33,7 +33,8 @@ struct Ring {
   uint64_t context;
   int32_t seat;
   uint64_t head, tail;
-  void* counted;  // the event up to which time is counted: the end of a piece; null: a measurement begins
+  void* counted;       // the event up to which time is counted; the ring's own: no piece records it again
+  uint32_t measuring;  // 0: a measurement begins; `counted` says nothing
   StreamRow streams[kStreams];
   Piece pieces[kPieces];
 };
@@ -128,17 +129,24 @@ double between_ns(void* from, void* to) {
              : 0;
 }
 
-// The piece has finished: the time since the piece that ended last, as far as the device had this one.
-void count(Ring& ring, const Piece& piece) {
+// The piece has finished: the time since the piece that ended last, as far as the device had this one. The event of the piece
+// that ended last is taken out of its piece: pieces of other streams may end before it or fail, and then it outlives the
+// piece's place in the ring.
+void count(Ring& ring, Piece& piece) {
   double took = 0;
-  if (void* const counted = load(ring.counted); counted != nullptr) {
-    took = between_ns(counted, piece.end);
-    const double idle = piece.has_begin != 0 ? between_ns(counted, piece.begin) : 0;
+  if (load(ring.measuring) != 0) {
+    took = between_ns(ring.counted, piece.end);
+    const double idle = piece.has_begin != 0 ? between_ns(ring.counted, piece.begin) : 0;
     if (idle > 0) took -= idle;
   } else if (piece.has_begin != 0) {
     took = between_ns(piece.begin, piece.end);
   }
-  if (took >= 0) store(ring.counted, piece.end);
+  if (took >= 0) {
+    void* const before = ring.counted;
+    ring.counted = piece.end;
+    piece.end = before;
+    store(ring.measuring, 1U);
+  }
   const uint64_t ns = took > 0 ? static_cast<uint64_t>(took) : 0;
   __atomic_add_fetch(&turn(ring.seat).used_ns, ns, __ATOMIC_ACQ_REL);
   uint64_t& estimate = g_estimates[piece.signature];
@@ -214,8 +222,7 @@ Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number) 
   if (in_flight_ns != 0 && in_flight_ns + estimate_ns > most_ns && !next) return nullptr;
   if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns) || load(now.over) != 0) return nullptr;
   do {
-    // One piece stays free: the last that was counted, whose event is the beginning of the next interval.
-    if (head - load(ring->tail) >= kPieces - 1) return nullptr;
+    if (head - load(ring->tail) >= kPieces) return nullptr;
   } while (
       !__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
   __atomic_add_fetch(&now.in_flight_ns, estimate_ns, __ATOMIC_ACQ_REL);
@@ -289,7 +296,7 @@ void wipe_rings_on_fork() {
 
 void restart_clock(int seat) {
   for (Ring& ring : g_rings)
-    if (load(ring.seat) == seat) store(ring.counted, nullptr);
+    if (load(ring.seat) == seat) store(ring.measuring, 0U);
   store(turn(seat).used_ns, 0);
 }
 
@@ -303,14 +310,17 @@ void forget_ring(uint64_t context) {
                          __ATOMIC_ACQ_REL);
     store(ring.tail, load(ring.head));
     store(looking, 0);
+    const auto destroy = [](void*& event) {
+      if (void* made = __atomic_exchange_n(&event, nullptr, __ATOMIC_ACQ_REL))
+        real(kEntry_cuEventDestroy_v2, made);
+    };
     for (Piece& piece : ring.pieces) {
-      void** const events[] = {&piece.begin, &piece.end};
-      for (void** event : events)
-        if (void* made = __atomic_exchange_n(event, nullptr, __ATOMIC_ACQ_REL))
-          real(kEntry_cuEventDestroy_v2, made);
+      destroy(piece.begin);
+      destroy(piece.end);
       store(piece.state, kFree);
     }
-    store(ring.counted, nullptr);
+    destroy(ring.counted);
+    store(ring.measuring, 0U);
     store(ring.context, 0);
   }
 }

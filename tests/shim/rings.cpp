@@ -160,3 +160,55 @@ TEST_CASE("work that keeps the ring of events full is billed in full") {
   CHECK(used_ns > 0.99 * static_cast<double>(processes[0].copy_ns));
   CHECK(used_ns < 1.01 * static_cast<double>(device.now_ns));
 }
+
+TEST_CASE("the time that was counted last is kept beyond the piece that ended it") {
+  constexpr int kSeat = 0, kPlaces = 256;  // pieces of a ring
+  void *context = nullptr, *stream = nullptr, *module = nullptr, *longs = nullptr;
+  REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
+  REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
+  char image[] = "image", long_name[] = "spin_10ms";
+  REQUIRE(real(kEntry_cuModuleLoadData, &module, static_cast<P>(image)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &longs, module, static_cast<P>(long_name)) == kSuccess);
+  Turn& now = turn(kSeat);
+  store(now.budget_ns, UINT64_MAX);
+  store(now.most_ns, UINT64_MAX);
+  restart_clock(kSeat);
+  Ring* const ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
+  REQUIRE(ring != nullptr);
+  Work work{};
+  work.stream = reinterpret_cast<uint64_t>(stream);
+  work.signature = 11;
+  const auto reserved = [&](uint64_t* number) {
+    Piece* piece = nullptr;
+    while ((piece = reserve(work, ring, false, number)) == nullptr) look_at_events(kSeat, true);
+    return piece;
+  };
+  const auto run = [&] {
+    uint64_t number = 0;
+    Piece* const piece = reserved(&number);
+    REQUIRE(begin(*piece, *ring, work, number));
+    const Result result = real(kEntry_cuLaunchKernel, longs, I{1}, I{1}, I{1}, I{1}, I{1}, I{1}, I{0}, stream,
+                               static_cast<P>(nullptr), static_cast<P>(nullptr));
+    end(*piece, kSeat, work, result);
+    REQUIRE(result == kSuccess);
+  };
+  const auto drain = [&] {
+    REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
+    while (!drained(kSeat)) look_at_events(kSeat, true);
+  };
+  run();
+  drain();
+  // All other places but one are given to work that the driver refuses.
+  for (int i = 0; i < kPlaces - 2; ++i) {
+    uint64_t number = 0;
+    end(*reserved(&number), kSeat, work, 1);
+  }
+  drain();
+  const uint64_t before_ns = load(now.used_ns);
+  run();
+  run();  // in the place of the first
+  drain();
+  CHECK(load(now.used_ns) - before_ns >= 19'900'000);  // steps of events are 0.5 us
+}
