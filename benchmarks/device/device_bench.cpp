@@ -102,6 +102,37 @@ void copy_to_device(benchmark::State& state) {
 }
 BENCHMARK(copy_to_device)->RangeMultiplier(16)->Range(4 << 10, 64 << 20)->UseRealTime();
 
+// A model of 1 GiB in tensors of 4 MiB, beside one memcpy of as much, which the C library takes past the cache.
+constexpr uint64_t kModelBytes = uint64_t{1} << 30, kTensorBytes = uint64_t{4} << 20;
+void memcpy_of_a_model(benchmark::State& state) {
+  std::vector<char> from(kModelBytes, 1), to(kModelBytes, 2);
+  for (auto _ : state) {
+    std::memcpy(to.data(), from.data(), kModelBytes);
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(kModelBytes * static_cast<uint64_t>(state.iterations())));
+}
+BENCHMARK(memcpy_of_a_model)->UseRealTime();
+
+void copies_of_a_model(benchmark::State& state) {
+  Host host;
+  std::vector<char> from(kModelBytes, 1);
+  const Address to = *host.device->alloc(kModelBytes);
+  if (!host.stream.fill(to, 2, kModelBytes).ok() || !host.stream.synchronize().ok())
+    state.SkipWithError("fill failed");
+  for (auto _ : state) {
+    for (uint64_t at = 0; at < kModelBytes; at += kTensorBytes)
+      benchmark::DoNotOptimize(host.stream
+                                   .copy(to + at, reinterpret_cast<uint64_t>(from.data()) + at, kTensorBytes,
+                                         GPUSHARE_COPY_HOST_TO_DEVICE)
+                                   .ok());
+    benchmark::DoNotOptimize(host.stream.synchronize().ok());
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(kModelBytes * static_cast<uint64_t>(state.iterations())));
+  if (!host.device->free(to).ok()) state.SkipWithError("free failed");
+}
+BENCHMARK(copies_of_a_model)->UseRealTime();
+
 // The modelled bus: bytes_per_second should read as the option says.
 void copy_over_capped_bus(benchmark::State& state) {
   Host host("host?copy_gbps=2");

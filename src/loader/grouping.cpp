@@ -81,7 +81,7 @@ class Rows {
         run_(n_ + 1, 0),
         first_(n_ + 1, 0),
         best_(n_ + 1, kInfinity),
-        parents_(n_ + 1),
+        last_parent_(n_ + 1, kNone),
         last_run_(n_ == 0 ? 0 : run.back()) {
     for (size_t i = 0; i < n_; ++i) {
       send_[i + 1] = send_[i] + send[i];
@@ -95,6 +95,7 @@ class Rows {
       first_[j] = static_cast<uint32_t>(i);
     }
     best_[0] = 0;
+    parents_.reserve(4 * n_);
   }
 
   // Computes row m = rows so far + 1; false if it improves nothing, and then no later one does.
@@ -105,7 +106,7 @@ class Rows {
     bool improved = false;
     size_t i = 0;
     for (size_t j = 1; j <= n_; ++j) {
-      const auto arrival = [&](size_t k) { return send_[j] - run_[k] + shift; };
+      const auto arrival = [sent = send_[j], shift, this](size_t k) { return sent - run_[k] + shift; };
       i = std::max<size_t>(i, first_[j]);
       while (i + 1 < j && previous_[i] < arrival(i)) ++i;
       double value = std::max(previous_[i], arrival(i));
@@ -119,7 +120,8 @@ class Rows {
       }
       if (value < best_[j]) {
         best_[j] = value;
-        parents_[j].push_back({m_, static_cast<uint32_t>(from)});
+        parents_.push_back({m_, static_cast<uint32_t>(from), last_parent_[j]});
+        last_parent_[j] = parents_.size() - 1;
         improved = true;
       }
     }
@@ -136,13 +138,11 @@ class Rows {
   std::vector<uint32_t> ends(uint32_t m) const {
     std::vector<uint32_t> out;
     for (size_t j = n_; j > 0;) {
-      const auto& list = parents_[j];
-      auto entry = std::upper_bound(list.begin(), list.end(), m,
-                                    [](uint32_t row, const Parent& parent) { return row < parent.row; });
-      --entry;
+      size_t at = last_parent_[j];
+      while (parents_[at].row > m) at = parents_[at].before;
       out.push_back(static_cast<uint32_t>(j));
-      j = entry->from;
-      m = entry->row - 1;
+      j = parents_[at].from;
+      m = parents_[at].row - 1;
     }
     std::reverse(out.begin(), out.end());
     return out;
@@ -152,14 +152,17 @@ class Rows {
   struct Parent {
     uint32_t row;
     uint32_t from;
+    size_t before;  // the improvement of the same item in an earlier row, or kNone
   };
+  static constexpr size_t kNone = std::numeric_limits<size_t>::max();
   size_t n_;
   double a_, c_;
   std::vector<double> send_, run_;
   std::vector<uint32_t> first_;
   std::vector<double> best_, previous_;
-  // The origin of each improvement of best_[j], by row. Backtracking needs only that.
-  std::vector<std::vector<Parent>> parents_;
+  // The origin of each improvement of best_[j], the last first. Backtracking needs only that.
+  std::vector<size_t> last_parent_;
+  std::vector<Parent> parents_;
   double last_run_;
   uint32_t m_ = 0;
 };

@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"
 #include "base/thread_local.hpp"
+#include "device/host/wide_copy.hpp"
 #include "device/support/ops_guard.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -60,7 +61,7 @@ void move_bytes(char* destination, const char* source, uint64_t bytes, bool shar
     (void)madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(destination) + bytes - begin,
                   MADV_POPULATE_WRITE);  // a kernel before Linux 5.14 faults as it goes
   }
-  std::memmove(destination, source, bytes);
+  copy_bytes(destination, source, bytes);
 }
 
 }  // namespace
@@ -215,7 +216,7 @@ base::Status Stream::perform(const Op& op) {
   switch (op.kind) {
     case Op::Kind::kCopy:
       if (op.fresh.file < 0 || !write_pages(op.fresh, op.source, op.bytes))
-        std::memmove(op.destination, op.source, op.bytes);
+        copy_bytes(op.destination, op.source, op.bytes);
       return {};
     case Op::Kind::kFill:
       std::memset(op.destination, op.fill_value, op.bytes);

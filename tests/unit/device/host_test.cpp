@@ -1,15 +1,18 @@
 // The host device's own promises: the capped bus, and work on the calling thread. tests/cts tests the promises of
 // every device.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <filesystem>
 #include <iterator>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "device/device.hpp"
+#include "device/host/wide_copy.hpp"
 #include "support/catch.hpp"
 
 using gpushare::device::Address;
@@ -103,4 +106,29 @@ TEST_CASE("a small copy over a capped bus waits its time too", "[host]") {
   REQUIRE(end.synchronize().ok());
   CHECK(*end.elapsed_since(start) >= 4'096'000 - 200'000);
   REQUIRE(device->free(block).ok());
+}
+
+TEST_CASE("a copy past the cache moves all bytes and no others", "[host]") {
+  std::mt19937 random(5);
+  std::vector<char> source(3 << 20), destination(source.size());
+  for (char& byte : source) byte = static_cast<char>(random());
+  const auto below = [&](size_t bound) { return random() % bound; };
+  for (int i = 0; i < 60; ++i) {
+    const size_t from = below(9000), to = below(9000), bytes = below(i % 3 == 0 ? 20000 : 2 << 20);
+    INFO(from << " to " << to << ", " << bytes << " bytes");
+    std::fill(destination.begin(), destination.end(), 'x');
+    gpushare::device::host::wide_copy(destination.data() + to, source.data() + from, bytes);
+    CHECK(std::equal(destination.begin() + to, destination.begin() + to + bytes, source.begin() + from));
+    CHECK(std::count(destination.begin(), destination.begin() + to, 'x') == static_cast<ptrdiff_t>(to));
+    CHECK(std::all_of(destination.begin() + to + bytes, destination.end(),
+                      [](char byte) { return byte == 'x'; }));
+  }
+  // Ranges that overlap, in both directions.
+  for (const size_t shift : {size_t{1}, size_t{5000}}) {
+    const std::vector<char> before = source;
+    gpushare::device::host::wide_copy(source.data() + shift, source.data(), 2 << 20);
+    CHECK(std::equal(before.begin(), before.begin() + (2 << 20), source.begin() + shift));
+    gpushare::device::host::wide_copy(source.data(), source.data() + shift, 2 << 20);
+    CHECK(std::equal(before.begin(), before.begin() + (2 << 20), source.begin()));
+  }
 }
