@@ -28,7 +28,7 @@ int main(void) {
   /* Planned: the lifetimes are known, as after recording one iteration. */
   const uint64_t lower[] = {0, 1, 2, 3}, upper[] = {2, 3, 4, 5}, size[] = {4096, 8192, 4096, 8192};
   uint64_t offset[4], arena;
-  TRY(gpushare_placement_solve(4, lower, upper, size, 0, offset, &arena));
+  TRY(gpushare_placement_solve(4, lower, upper, size, 0, 0, offset, &arena));
   for (int i = 0; i < 4; ++i) printf("buffer %d at %llu\n", i, (unsigned long long)offset[i]);
   printf("arena %llu bytes\n", (unsigned long long)arena);
   return 0;

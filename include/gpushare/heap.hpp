@@ -51,8 +51,9 @@ struct Placement {
   uint64_t arena_bytes = 0;
 };
 // Computes offsets at which buffers alive at the same time do not overlap, in the smallest arena that the
-// solver finds.
-inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t alignment_bytes = 0) {
+// solver finds. time_limit_ns 0: some seconds.
+inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t alignment_bytes = 0,
+                                 uint64_t time_limit_ns = 0) {
   std::vector<uint64_t> lower, upper, bytes;
   for (const Lifetime& buffer : buffers) {
     lower.push_back(buffer.lower);
@@ -62,7 +63,7 @@ inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t 
   Placement out;
   out.offsets.resize(buffers.size());
   check(gpushare_placement_solve(buffers.size(), lower.data(), upper.data(), bytes.data(), alignment_bytes,
-                                 out.offsets.data(), &out.arena_bytes));
+                                 time_limit_ns, out.offsets.data(), &out.arena_bytes));
   return out;
 }
 

@@ -32,11 +32,4 @@ constexpr size_t kMaxExactItems = 2048;
 ExactOutcome place_exactly(std::span<const PlacementItem> items, uint32_t capacity, uint64_t work_limit,
                            uint64_t* work, std::vector<uint32_t>* out_offsets);
 
-// The exact search as the solver gets it: by pointer, so that only its users link it (target gpushare_memory_exact).
-// Tools and tests do; the library does not.
-struct ExactSearch {
-  decltype(&place_exactly) place = nullptr;  // null: no such search
-  uint64_t work_limit = 0;                   // items that it may look at, about 10^9 a second
-};
-
 }  // namespace gpushare::memory

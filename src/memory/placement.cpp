@@ -7,11 +7,18 @@
 #include <iterator>
 #include <map>
 #include <numeric>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "memory/heap.hpp"
 
 namespace gpushare::memory {
 namespace {
 
 using Item = PlacementItem;
+
+// Comparisons of two buffers beyond which no further order of all buffers is tried: some 10^6 buffers take that for one.
+constexpr uint64_t kOrdersWork = 2'500'000'000;
 
 // xorshift64*: small, deterministic everywhere.
 class Random {
@@ -107,11 +114,22 @@ class OffsetList {
 // with those that touch the smallest part that holds its lifetime.
 class Stacker {
  public:
-  Stacker(uint32_t times, size_t items, uint64_t* work)
-      : leaves_(items < 4096 ? 1 : 16),
-        width_(times / leaves_ + 1),
-        lists_(size_t{2} * leaves_),
-        work_(work) {}
+  Stacker(uint32_t times, uint32_t leaves, uint64_t* work)
+      : leaves_(leaves), width_(times / leaves + 1), lists_(size_t{2} * leaves), work_(work) {}
+  // The most parts, a power of two, for which an item goes into few lists more than the levels: long lifetimes touch
+  // many parts.
+  static uint32_t leaves_for(uint32_t times, std::span<const Item> items) {
+    uint32_t leaves = items.size() < 4096 ? 1 : 16;
+    for (uint32_t more = 2 * leaves; leaves > 1 && more <= kMostLeaves && more * kItemsOfLeaf <= items.size();
+         more *= 2) {
+      uint64_t touched = 0;
+      for (const Item& item : items)
+        touched += (item.upper - 1) / (times / more + 1) - item.lower / (times / more + 1);
+      if (touched > 8 * items.size()) break;
+      leaves = more;
+    }
+    return leaves;
+  }
   uint32_t place(const Item& item) {
     uint32_t first = item.lower / width_ + leaves_;
     uint32_t last = (item.upper - 1) / width_ + leaves_;
@@ -131,17 +149,22 @@ class Stacker {
 
  private:
   static constexpr uint64_t kInsertionWork = 64;  // in comparisons
-  uint32_t leaves_;                               // a power of two
+  static constexpr uint32_t kMostLeaves = 1 << 14, kItemsOfLeaf = 64;
+  uint32_t leaves_;  // a power of two
   uint32_t width_;
   std::vector<OffsetList> lists_;  // a heap-ordered binary tree: 1 the whole, leaves_.. the leaves
   uint64_t* work_;
 };
 
 struct Solver {
-  explicit Solver(const PlacementOptions& o) : options(o), random(o.seed) {}
+  explicit Solver(const PlacementOptions& o) : options(o), random(o.seed), ends_ns(0) {}
 
   const PlacementOptions& options;
   Random random;
+  uint64_t ends_ns;              // of what is under way; 0: no limit
+  mutable uint32_t asked = 0;    // how often the time was asked for
+  mutable bool time_up = false;  // from then on
+  uint32_t leaves = 1;           // of each Stacker
   std::vector<Item> items;
   std::vector<uint32_t> contention;  // largest load while the item lives
   unsigned shift = 0;                // bytes to granules
@@ -157,7 +180,17 @@ struct Solver {
   bool cancelled() const {
     return options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed);
   }
-  bool done() const { return best <= target || work >= options.work_limit || cancelled(); }
+  void limit_time(uint64_t began_ns, uint64_t time_limit_ns) {
+    const bool any = options.time_limit_ns != 0;
+    ends_ns = any ? began_ns + std::min(time_limit_ns, UINT64_MAX - began_ns) : 0;
+    time_up = false;
+  }
+  bool stopped() const {
+    constexpr uint32_t kAsks = 64;  // for one look at the clock
+    if (ends_ns != 0 && !time_up && asked++ % kAsks == 0) time_up = base::host_now_ns() >= ends_ns;
+    return (time_up && best != UINT32_MAX) || cancelled();
+  }
+  bool done() const { return best <= target || work >= options.work_limit || stopped(); }
 
   void load(std::span<const Buffer> buffers, uint64_t total);
   std::vector<uint32_t> order_by(const std::vector<double>& priority,
@@ -165,6 +198,7 @@ struct Solver {
   uint32_t stack(const std::vector<uint32_t>& order, std::vector<uint32_t>* offsets, Stacker* stacker,
                  uint32_t give_up_above = UINT32_MAX);
   void keep(uint32_t arena, const std::vector<uint32_t>& offsets, const char* how);
+  void online();
   void simple_orders(std::vector<double>* best_priority);
   void improve(const std::vector<double>& priority);
   void search_exactly();
@@ -212,6 +246,7 @@ void Solver::load(std::span<const Buffer> buffers, uint64_t total) {
     const unsigned k = 31u - static_cast<unsigned>(std::countl_zero((item.upper - item.lower) | 1u));
     contention.push_back(std::max(highest[k][item.lower], highest[k][item.upper - (1u << k)]));
   }
+  leaves = Stacker::leaves_for(times, items);
   target = std::max(lower_bound,
                     static_cast<uint32_t>(std::min<uint64_t>(options.stop_at_bytes >> shift, UINT32_MAX)));
 }
@@ -234,7 +269,7 @@ uint32_t Solver::stack(const std::vector<uint32_t>& order, std::vector<uint32_t>
   for (uint32_t i : order) {
     (*offsets)[i] = stacker->place(items[i]);
     arena = std::max(arena, (*offsets)[i] + items[i].size);
-    if (arena > give_up_above || cancelled()) return UINT32_MAX;
+    if (arena > give_up_above || stopped()) return UINT32_MAX;
   }
   return arena;
 }
@@ -246,6 +281,36 @@ void Solver::keep(uint32_t arena, const std::vector<uint32_t>& offsets, const ch
   method = how;
 }
 
+// What a heap of no limit does in the order of time: blocks of one instant go before others come.
+void Solver::online() {
+  std::vector<uint32_t> begins(items.size()), ends(items.size());
+  std::iota(begins.begin(), begins.end(), 0u);
+  std::iota(ends.begin(), ends.end(), 0u);
+  std::stable_sort(begins.begin(), begins.end(),
+                   [&](uint32_t a, uint32_t b) { return items[a].lower < items[b].lower; });
+  std::stable_sort(ends.begin(), ends.end(),
+                   [&](uint32_t a, uint32_t b) { return items[a].upper < items[b].upper; });
+  HeapOptions heap_options;
+  heap_options.granule_bytes = 1;
+  heap_options.capacity_bytes = uint64_t{1} << 32;
+  heap_options.index_offsets = false;
+  heap_options.max_blocks = static_cast<uint32_t>(2 * items.size() + 4);
+  auto heap = Heap::create(heap_options);
+  if (!heap.ok()) return;
+  std::vector<BlockHandle> blocks(items.size());
+  std::vector<uint32_t> offsets(items.size());
+  uint32_t arena = 0;
+  size_t end = 0;
+  for (const uint32_t i : begins) {
+    for (; items[ends[end]].upper <= items[i].lower; ++end) (void)heap->free(blocks[ends[end]]);
+    blocks[i] = heap->allocate(items[i].size);
+    if (!blocks[i] || blocks[i].offset_bytes > UINT32_MAX / 2) return;
+    offsets[i] = static_cast<uint32_t>(blocks[i].offset_bytes);
+    arena = std::max(arena, offsets[i] + items[i].size);
+  }
+  keep(arena, offsets, "online");
+}
+
 void Solver::simple_orders(std::vector<double>* best_priority) {
   std::vector<uint32_t> all(items.size());
   std::iota(all.begin(), all.end(), 0u);
@@ -253,20 +318,24 @@ void Solver::simple_orders(std::vector<double>* best_priority) {
   std::vector<uint32_t> offsets(items.size());
   const char* const names[] = {"size", "weight", "lifetime"};
   uint32_t best_order = UINT32_MAX;
-  for (int kind = 0; kind < 3; ++kind) {
+  uint64_t last_work = 0;  // of one order
+  for (int kind = 0; kind < 3 && work + last_work <= kOrdersWork; ++kind) {
+    const uint64_t before = work;
     for (size_t i = 0; i < items.size(); ++i) {
       const double life = items[i].upper - items[i].lower;
       const double size = items[i].size;
       priority[i] = kind == 0 ? size : kind == 1 ? size * std::sqrt(life) : life + size * 0x1p-40;
     }
-    Stacker stacker(times, items.size(), &work);
+    Stacker stacker(times, leaves, &work);
     const uint32_t arena = stack(order_by(priority, all), &offsets, &stacker);
+    if (arena == UINT32_MAX) return;
     keep(arena, offsets, names[kind]);
     if (arena < best_order) {
       best_order = arena;
       *best_priority = priority;
     }
-    if (best <= target || cancelled()) return;
+    if (best <= target) return;
+    last_work = work - before;
   }
 }
 
@@ -279,7 +348,7 @@ void Solver::improve(const std::vector<double>& priority) {
     if (share > 0) {
       if (core.size() < 64 || core.size() * 8 > items.size() * 7) continue;
       rest = order_by(priority, rest);
-      Stacker stacker(times, items.size(), &work);
+      Stacker stacker(times, leaves, &work);
       if (stack(order_by(priority, core), &offsets, &stacker, best) == UINT32_MAX ||
           stack(rest, &offsets, &stacker, best) == UINT32_MAX)
         continue;  // the rest finds no room over this core
@@ -306,7 +375,7 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
   // The arena under `priority`: of the core if that is no better than the best, else of everything.
   const auto evaluate = [&] {
     work += core.size() * 16;  // the sort
-    Stacker stacker(times, items.size(), &work);
+    Stacker stacker(times, leaves, &work);
     uint32_t arena = stack(order_by(priority, core), &offsets, &stacker);
     if (arena < best) {
       const uint32_t outside = stack(rest, &offsets, &stacker);
@@ -361,13 +430,15 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
 
 // At the bound itself first, with half of the effort, then by bisection between there and the best known.
 void Solver::search_exactly() {
-  if (best <= target || items.size() > kMaxExactItems || best > UINT32_MAX / 2) return;
-  uint64_t spent = 0;
+  if (best <= target || best > UINT32_MAX / 2) return;
+  uint64_t spent = 0, limit = options.exact_work_limit;
+  if (ends_ns != 0)  // some 10^9 items a second
+    limit = std::min(limit, ends_ns - std::min(ends_ns, base::host_now_ns()));
   uint32_t low = target, capacity = target;
   std::vector<uint32_t> offsets;
-  while (spent < options.exact.work_limit && capacity < best) {
-    const uint64_t effort = (options.exact.work_limit - spent) / 2 + 1;
-    if (options.exact.place(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
+  while (spent < limit && capacity < best) {
+    const uint64_t effort = (limit - spent) / 2 + 1;
+    if (place_exactly(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
       uint32_t arena = 0;
       for (size_t i = 0; i < items.size(); ++i) arena = std::max(arena, offsets[i] + items[i].size);
       keep(arena, offsets, "exact");
@@ -411,11 +482,17 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   if (buffers.empty()) return placement;
 
   Solver solver(options);
+  const uint64_t began_ns = base::host_now_ns();
   solver.load(buffers, total);
+  const bool exact = options.exact_work_limit != 0 && buffers.size() <= kMaxExactItems;
+  // The exact search has half of the time.
+  solver.limit_time(began_ns, exact ? options.time_limit_ns / 2 : options.time_limit_ns);
   std::vector<double> priority;
-  solver.simple_orders(&priority);
-  if (!solver.done()) solver.improve(priority);
-  if (options.exact.place != nullptr && !solver.cancelled()) solver.search_exactly();
+  if (given.empty()) solver.online();
+  if (!solver.done()) solver.simple_orders(&priority);
+  if (!priority.empty() && !solver.done() && solver.work <= kOrdersWork) solver.improve(priority);
+  solver.limit_time(began_ns, options.time_limit_ns);
+  if (exact && !solver.cancelled()) solver.search_exactly();
   if (solver.cancelled()) return base::Status(GPUSHARE_CANCELLED, "placement: cancelled");
   placement.lower_bound_bytes = peak_bytes(buffers, options.granule_bytes);
   placement.arena_bytes = uint64_t{solver.best} << solver.shift;

@@ -21,7 +21,7 @@ void PlanRecorder::clear() {
   block_count_ = 0;
 }
 
-base::Result<std::shared_ptr<const Plan>> PlanRecorder::finish(uint64_t work_limit, const ExactSearch& exact,
+base::Result<std::shared_ptr<const Plan>> PlanRecorder::finish(uint64_t work_limit, uint64_t exact_work_limit,
                                                                const std::atomic<bool>* cancelled) const {
   auto plan = std::make_shared<Plan>();
   plan->alignment_bytes = granule_bytes_;
@@ -60,7 +60,7 @@ base::Result<std::shared_ptr<const Plan>> PlanRecorder::finish(uint64_t work_lim
   PlacementOptions options;
   options.granule_bytes = granule_bytes_;
   options.work_limit = work_limit;
-  options.exact = exact;
+  options.exact_work_limit = exact_work_limit;
   options.cancelled = cancelled;
   GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, solve_placement(buffers, options, given));
   GPUSHARE_RETURN_IF_ERROR(check_placement(buffers, placement.offsets_bytes, placement.arena_bytes));

@@ -63,7 +63,7 @@ class PlanRecorder {
   // end. Errors: INVALID_ARGUMENT for a size of 0, sizes that add up to 2^62, alignments that are no power of
   // two or above 2^30; CANCELLED, once `cancelled` is true, if it is given.
   base::Result<std::shared_ptr<const Plan>> finish(uint64_t work_limit = PlacementOptions().work_limit,
-                                                   const ExactSearch& exact = {},
+                                                   uint64_t exact_work_limit = 0,
                                                    const std::atomic<bool>* cancelled = nullptr) const;
 
   static constexpr uint64_t kNoOffset = ~uint64_t{0};

@@ -115,9 +115,8 @@ base::Result<ReplayResult> replay_planned(const Trace& trace, const ReplayOption
     }
   }
   const uint64_t start = base::host_now_ns();
-  GPUSHARE_ASSIGN_OR_RETURN(
-      const std::shared_ptr<const Plan> plan,
-      recorder.finish(options.plan_work_limit, {place_exactly, options.exact_work_limit}));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const Plan> plan,
+                            recorder.finish(options.plan_work_limit, options.exact_work_limit));
   ReplayResult result;
   result.solve_s = static_cast<double>(base::host_now_ns() - start) * 1e-9;
   result.method = plan->method;

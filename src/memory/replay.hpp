@@ -32,7 +32,7 @@ const char* name_of(ReplayAllocator allocator);
 struct ReplayOptions {
   uint64_t granule_bytes = 256;
   uint64_t plan_work_limit = 4'000'000'000;   // see PlacementOptions
-  uint64_t exact_work_limit = 4'000'000'000;  // see ExactSearch
+  uint64_t exact_work_limit = 4'000'000'000;  // see PlacementOptions
   uint64_t time_ns = 300'000'000;             // roughly how long to time; 0: packing only
 };
 

@@ -227,11 +227,14 @@ static void heaps(void) {
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_OK);
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_heap_alloc(heap, 1, &a), GPUSHARE_INVALID_HANDLE);
-  CHECK_STATUS(gpushare_placement_solve(2, lower, upper, size, 0, offsets, &arena),
+  CHECK_STATUS(gpushare_placement_solve(2, lower, upper, size, 0, 0, offsets, &arena),
                GPUSHARE_INVALID_ARGUMENT);
   CHECK(strstr(gpushare_last_error_message(), "buffer 1") != NULL);
-  CHECK_STATUS(gpushare_placement_solve(1, lower, upper, size, 0, NULL, &arena), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_placement_solve(0, NULL, NULL, NULL, 0, NULL, &arena), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_placement_solve(1, lower, upper, size, 0, GPUSHARE_NO_TIMEOUT, offsets, &arena),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_placement_solve(1, lower, upper, size, 0, 0, NULL, &arena),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_placement_solve(0, NULL, NULL, NULL, 0, 0, NULL, &arena), GPUSHARE_OK);
   CHECK(arena == 0);
 }
 

@@ -60,8 +60,8 @@ int32_t placement_call(Input& input) {
     upper[i] = lower[i] + input.byte() % 16;
     bytes[i] = input.size();
   }
-  const int32_t status =
-      gpushare_placement_solve(count, lower, upper, bytes, input.byte() % 3 * 128, offsets, &arena);
+  const int32_t status = gpushare_placement_solve(count, lower, upper, bytes, input.byte() % 3 * 128,
+                                                  input.byte() % 4 * 1000, offsets, &arena);
   if (status != GPUSHARE_OK) return status;
   for (uint64_t i = 0; i < count; ++i) {
     require(offsets[i] + bytes[i] <= arena, "a buffer lies inside the arena");

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional
 
 from ._cffi import ffi
-from ._native import Closable, as_dict, check, lib, struct
+from ._native import Closable, as_dict, check, lib, nanoseconds, struct
 from ._values import Bytes, size_in_bytes
 
 
@@ -35,11 +35,16 @@ class Heap(Closable):
         return as_dict(info)
 
 
-def solve_placement(buffers: Iterable[tuple[int, int, int]], alignment_bytes: int = 0) -> tuple[list[int], int]:
-    """Offsets for buffers (lower, upper, bytes), each alive in [lower, upper), and the arena size that they need."""
+def solve_placement(buffers: Iterable[tuple[int, int, int]], alignment_bytes: int = 0, *,
+                    time_limit: Optional[float] = None) -> tuple[list[int], int]:
+    """Offsets for buffers (lower, upper, bytes), each alive in [lower, upper), and the arena size that they need.
+
+    time_limit: seconds; the best placement by then. None: a bounded effort of some seconds, the same result on any machine.
+    """
     rows = list(buffers)
     count = len(rows)
     offsets, arena = ffi.new("uint64_t[]", max(count, 1)), ffi.new("uint64_t*")
     columns = [ffi.new("uint64_t[]", [row[column] for row in rows] or [0]) for column in range(3)]
-    check(lib.gpushare_placement_solve(count, columns[0], columns[1], columns[2], alignment_bytes, offsets, arena))
+    check(lib.gpushare_placement_solve(count, columns[0], columns[1], columns[2], alignment_bytes,
+                                       0 if time_limit is None else max(1, nanoseconds(time_limit)), offsets, arena))
     return [offsets[index] for index in range(count)], arena[0]

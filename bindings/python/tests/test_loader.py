@@ -88,6 +88,7 @@ def test_the_heap_and_packing():
     offsets, arena = gpushare.solve_placement([(0, 2, 1024), (1, 3, 1024), (2, 4, 1024)])
     assert arena == 2048 and offsets[0] != offsets[1]
     assert gpushare.solve_placement([]) == ([], 0)
+    assert gpushare.solve_placement([(0, 2, 1024), (1, 3, 1024)], time_limit=0)[1] == 2048
     with pytest.raises(gpushare.InvalidArgument):
         gpushare.solve_placement([(2, 1, 64)])
 

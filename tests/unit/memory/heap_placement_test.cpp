@@ -2,6 +2,7 @@
 #include "memory/placement.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "memory/exact_placement.hpp"
@@ -121,13 +122,13 @@ TEST_CASE("the exact search packs without waste what was cut from one rectangle,
   std::vector<Buffer> buffers;
   for (const Piece& piece : pieces) buffers.push_back({piece.lower, piece.upper, piece.high - piece.low});
   PlacementOptions options = unit_granule(0);
-  options.exact = {gpushare::memory::place_exactly, 2'000'000'000};
+  options.exact_work_limit = 2'000'000'000;
   const auto placement = solve_placement(buffers, options);
   REQUIRE(placement.ok());
   CHECK(placement->arena_bytes == 64);
   CHECK(check_placement(buffers, placement->offsets_bytes, 64).ok());
   // Too little effort: no worse than without.
-  options.exact.work_limit = 1;
+  options.exact_work_limit = 1;
   const auto hasty = solve_placement(buffers, options);
   REQUIRE(hasty.ok());
   CHECK(hasty->arena_bytes <= solve_placement(buffers, unit_granule(0))->arena_bytes);
@@ -151,7 +152,7 @@ TEST_CASE("the simple orders leave gaps that the local search closes, and the ex
     simple += gap(unit_granule(0));
     local += gap(unit_granule(3'000'000));
     PlacementOptions options = unit_granule(0);
-    options.exact = {memory::place_exactly, 5'000'000};
+    options.exact_work_limit = 5'000'000;
     CAPTURE(seed);
     CHECK(gap(options) == 0);
   }
@@ -219,4 +220,44 @@ TEST_CASE("bad placements are refused, and the checker finds what is wrong") {
   CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{50, 0, 100}, 200).ok());
   CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{0, 100, 0}, 199).ok());
   CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{0, 100}, 200).ok());
+}
+
+TEST_CASE("a time limit cuts the search short and leaves a placement that holds") {
+  INFO("seed " << test::seed());
+  test::Random random(test::seed());
+  std::vector<Buffer> buffers(20'000);
+  for (Buffer& buffer : buffers) {
+    buffer.lower = uniform(random, 0, 20'000);
+    buffer.upper = buffer.lower + uniform(random, 1, 2'000);
+    buffer.size_bytes = uniform(random, 1, 1'000);
+  }
+  PlacementOptions options = unit_granule(UINT64_MAX);  // would not end
+  options.time_limit_ns = 1;
+  const auto placement = memory::solve_placement(buffers, options);
+  REQUIRE(placement.ok());
+  CHECK(placement->method == std::string_view("online"));
+  CHECK(memory::check_placement(buffers, placement->offsets_bytes, placement->arena_bytes).ok());
+  options.time_limit_ns = 50'000'000;
+  const auto longer = memory::solve_placement(buffers, options);
+  REQUIRE(longer.ok());
+  CHECK(longer->arena_bytes <= placement->arena_bytes);
+  CHECK(memory::check_placement(buffers, longer->offsets_bytes, longer->arena_bytes).ok());
+}
+
+TEST_CASE("a placement of few buffers leaves time for the exact search") {
+  // The simple orders and the heap need more than the peak here (exact_placement's own example of a cut rectangle is above).
+  test::Random random(7);
+  std::vector<Buffer> buffers(40);
+  for (Buffer& buffer : buffers) {
+    buffer.lower = uniform(random, 0, 20);
+    buffer.upper = buffer.lower + uniform(random, 1, 12);
+    buffer.size_bytes = uniform(random, 1, 30);
+  }
+  PlacementOptions options = unit_granule(UINT64_MAX);
+  options.exact_work_limit = UINT64_MAX;
+  options.time_limit_ns = 100'000'000;
+  const auto placement = memory::solve_placement(buffers, options);
+  REQUIRE(placement.ok());
+  CHECK(memory::check_placement(buffers, placement->offsets_bytes, placement->arena_bytes).ok());
+  CHECK(placement->arena_bytes >= placement->lower_bound_bytes);
 }
