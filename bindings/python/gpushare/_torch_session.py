@@ -358,6 +358,8 @@ class _Step:
         self._timeout = timeout
         self._handle: Any = None
         self._stream: Any = None
+        self.of_loop = self.used = False  # begun by attach(); a backward pass has begun with what its calls returned, or may have: _torch_attach.py
+        self.graphs = 0  # with which one may begin
 
     def __enter__(self) -> "_Step":
         session = self._session
