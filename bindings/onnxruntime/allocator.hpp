@@ -27,8 +27,7 @@ namespace gpushare {
 // exception becomes the status of the call.
 class OrtOutOfMemory final : public std::bad_alloc {
  public:
-  explicit OrtOutOfMemory(const char* message)
-      : message_(std::make_shared<const std::string>(message)) {}
+  explicit OrtOutOfMemory(const char* message) : message_(std::make_shared<const std::string>(message)) {}
   const char* what() const noexcept override { return message_->c_str(); }
 
  private:
@@ -65,13 +64,15 @@ class OrtSessionAllocator final : public OrtAllocator {
 
   void* allocate(size_t bytes) {
     gpushare_device_address address = 0;
-    if (gpushare_allocator_alloc(allocator_, bytes, kAlignment, GPUSHARE_NO_NATIVE_STREAM, &address) == GPUSHARE_OK)
+    if (gpushare_allocator_alloc(allocator_, bytes, kAlignment, GPUSHARE_NO_NATIVE_STREAM, &address) ==
+        GPUSHARE_OK)
       return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
     throw OrtOutOfMemory(gpushare_last_error_message());
   }
   // A block whose session has ended is ignored.
   void free(void* block) {
-    (void)gpushare_allocator_free(allocator_, reinterpret_cast<std::uintptr_t>(block), GPUSHARE_NO_NATIVE_STREAM);
+    (void)gpushare_allocator_free(allocator_, reinterpret_cast<std::uintptr_t>(block),
+                                  GPUSHARE_NO_NATIVE_STREAM);
   }
 
   const OrtApi* api_;

@@ -80,7 +80,9 @@ class Model {
 
 constexpr uint64_t kRequests = 200;
 
-float coordinate(uint64_t i) { return static_cast<float>(i * 37 % 101) / 42.0F - 1.2F; }
+float coordinate(uint64_t i) {
+  return static_cast<float>(i * 37 % 101) / 42.0F - 1.2F;
+}
 
 bool in_the_ring(uint64_t id) {
   const float x = coordinate(2 * id), y = coordinate(2 * id + 1), radius = x * x + y * y;
