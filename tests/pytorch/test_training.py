@@ -223,7 +223,7 @@ with gt.session("loop", device="host") as s:
     # a step that fails, and one whose exception the loop catches
     for x, y in batches(s):
         try:
-            model(x)
+            out = model(x)
             raise ValueError
         except ValueError:
             pass
@@ -283,6 +283,128 @@ with gt.session("gan", device="host") as s:
 """, cuda=False)
 
 
+def test_a_turn_is_held_only_while_a_step_may_come(run):
+    run(LOOP + """
+class Careless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.error = nn.Linear(4, 2), None
+    def forward(self, x):
+        y = self.inner(x)
+        if self.error:
+            raise self.error
+        return y.argmax(1) if x.shape[0] == 1 else {"logits": [y], "count": 3} if x.shape[0] == 2 else y
+class Opaque(nn.Linear):
+    def forward(self, x):
+        result = Holder()
+        result.logits = super().forward(x)
+        return result
+class Holder:
+    pass
+with gt.session("careless", device="host") as s:
+    model, opaque = Careless(), Opaque(4, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *opaque.parameters()], lr=0.1)
+    gt.attach(optimizer)
+    x = torch.rand(4, 4)
+    model(x)                                              # nobody wants the result
+    assert s._open is None
+    out = model(x)
+    other = model(x[:2])
+    assert s._open is not None
+    del out
+    assert s._open is not None                            # one of two
+    del other
+    assert s._open is None
+    assert model(x[:1]).shape == (1,) and s._open is None # needs no gradients
+    for error in (ValueError("x"), torch.OutOfMemoryError("x")):
+        model.error = error
+        try:
+            model(x)
+            raise AssertionError
+        except type(error):
+            assert s._open is None
+            model.error = None
+            out = model(x)                                # a second try while the first error is handled
+            assert s._open is not None
+        out.sum().backward()
+        del out
+        assert s._open is not None                        # the step comes
+        optimizer.step()
+        assert s._open is None
+    loss_of(model(x), torch.tensor([0, 1, 0, 1])).backward()
+    assert s._open is not None
+    optimizer.step()
+    held = opaque(x)
+    del held
+    assert s._open is not None                            # what it holds is not looked into
+    optimizer.step()
+    assert s._open is None
+    # an interrupted call leaves no trace
+    model.error = KeyboardInterrupt()
+    try:
+        model(x)
+    except KeyboardInterrupt:
+        model.error = None
+    for batch, _ in batches(s):
+        assert s._open is None
+        out = model(batch)
+        assert s._open is not None
+        out.sum().backward()
+        optimizer.step()
+    # iterations of the program's own are its own
+    before = turns(s)
+    with s.iteration():
+        model(x)
+        model.error = ValueError()
+        try:
+            model(x)
+        except ValueError:
+            model.error = None
+        assert s._open is not None
+    assert turns(s) == before + 1
+
+# The loop's thread is the first that calls the model.
+with gt.session("elsewhere", device="host") as s:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gt.attach(optimizer)
+    seen = []
+    def loop():
+        for x, y in batches(s):
+            loss = loss_of(model(x), y)
+            seen.append(s._open is not None)
+            loss.backward()
+            optimizer.step()
+    thread = threading.Thread(target=loop)
+    thread.start(); thread.join()
+    assert seen == [True] * 3 and turns(s) == 3
+""", cuda=False)
+
+
+@needs("IPython")
+def test_a_notebooks_turn_ends_with_its_cell(run):
+    run(LOOP + """
+import os
+os.environ["IPYTHONDIR"] = __import__("tempfile").mkdtemp()
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.history_manager.enabled = False
+shell.showtraceback = lambda *_, **__: None
+shell.push(dict(gt=gt, torch=torch, nn=nn, model=model, loss_of=loss_of))
+def cell(text, fails=False):
+    assert shell.run_cell(text).success != fails
+    s = shell.user_ns["s"]
+    return s._open is None, turns(s)
+assert cell("s = gt.session('notebook', device='host').open(); opened = []") == (True, 0)
+assert cell("optimizer = torch.optim.SGD(model.parameters(), lr=0.1); gt.attach(optimizer)") == (True, 0)
+assert cell("out = model(torch.rand(4, 4)); opened.append(s._open is not None)") == (True, 1)
+assert cell("loss = loss_of(out, torch.tensor([0, 1, 0, 1])); loss.backward(); optimizer.step()") == (True, 2)
+assert cell("loss = loss_of(model(torch.rand(4, 4)), torch.tensor([0, 1, 0, 9]))", fails=True) == (True, 3)      # no such class
+assert cell("with s.iteration(): pass") == (True, 4)
+assert shell.user_ns["opened"] == [True]
+""", cuda=False)
+
+
 def test_a_loop_on_cuda_gives_its_turn_while_data_are_loaded(run):
     run("""
 import gpushare.torch as gt
@@ -325,6 +447,11 @@ with gt.session("other", memory="64M") as other, gt.session("loop", memory="64M"
         optimizer.step()
     s.runtime.synchronize()
     assert s.info()["iterations_done"] == 4 and other.info()["iterations_done"] == 8
+    home = torch.cuda.current_stream()
+    out = model(x.to(s.device))
+    assert s._open is not None and torch.cuda.current_stream() != home
+    del out                                               # no step comes of it
+    assert s._open is None and torch.cuda.current_stream() == home
 """)
 
 

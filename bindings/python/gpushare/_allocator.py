@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from ._cffi import ffi
-from ._native import Closable, Error, as_dict, check, lib, struct, text, wait
-from ._session import Iteration, Session
+from ._native import Closable, Error, as_dict, check, lib, struct, text
+from ._session import Iteration, Session, begin_iteration
 from ._values import Bytes, Handles, size_in_bytes
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class Allocator(Closable):
         `end(iteration)` succeeds.
         """
         session._raise()
-        out = ffi.new("gpushare_iteration*")
-        wait(lambda slice_ns: lib.gpushare_iteration_begin(session.handle, slice_ns, out), timeout, session.runtime._stop_waiting)
-        iteration = Iteration(session, out[0])
+        iteration = Iteration(session, begin_iteration(session.handle, timeout, session.runtime))
         try:
             yield iteration
         except BaseException:

@@ -9,9 +9,12 @@ block is gone.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import operator
 from typing import Any, Optional, Sequence, Union
 
+from ._cffi import ffi
 from ._native import InvalidArgument, Unsupported, lib
 
 Shape = Union[int, Sequence[int]]
@@ -82,9 +85,82 @@ def item_bytes(kind: str) -> int:
     return int(count) * (4 if kind[1] == "U" else 1)  # of text it is the number of characters
 
 
+def _type(dtype: Any) -> tuple[str, int]:
+    kind = typestr(dtype)
+    return kind, item_bytes(kind)
+
+
+_known_type = functools.lru_cache(maxsize=256)(_type)
+
+
+def layout(shape: Shape, dtype: Any) -> tuple[tuple[int, ...], str, int]:
+    """Sizes, type and bytes of an array. Raises InvalidArgument for a negative size."""
+    try:
+        sizes = tuple(map(operator.index, shape))  # type: ignore[arg-type]
+    except TypeError:
+        sizes = (operator.index(shape),)  # type: ignore[arg-type]
+    if sizes and min(sizes) < 0:
+        raise InvalidArgument(f"an array's sizes are from 0: {sizes}", lib.GPUSHARE_INVALID_ARGUMENT)
+    try:
+        kind, item = _known_type(dtype)
+    except TypeError:  # a list of fields: it has no hash
+        kind, item = _type(dtype)
+    return sizes, kind, math.prod(sizes) * item
+
+
 def bytes_of(shape: Shape, dtype: Any) -> int:
     """What an array takes."""
-    return math.prod((shape,) if isinstance(shape, int) else (int(size) for size in shape)) * item_bytes(typestr(dtype))
+    return layout(shape, dtype)[2]
+
+
+# The bytes of blocks of the host device. Uninitialised, as device memory is. A large buffer serves the next block of its size: pages of a new one
+# would be faulted in.
+_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+_chars, _number = ffi.typeof("char[]"), ffi.typeof("uintptr_t")
+ALIGNMENT = 256
+_LARGE, MOST_SPARE = 1 << 20, 256 << 20
+spare: dict[int, list[Any]] = {}  # large buffers that nothing uses, by their size
+
+
+def host_bytes(size: int) -> Any:
+    """`size` bytes of the process, as cffi has them. They live as long as something refers to the result."""
+    if size < _LARGE:
+        return _allocate(_chars, size)
+    try:
+        buffer = spare[size].pop()
+    except LookupError:
+        buffer = _allocate(_chars, size)
+    return ffi.gc(buffer, _take_back)
+
+
+def _take_back(buffer: Any) -> None:
+    if spare is None:  # the interpreter ends
+        return
+    size = len(buffer)
+    if size + sum(each * len(buffers) for each, buffers in list(spare.items())) > MOST_SPARE:
+        spare.clear()
+    if size <= MOST_SPARE:
+        spare.setdefault(size, []).append(buffer)
+
+
+def aligned(buffer: Any, alignment: int = ALIGNMENT) -> int:
+    """The first address in a buffer of host_bytes that is a multiple of `alignment`."""
+    begin = int(ffi.cast(_number, buffer))
+    return begin + -begin % alignment
+
+
+_ndarray: Any = None  # numpy's, once it is needed
+
+
+def host_array(sizes: tuple[int, ...], kind: str, nbytes: int) -> Any:
+    """numpy's array over a new block of the host device, which nothing else refers to."""
+    global _ndarray
+    if _ndarray is None:
+        import numpy
+
+        _ndarray = numpy.ndarray
+    buffer = host_bytes(nbytes + ALIGNMENT)
+    return _ndarray(sizes, kind, ffi.buffer(buffer, nbytes + ALIGNMENT), -int(ffi.cast(_number, buffer)) % ALIGNMENT)
 
 
 class DeviceArray:
@@ -96,10 +172,8 @@ class DeviceArray:
     """
 
     def __init__(self, block: Any, shape: Shape, dtype: Any = "<f4", offset: int = 0) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
-        self.typestr = typestr(dtype)
-        self.nbytes = math.prod(self.shape) * item_bytes(self.typestr)
-        if offset < 0 or min(self.shape, default=0) < 0 or offset + self.nbytes > block.nbytes:
+        self.shape, self.typestr, self.nbytes = layout(shape, dtype)
+        if offset < 0 or offset + self.nbytes > block.nbytes:
             raise InvalidArgument(f"an array of shape {self.shape}, type {self.typestr} from byte {offset} does not fit a block "
                                   f"of {block.nbytes} bytes", lib.GPUSHARE_INVALID_ARGUMENT)
         self.block = block

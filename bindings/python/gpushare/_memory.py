@@ -27,31 +27,6 @@ def _on_host_function(data: Any) -> None:
     call()
 
 
-# Uninitialised, as device memory is.
-_allocate = ffi.new_allocator(should_clear_after_alloc=False)
-_ALIGNMENT = 256
-_LARGE, _MOST_SPARE = 1 << 20, 256 << 20
-_spare: dict[int, list[Any]] = {}  # large buffers that nothing uses, by their size
-
-
-class _Bytes:
-    """The bytes of a block of the host device. A large buffer serves the next block of its size: pages of a new one would be faulted in."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        try:
-            self.buffer = _spare[size].pop()
-        except LookupError:
-            self.buffer = _allocate("char[]", size)
-
-    def __del__(self) -> None:
-        if self.size >= _LARGE and _spare is not None:  # None: the interpreter ends
-            if self.size + sum(size * len(buffers) for size, buffers in list(_spare.items())) > _MOST_SPARE:
-                _spare.clear()
-            if self.size <= _MOST_SPARE:
-                _spare.setdefault(self.size, []).append(self.buffer)
-
-
 class Block:
     """Device memory that a session, or an iteration, holds.
 
@@ -64,7 +39,7 @@ class Block:
         self.runtime = runtime
         self.nbytes = nbytes
         self._token = address  # the library's name of it
-        self._alignment = max(alignment, _ALIGNMENT)
+        self._alignment = max(alignment, _arrays.ALIGNMENT)
         self._freed = False
         self._bytes: Any = None  # on the host device, once they are asked for
         self._exports = Exports()
@@ -92,9 +67,8 @@ class Block:
             return self._token
         if self._bytes is None:
             self._check()
-            self._bytes = _Bytes(self.nbytes + self._alignment)
-        begin = int(ffi.cast("uintptr_t", self._bytes.buffer))
-        return begin + -begin % self._alignment
+            self._bytes = _arrays.host_bytes(self.nbytes + self._alignment)
+        return _arrays.aligned(self._bytes, self._alignment)
 
     def array(self, shape: Any = None, dtype: Any = "<f4", offset: int = 0) -> Any:
         """The block as an array: numpy's on the host device, else a DeviceArray. By default all its bytes."""

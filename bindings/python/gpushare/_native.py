@@ -220,7 +220,7 @@ def nanoseconds(timeout: Optional[float]) -> int:
 
 
 # A wait in the library cannot be interrupted, so the main thread waits in slices: Ctrl-C is then answered within one.
-_SLICE_NS = 100_000_000
+_SLICE_NS = FIRST_WAIT_NS = 100_000_000
 
 
 def wait(call: Callable[[int], int], timeout: Optional[float], stop: Optional[Callable[[], None]] = None) -> None:
@@ -248,11 +248,10 @@ def wait(call: Callable[[int], int], timeout: Optional[float], stop: Optional[Ca
 class Exports:
     """Counts the living arrays over device memory that other libraries may still use. A call that takes their memory away waits for them."""
 
-    def __init__(self) -> None:
-        self._arrays: weakref.WeakSet[Any] = weakref.WeakSet()
+    _arrays: Any = ()  # a WeakSet with the first of them: most owners have none
 
     def add(self, array: Any) -> None:
-        self._arrays.add(array)
+        vars(self).setdefault("_arrays", weakref.WeakSet()).add(array)
 
     def add_all(self, others: "Exports") -> None:
         for array in others._arrays:

@@ -90,7 +90,33 @@ class Outcome:
         self.result = result
 
 
-class RequestFuture(concurrent.futures.Future):
+class CancellableFuture(concurrent.futures.Future):
+    """A future whose cancel() asks the library. The library's answer may come, on another thread, before cancel() returns: the future is
+    cancelled all the same."""
+
+    _given_up = False
+
+    def _take_back(self) -> bool:
+        """Asks the library. False: too late."""
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        if self.cancelled():
+            return True
+        self._given_up = True
+        if not self._take_back():
+            self._given_up = False
+            return self.cancelled()
+        return super().cancel()
+
+    def _wants(self, status: int) -> bool:
+        """The library's answer is there. False: the future is cancelled, and takes none."""
+        if self._given_up and status == lib.GPUSHARE_CANCELLED:
+            super().cancel()
+        return self.set_running_or_notify_cancel()
+
+
+class RequestFuture(CancellableFuture):
     """A future of an Outcome. cancel() takes the request out of the queue, and is True only if it will not run."""
 
     request_id: int
@@ -99,16 +125,13 @@ class RequestFuture(concurrent.futures.Future):
         super().__init__()
         self._queue: Optional["RequestQueue"] = None
 
-    def cancel(self) -> bool:
-        if self.cancelled():
-            return True
-        if self._queue is None:
-            return False
+    def _take_back(self) -> bool:
         try:
-            self._queue.cancel(self.request_id)
+            if self._queue is not None:
+                self._queue.cancel(self.request_id)
+            return self._queue is not None
         except Error:  # its batch runs, or it was answered at this moment, or the queue is closed
             return False
-        return super().cancel()
 
 
 class _Request:
@@ -188,7 +211,7 @@ def _on_answer(data: Any, outcome: Any) -> None:
     request = ffi.from_handle(data)
     calls.drop(data)
     try:
-        if not request.future.set_running_or_notify_cancel():
+        if not request.future._wants(outcome.status):
             return
         if outcome.status == 0 and request.error is None:
             request.future.set_result(Outcome(outcome, request.result))

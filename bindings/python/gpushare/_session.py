@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Seque
 from . import _arrays
 from ._cffi import ffi
 from ._memory import Block, RangeMemory, Stream
-from ._native import CallbackFailed, Cancelled, Closable, Error, Exports, InvalidState, as_dict, check, last_error, lib, nanoseconds, null_or, status_of, struct, text, wait
+from ._native import FIRST_WAIT_NS, CallbackFailed, Cancelled, Closable, Error, Exports, InvalidState, as_dict, check, last_error, lib, nanoseconds, null_or, status_of, struct, text, wait
 from ._values import KINDS, Bytes, Handles, calls, on_release, one_of, size_in_bytes
 
 if TYPE_CHECKING:
@@ -63,17 +63,37 @@ def _on_give_back(data: Any, nbytes: int, within_ns: int) -> int:
         return 2**64 - 1  # GPUSHARE_RANGE_NO_ANSWER
 
 
+_new, _ITERATION, _ADDRESS = ffi.new, ffi.typeof("gpushare_iteration*"), ffi.typeof("gpushare_device_address*")
+
+
+def begin_iteration(session: Any, timeout: Optional[float], runtime: "Runtime") -> Any:
+    """Waits for a session's turn. Returns the library's iteration."""
+    out = _new(_ITERATION)
+    if timeout is None:  # a turn that comes soon costs one call
+        status = lib.gpushare_iteration_begin(session, FIRST_WAIT_NS, out)
+        if status == 0:
+            return out[0]
+        if status != lib.GPUSHARE_TIMED_OUT:
+            raise last_error(status)
+    wait(lambda slice_ns: lib.gpushare_iteration_begin(session, slice_ns, out), timeout, runtime._stop_waiting)
+    return out[0]
+
+
 class Iteration:
     """One mini-batch, from its turn to its end. A `with` block ends it, also when an exception leaves the block: the work so far was for
     nothing, and the session goes on. With `fail_on_error=True` the session has then failed."""
 
+    # What most iterations have: begin and end are a few calls of the library, and Python must not cost more than these.
+    _stream: Optional[Stream] = None
+    _ended = False
+    _exports = Exports()
+    _blocks: List[Block] = []  # on a GPU: other libraries may use them after the end
+
     def __init__(self, session: Any, handle: Any) -> None:
         self.session = session
         self.handle = handle
-        self._stream: Optional[Stream] = None
-        self._ended = False
-        self._exports = Exports()
-        self._blocks: List[Block] = []  # on a GPU: other libraries may use them after the end
+        if not session.runtime._on_host:
+            self._exports, self._blocks = Exports(), []
 
     @property
     def _gone(self) -> bool:
@@ -114,7 +134,14 @@ class Iteration:
         The session is charged for it until the iteration ends. On the host device the array may be read for as long as it lives; on a GPU
         it is gone, unless another library uses it: then it is kept, and counts as persistent until the last user is gone.
         """
-        return self.alloc(max(1, _arrays.bytes_of(shape, dtype))).array(shape, dtype)
+        sizes, kind, nbytes = _arrays.layout(shape, dtype)
+        out = _new(_ADDRESS)
+        status = lib.gpushare_iteration_alloc(self.handle, nbytes or 1, 0, out)
+        if status != 0:
+            raise last_error(status)
+        if self.session.runtime._on_host:
+            return _arrays.host_array(sizes, kind, nbytes)
+        return _arrays.DeviceArray(self._block(out[0], nbytes or 1, 0), sizes, kind)
 
     def launch(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Enqueues a function on the lane's stream; see Stream.launch."""
@@ -171,6 +198,12 @@ class Iteration:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._ended:  # by end() or fail() in the block
+            return
+        if error is None and not self._blocks:
+            status = lib.gpushare_iteration_end(self.handle)
+            if status != 0:
+                raise last_error(status)
+            self._ended = True
             return
         leaves_a_loop = kind is GeneratorExit  # over Session.iterations()
         try:
@@ -454,10 +487,9 @@ class Session(Closable):
 
     def iteration(self, timeout: Optional[float] = None) -> Iteration:
         """Blocks until it is this session's turn, and begins an iteration: `with session.iteration() as it: ...`."""
-        self._raise()
-        out = ffi.new("gpushare_iteration*")
-        wait(lambda slice_ns: lib.gpushare_iteration_begin(self.handle, slice_ns, out), timeout, self.runtime._stop_waiting)
-        return Iteration(self, out[0])
+        if self._error is not None:
+            self._raise()
+        return Iteration(self, begin_iteration(self.handle, timeout, self.runtime))
 
     def iterations(self, count: Optional[int] = None) -> Iterator[Iteration]:
         """`for it in session.iterations(100): ...` runs the loop's body as that many iterations (None: without end).
@@ -492,7 +524,9 @@ class Session(Closable):
 
         On the host device it may be read at any time, also after the session was closed: then it is ordinary memory of the process.
         """
-        return self.alloc(max(1, _arrays.bytes_of(shape, dtype)), kind).array(shape, dtype)
+        sizes, typestr, nbytes = _arrays.layout(shape, dtype)
+        block = self.alloc(nbytes or 1, kind)
+        return _arrays.host_array(sizes, typestr, nbytes) if block.on_host else _arrays.DeviceArray(block, sizes, typestr)
 
     def range(self, reserved: Bytes, give_back: Optional[Callable[[int, float], int]] = None, name: str = "", answer: float = 0.0,
               price: float = 0.0) -> "Range":

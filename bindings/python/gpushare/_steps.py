@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import logging
 import threading
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, TypedDict
 
 from ._cffi import ffi
 from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, InvalidState, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
-from ._serving import now_ns
+from ._serving import CancellableFuture, now_ns
 from ._session import Iteration, Session
 from ._values import Bytes, calls, on_release, size_in_bytes
 
@@ -33,15 +32,15 @@ class StepQueueOptions(TypedDict, total=False):
 _log = logging.getLogger("gpushare")
 
 
-class _StreamFuture(concurrent.futures.Future):
+class _StreamFuture(CancellableFuture):
     """A stream's list of values. cancel() cancels the request; it is True only if the request generates nothing more."""
 
     def __init__(self, stream: "TokenStream") -> None:
         super().__init__()
         self._stream = stream
 
-    def cancel(self) -> bool:
-        return self.cancelled() or (self._stream.cancel() and super().cancel())
+    def _take_back(self) -> bool:
+        return self._stream.cancel()
 
 
 class TokenStream:
@@ -54,7 +53,7 @@ class TokenStream:
 
     def __init__(self, queue: "StepQueue", request_id: int, payload: Any) -> None:
         self.request_id = request_id
-        self.future: concurrent.futures.Future[list[Any]] = _StreamFuture(self)
+        self.future = _StreamFuture(self)
         self.late = False
         self._queue = queue
         self._payload = payload
@@ -96,7 +95,7 @@ class TokenStream:
         if not answer.ended:
             return
         self._state = None
-        if not self.future.set_running_or_notify_cancel():
+        if not self.future._wants(answer.status):
             return
         if answer.status == 0:
             self.future.set_result(self._values[:answer.tokens])

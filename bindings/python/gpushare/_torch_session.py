@@ -19,9 +19,9 @@ from ._allocator import Allocator
 from ._cffi import ffi
 from ._loader import Loader
 from ._memory import Stream
-from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
+from ._native import Closable, DeviceOutOfMemory, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct
 from ._runtime import Runtime
-from ._session import SessionOptions, session_params
+from ._session import SessionOptions, begin_iteration, session_params
 from ._torch_attach import Attached
 from ._torch_memory import answer_for_sessions, without_cudnn_benchmark
 from ._values import Bytes
@@ -358,6 +358,8 @@ class _Step:
         self._timeout = timeout
         self._handle: Any = None
         self._stream: Any = None
+        self.of_loop = self.used = False  # begun by attach(); a backward pass has begun with what its calls returned, or may have: _torch_attach.py
+        self.graphs = 0  # with which one may begin
 
     def __enter__(self) -> "_Step":
         session = self._session
@@ -368,9 +370,7 @@ class _Step:
         if late is not None and not late.try_now():
             raise DeviceOutOfMemory(f"session '{session.name}': tensors of its last iteration are alive, and the device has no room to keep them beside "
                                     "another iteration: delete them, or the exception that holds them", lib.GPUSHARE_DEVICE_OUT_OF_MEMORY)
-        out = ffi.new("gpushare_iteration*")
-        wait(lambda slice_ns: lib.gpushare_iteration_begin(session.handle, slice_ns, out), self._timeout)
-        self._handle = out[0]
+        self._handle = begin_iteration(session.handle, self._timeout, session.runtime)
         session._open = self
         try:
             stream = ffi.new("gpushare_stream*")

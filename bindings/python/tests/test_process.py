@@ -161,3 +161,9 @@ def test_engines_trade_the_memory_of_their_caches():
     example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples/python/kv_caches.py")
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and re.search(r"code is busy +\d+ +24\n", done.stdout), done
+
+
+def test_the_benchmark_of_the_package_runs():
+    script = os.path.join(os.path.dirname(__file__), "../../../benchmarks/python/binding_bench.py")
+    done = subprocess.run([sys.executable, script, "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("by cffi") == 3, done.stdout + done.stderr

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import re
+import sys
 import threading
 import time
 import types
@@ -250,7 +251,7 @@ def test_views_do_not_leave_their_block(session):
     assert block.array().shape == (100,)
     assert block.array((25,), "<i4").nbytes == 100
     for shape, dtype, offset in (((26,), "<i4", 0), ((25,), "<i4", 4), ((1,), "|u1", -1), ((-1,), "|u1", 0)):
-        with pytest.raises(gpushare.InvalidArgument, match="does not fit"):
+        with pytest.raises(gpushare.InvalidArgument, match="does not fit|from 0"):
             block.array(shape, dtype, offset)
     with pytest.raises(gpushare.InvalidArgument, match="100 bytes"):
         with session.iteration() as iteration:
@@ -359,7 +360,7 @@ def test_arrays_keep_their_bytes_while_their_session_is_paged_out():
 
 
 def test_large_buffers_are_used_again_and_bounded(session):
-    from gpushare import _memory
+    from gpushare import _arrays
 
     addresses, kept = set(), None
     for iteration in session.iterations(20):
@@ -369,7 +370,7 @@ def test_large_buffers_are_used_again_and_bounded(session):
     for size in range(200):
         with session.iteration() as iteration:
             iteration.array(((1 << 20) + size,))
-    assert sum(size * len(buffers) for size, buffers in _memory._spare.items()) <= _memory._MOST_SPARE
+    assert sum(size * len(buffers) for size, buffers in _arrays.spare.items()) <= _arrays.MOST_SPARE
 
 
 def test_a_block_that_is_gone_says_so(runtime, session):
@@ -805,3 +806,83 @@ def test_arrays_of_text_take_what_numpy_counts_and_python_objects_are_refused(se
         del text
     with session.iteration() as iteration:
         assert iteration.array(3, "<U5").nbytes == 60
+
+
+def events_of(function):
+    """How often Python calls a function, its own or C's, in function()."""
+    counted = []
+
+    def count(frame, event, argument):
+        if event in ("call", "c_call"):
+            counted.append(argument or frame.f_code.co_name)
+
+    function()  # what is done once
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(counted)
+
+
+def test_the_package_adds_few_calls_to_the_librarys(session):
+    """Speed as a count, which no load changes: benchmarks/python/binding_bench.py has the times."""
+    def iteration():
+        with session.iteration():
+            pass
+
+    with session.iteration() as step:
+        arrays = events_of(lambda: step.array((4, 4)))
+    assert events_of(iteration) <= 12 and arrays <= 15, (events_of(iteration), arrays)
+
+
+def test_what_an_array_may_look_like(runtime, session):
+    with session.iteration() as step:
+        for shape in (3, np.int64(3), (3,), [3], np.array([3])):
+            assert step.array(shape).shape == session.array(shape).shape == (3,)
+        assert step.array(()).shape == () and step.array((0, 5)).shape == (0, 5)
+        for dtype in ("<f4", "f4", float, np.float16, np.dtype("i2"), "bool", "<U3", [("a", "<i4"), ("b", "<f8")]):
+            made = step.array((2, 3), dtype)
+            assert made.nbytes == 6 * np.dtype(dtype).itemsize and made.ctypes.data % 256 == 0 and made.flags.writeable, dtype
+        before = session.info()["ephemeral_bytes"]
+        for bad in ((-1,), (2, -3)):
+            with pytest.raises(gpushare.InvalidArgument, match="from 0"):
+                step.array(bad)
+        for bad in (1.5, (2, 1.5), "3"):
+            with pytest.raises(TypeError):
+                step.array(bad)
+        with pytest.raises(gpushare.InvalidArgument, match="Python objects"):
+            step.array(3, object)
+        assert session.info()["ephemeral_bytes"] == before
+    with pytest.raises(gpushare.Error):
+        step.array(3)
+    with pytest.raises(gpushare.OutOfMemory), session.iteration() as step:
+        step.array((1 << 30,))
+
+
+def test_a_second_wait_for_a_turn_goes_on_after_the_first(runtime, session):
+    """The first wait is short: beyond it the turn comes all the same, and a timeout counts."""
+    other = runtime.open_session("other", ephemeral_bytes="56M")  # no room beside the session: one of them at a time
+    order = []
+
+    def wait_long():
+        with session.iteration():
+            order.append("session")
+
+    def wait_short():
+        try:
+            session.iteration(timeout=0.01)
+        except gpushare.TimedOut:
+            order.append("timed out")
+
+    with other.iteration() as held:
+        hurried = threading.Thread(target=wait_short)
+        hurried.start()
+        hurried.join()
+        waiting = threading.Thread(target=wait_long)
+        waiting.start()
+        waiting.join(0.25)  # beyond the first wait, on most machines
+        order.append("other")
+        held.array((4,))
+    waiting.join()
+    assert order == ["timed out", "other", "session"]

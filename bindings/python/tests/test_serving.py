@@ -245,3 +245,34 @@ def test_a_batch_is_the_functions_only_while_it_runs(runtime, session):
         queue.submit(deadline=60).result(timeout=60)
         with pytest.raises(gpushare.InvalidState, match="is over"):
             kept[0].set_execution(0, 1.0)
+
+
+def answered_before_cancel_returns(queue, future):
+    """Has queue.cancel return when the library's answer to it, on another thread, has reached the future."""
+    cancel, answered = queue.cancel, threading.Event()
+    future.add_done_callback(lambda _: answered.set())
+
+    def slow(request_id):
+        cancel(request_id)
+        assert answered.wait(60)
+
+    queue.cancel = slow
+
+
+def test_cancel_is_true_though_the_answer_comes_first(runtime, session):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        queue.submit(1, deadline=60)
+        assert begun.wait(60)
+        last = [queue.submit(n, deadline=60) for n in range(2, 8)][-1]
+        answered_before_cancel_returns(queue, last)
+        try:
+            assert last.cancel() and last.cancelled() and last.cancel()
+        finally:
+            go_on.set()

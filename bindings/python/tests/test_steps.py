@@ -181,3 +181,12 @@ def test_a_member_is_the_functions_only_while_it_runs(session):
         for late in (lambda: kept[0].emit(1), lambda: kept[0].fail(ValueError("late")), lambda: kept[0].holds(1)):
             with pytest.raises(gpushare.InvalidState, match="is over"):
                 late()
+
+
+def test_cancel_is_true_though_the_answer_comes_first(session):
+    from test_serving import answered_before_cancel_returns
+
+    with gpushare.StepQueue(session, count_up) as queue:
+        stream = queue.submit(10**9, prompt_tokens=1)
+        answered_before_cancel_returns(queue, stream.future)
+        assert stream.future.cancel() and stream.future.cancelled()

@@ -19,10 +19,23 @@ from typing import Any, Optional
 import gpushare
 
 
-def socket_path() -> pathlib.Path:
-    """GPUSHARE_SOCKET if set, else one for this user and node."""
+def socket_path(mig: Optional[str] = None) -> pathlib.Path:
+    """GPUSHARE_SOCKET if set, else one for this user and node; of a MIG instance's own daemon if one is named."""
     named = os.environ.get("GPUSHARE_SOCKET")
-    return pathlib.Path(named) if named else pathlib.Path(tempfile.gettempdir()) / f"gpushare-ray-{os.getuid()}" / "daemon.sock"
+    if named:
+        return pathlib.Path(named)
+    return pathlib.Path(tempfile.gettempdir()) / f"gpushare-ray-{os.getuid()}" / (f"{mig.replace('/', '-')}.sock" if mig else "daemon.sock")
+
+
+def own_instance(gpu: str) -> Optional[str]:
+    """The MIG instance if `gpu` is one that needs a daemon of its own: CUDA shows a process only the first of several. A daemon that GPUSHARE_SOCKET
+    names is its owner's business."""
+    return gpu if gpu.startswith("MIG-") and not os.environ.get("GPUSHARE_SOCKET") and device_kind() == "cuda" else None
+
+
+def device_kind() -> str:
+    """'cuda' where there is a GPU that works, else 'host'."""
+    return "cuda" if any(found["status"] == 0 and found["name"].startswith("cuda") for found in gpushare.devices()) else "host"
 
 
 def _tool() -> str:
@@ -33,11 +46,14 @@ def _tool() -> str:
     return found
 
 
-def status(timeout_s: float = 10) -> Optional[dict[str, Any]]:
+def status(timeout_s: float = 10, mig: Optional[str] = None) -> Optional[dict[str, Any]]:
     """What `gpushare top --json` tells, or None without a daemon."""
+    return _status_at(socket_path(mig), timeout_s)
+
+
+def _status_at(path: pathlib.Path, timeout_s: float = 10) -> Optional[dict[str, Any]]:
     try:
-        done = subprocess.run([_tool(), "top", "--socket", str(socket_path()), "--json", "-"], capture_output=True, text=True,
-                              timeout=timeout_s)
+        done = subprocess.run([_tool(), "top", "--socket", str(path), "--json", "-"], capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None
     return json.loads(done.stdout) if done.returncode == 0 else None
@@ -67,23 +83,24 @@ def device_names(device: str, gpus: int, capacity_bytes: int) -> list[str]:
 
 
 def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushare.Bytes = 0, lanes: int = 1,
-                  timeout_s: float = 60, visible: Optional[list[str]] = None) -> dict[str, Any]:
+                  timeout_s: float = 60, visible: Optional[list[str]] = None, mig: Optional[str] = None) -> dict[str, Any]:
     """Returns the daemon's status, and starts one if none answers: with a device for each of the node's `gpus`.
 
     `visible`: the node's GPUs as the CUDA_VISIBLE_DEVICES of `ray start` named them; None: all, by number.
+    `mig`: the daemon is that of this MIG instance alone; see own_instance.
     `device`: 'cuda', 'host', or None: cuda where there is one. `capacity`: memory of each device; 0: what is free (1 GiB on the host).
     Several programs may call it at once: one daemon serves the socket, the others find it. Raises gpushare.Unavailable.
     """
-    present = status()
+    if mig is not None:
+        gpus, visible = 1, [mig]
+    present = status(mig=mig)
     if present is not None:
         return present
-    if device is None:
-        usable = [found["name"] for found in gpushare.devices() if found["status"] == 0]
-        device = "cuda" if any(name.startswith("cuda") for name in usable) else "host"
+    device = device or device_kind()
     capacity_bytes = gpushare.size_in_bytes(capacity)
     if device == "host" and capacity_bytes == 0:
         capacity_bytes = 1 << 30
-    path = socket_path()
+    path = socket_path(mig)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [_tool(), "daemon", "--socket", str(path), "--lanes", str(lanes)]
     for name in device_names(device, gpus, capacity_bytes):
@@ -100,7 +117,7 @@ def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushar
     subprocess.run([sys.executable, "-c", between, str(log), *command], check=True, env=environment, cwd="/")
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        present = status()
+        present = status(mig=mig)
         if present is not None:
             return present
         time.sleep(0.1)
@@ -109,14 +126,17 @@ def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushar
 
 
 def stop_daemon(timeout_s: float = 30) -> bool:
-    """Stops the node's daemon; False if there is none. Sessions keep their memory and wait for another."""
-    present = status()
-    if present is None:
-        return False
-    os.kill(present["pid"], signal.SIGTERM)
+    """Stops the node's daemon, and those of MIG instances; False if there is none. Sessions keep their memory and wait for another."""
+    paths = [socket_path()]
+    if not os.environ.get("GPUSHARE_SOCKET"):
+        paths += paths[0].parent.glob("MIG-*.sock")
+    running = {path: present for path in paths for present in [_status_at(path)] if present is not None}
+    for present in running.values():
+        os.kill(present["pid"], signal.SIGTERM)
     end = time.monotonic() + timeout_s
-    while status() is not None:
-        if time.monotonic() > end:
-            raise gpushare.TimedOut(f"the daemon {present['pid']} still runs", 0)
-        time.sleep(0.05)
-    return True
+    for path, present in running.items():
+        while _status_at(path) is not None:
+            if time.monotonic() > end:
+                raise gpushare.TimedOut(f"the daemon {present['pid']} still runs", 0)
+            time.sleep(0.05)
+    return bool(running)

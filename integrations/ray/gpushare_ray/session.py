@@ -87,8 +87,9 @@ class RaySession:
     """
 
     def __init__(self, gpu: str, fraction: float, memory: gpushare.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
-        node = _node_ids()
-        status = daemon.status() or daemon.ensure_daemon(gpus=_node_gpus(), visible=node)
+        mig = daemon.own_instance(gpu)
+        node = [mig] if mig else _node_ids()
+        status = daemon.status(mig=mig) or daemon.ensure_daemon(gpus=_node_gpus(), visible=node, mig=mig)
         visible = daemon.visible_gpus(status["pid"])
         device = device_of(gpu, status["devices"], visible, node)
         self.gpu, self.fraction = gpu, fraction
@@ -106,7 +107,7 @@ class RaySession:
             raise gpushare.QuotaExceeded(f"weight={weight:g} must be above 0 and at most what Ray assigned, {fraction:g} of GPU {gpu}",
                                          gpushare.lib.GPUSHARE_QUOTA_EXCEEDED)
         self.weight = weight
-        changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": f"{self.memory_limit}B"}
+        changed = {"GPUSHARE_SOCKET": str(daemon.socket_path(mig)), "GPUSHARE_MEMORY": f"{self.memory_limit}B"}
         with _environment:  # the runtime reads its limits from there when it opens
             if device["device"].startswith("cuda:"):
                 # Ray shows a worker its own GPUs only, numbered anew; here they have the daemon's numbers. In force where CUDA has not started.

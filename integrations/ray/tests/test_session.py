@@ -207,6 +207,31 @@ def test_the_daemon_sees_what_ray_sees(daemon, ray, monkeypatch):
     assert daemon.visible_gpus(2**22 + 1) is None and daemon.gpu_list(" 0, GPU-a ,") == ["0", "GPU-a"] and daemon.gpu_list("") is None
 
 
+def test_each_mig_instance_has_a_daemon(daemon, ray, monkeypatch):
+    """CUDA shows a process only the first of several MIG instances: one daemon for all would not start, or miss the others."""
+    one, other = "MIG-0d3f9a77-aaaa-bbbb-cccc-ddddeeeeffff", "MIG-GPU-8f1c2ab9-4a6d/7/0"
+    assert daemon.own_instance(one) is None and daemon.own_instance("GPU-1") is None  # GPUSHARE_SOCKET names a daemon
+    folder = daemon.socket_path().parent.parent
+    monkeypatch.delenv("GPUSHARE_SOCKET")
+    monkeypatch.setattr(daemon.tempfile, "gettempdir", lambda: str(folder))
+    assert daemon.own_instance(one) is None  # no CUDA: host devices stand for the instances, in one daemon
+    monkeypatch.setattr(daemon, "own_instance", lambda gpu: gpu)
+    try:
+        for gpu in (one, other):
+            ray.resources, ray.ids = {"GPU": 1.0}, [gpu]
+            with gpushare_ray.open_session("whole") as session:
+                status = daemon.status(mig=gpu)
+                assert daemon.visible_gpus(status["pid"]) == [gpu] and len(status["devices"]) == 1
+                assert session.memory_limit == status["devices"][0]["capacity_bytes"] and len(status["sessions"]) == 1
+        ray.resources = {"GPU": 0.5}
+        with gpushare_ray.open_session("half") as session:
+            assert session.memory_limit == 512 << 20
+        assert daemon.status() is None and len({daemon.status(mig=gpu)["pid"] for gpu in (one, other)}) == 2
+    finally:
+        assert daemon.stop_daemon()
+    assert daemon.status(mig=one) is daemon.status(mig=other) is None and not daemon.stop_daemon()
+
+
 def test_a_trial_follows_its_weight(node, ray):
     ray.trial = "trial-1"
     actor = ray.remote()(board.Board).options(board.NAME, board.NAMESPACE, True).remote()

@@ -1,0 +1,15 @@
+# Toolchain: builds for 64-bit ARM on another machine, with Debian's g++-aarch64-linux-gnu. GPUSHARE_ARM_ROOT is a folder with the libraries and headers
+# that are not the compiler's (scripts/wheel --aarch64 makes one).
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_STRIP aarch64-linux-gnu-strip)
+set(GPUSHARE_ARM_ROOT "$ENV{GPUSHARE_ARM_ROOT}")
+set(CMAKE_FIND_ROOT_PATH "${GPUSHARE_ARM_ROOT}")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "${GPUSHARE_ARM_ROOT}")
+set(ENV{PKG_CONFIG_LIBDIR} "${GPUSHARE_ARM_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig")
