@@ -21,7 +21,8 @@ class ShownAt {
     if (session_ == nullptr) session_ = std::move(session);
   }
   void show(const executor::RequestServerStats& stats) {
-    if (const std::shared_ptr<executor::Session> session = this->session()) session->note_requests(stats.counts());
+    if (const std::shared_ptr<executor::Session> session = this->session())
+      session->note_requests(stats.counts());
   }
 
  private:

@@ -10,11 +10,12 @@
 namespace gpushare::base {
 
 // Upper bounds of the buckets. Longer iterations, and greater slowdowns, are in one more bucket.
-inline constexpr uint64_t kIterationBoundsNs[] = {100'000,    500'000,    1'000'000,   2'500'000,   5'000'000,
-                                                  10'000'000, 25'000'000, 50'000'000,  100'000'000, 250'000'000,
-                                                  500'000'000, 1'000'000'000, 2'500'000'000, 5'000'000'000,
-                                                  10'000'000'000};
-inline constexpr uint64_t kSlowdownBoundsMilli[] = {1050, 1250, 1500, 2000, 3000, 5000, 10'000, 30'000, 100'000};
+inline constexpr uint64_t kIterationBoundsNs[] = {100'000,       500'000,       1'000'000,     2'500'000,
+                                                  5'000'000,     10'000'000,    25'000'000,    50'000'000,
+                                                  100'000'000,   250'000'000,   500'000'000,   1'000'000'000,
+                                                  2'500'000'000, 5'000'000'000, 10'000'000'000};
+inline constexpr uint64_t kSlowdownBoundsMilli[] = {1050, 1250,   1500,   2000,   3000,
+                                                    5000, 10'000, 30'000, 100'000};
 inline constexpr uint32_t kIterationBuckets = sizeof(kIterationBoundsNs) / sizeof(uint64_t) + 1;
 inline constexpr uint32_t kSlowdownBuckets = sizeof(kSlowdownBoundsMilli) / sizeof(uint64_t) + 1;
 
@@ -98,8 +99,7 @@ struct RequestCounts {
 class RequestFigures {
  public:
   void set(const RequestCounts& counts) {
-    for (uint32_t i = 0; i < kWhole; ++i)
-      whole_[i].store(counts.*kFields[i], std::memory_order_relaxed);
+    for (uint32_t i = 0; i < kWhole; ++i) whole_[i].store(counts.*kFields[i], std::memory_order_relaxed);
     miss_rate_.store(counts.predicted_miss_rate, std::memory_order_relaxed);
     price_.store(counts.price_per_s, std::memory_order_relaxed);
   }

@@ -22,16 +22,20 @@ struct Outcome {
   uint64_t RequestCounts::*count;
 };
 constexpr Outcome kOutcomes[] = {
-    {"in_time", &RequestCounts::in_time}, {"late", &RequestCounts::late},       {"failed", &RequestCounts::failed},
-    {"refused", &RequestCounts::refused}, {"dropped", &RequestCounts::dropped}, {"cancelled", &RequestCounts::cancelled}};
+    {"in_time", &RequestCounts::in_time}, {"late", &RequestCounts::late},
+    {"failed", &RequestCounts::failed},   {"refused", &RequestCounts::refused},
+    {"dropped", &RequestCounts::dropped}, {"cancelled", &RequestCounts::cancelled}};
 
 }  // namespace
 
-void write_iterations(MetricsText& out, const std::vector<std::pair<MetricsText::Labels, IterationCounts>>& of) {
-  const std::vector<double> seconds = scaled(kIterationBoundsNs, 1e9), ratios = scaled(kSlowdownBoundsMilli, 1e3);
+void write_iterations(MetricsText& out,
+                      const std::vector<std::pair<MetricsText::Labels, IterationCounts>>& of) {
+  const std::vector<double> seconds = scaled(kIterationBoundsNs, 1e9),
+                            ratios = scaled(kSlowdownBoundsMilli, 1e3);
   out.histogram("gpushare_session_iteration_seconds", "Device time of the session's iterations.");
   for (const auto& [labels, counts] : of)
-    if (any(counts.times)) out.buckets(labels, seconds, counts.times, static_cast<double>(counts.time_ns) / 1e9);
+    if (any(counts.times))
+      out.buckets(labels, seconds, counts.times, static_cast<double>(counts.time_ns) / 1e9);
   out.histogram("gpushare_session_slowdown_ratio",
                 "Time of iterations with their wait for a turn, over their device time: 1 is no wait.");
   for (const auto& [labels, counts] : of)

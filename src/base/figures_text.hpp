@@ -11,7 +11,8 @@
 namespace gpushare::base {
 
 // Histograms of sessions, each with its labels. A session without an iteration has none.
-void write_iterations(MetricsText& out, const std::vector<std::pair<MetricsText::Labels, IterationCounts>>& of);
+void write_iterations(MetricsText& out,
+                      const std::vector<std::pair<MetricsText::Labels, IterationCounts>>& of);
 void write_requests(MetricsText& out, const std::vector<std::pair<MetricsText::Labels, RequestCounts>>& of);
 
 }  // namespace gpushare::base

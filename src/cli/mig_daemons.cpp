@@ -23,7 +23,8 @@ struct Program {
 };
 
 Program program_of(const MigDaemon& daemon, const std::vector<std::string>& rest) {
-  Program out{{"gpushare", "daemon", "--device", "all", "--socket", daemon.socket}, {"CUDA_VISIBLE_DEVICES=" + daemon.visible}};
+  Program out{{"gpushare", "daemon", "--device", "all", "--socket", daemon.socket},
+              {"CUDA_VISIBLE_DEVICES=" + daemon.visible}};
   out.arguments.insert(out.arguments.end(), rest.begin(), rest.end());
   for (char** each = environ; *each != nullptr; ++each)
     if (std::strncmp(*each, "CUDA_VISIBLE_DEVICES=", 21) != 0) out.environment.emplace_back(*each);
@@ -37,7 +38,8 @@ base::Result<pid_t> start(const Program& program) {
     out.push_back(nullptr);
     return out;
   };
-  const std::vector<char*> arguments = pointers(program.arguments), environment = pointers(program.environment);
+  const std::vector<char*> arguments = pointers(program.arguments),
+                           environment = pointers(program.environment);
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) return base::Status(GPUSHARE_IO_ERROR, std::string("fork: ") + std::strerror(errno), errno);
@@ -87,11 +89,12 @@ base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::v
     int how = 0;
     const pid_t ended = waitpid(-1, &how, WNOHANG);
     if (const auto found = children.find(ended); ended > 0 && found != children.end()) {
-      outcome = base::Status(GPUSHARE_IO_ERROR,
-                             base::format("the daemon at %s (CUDA_VISIBLE_DEVICES=%s) ended with %s %d; the others are stopped",
-                                          found->second->socket.c_str(), found->second->visible.c_str(),
-                                          WIFSIGNALED(how) ? "signal" : "exit code",
-                                          WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how)));
+      outcome = base::Status(
+          GPUSHARE_IO_ERROR,
+          base::format("the daemon at %s (CUDA_VISIBLE_DEVICES=%s) ended with %s %d; the others are stopped",
+                       found->second->socket.c_str(), found->second->visible.c_str(),
+                       WIFSIGNALED(how) ? "signal" : "exit code",
+                       WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how)));
       children.erase(found);
     }
     if (for_s > 0 && left <= kLookS) break;

@@ -23,7 +23,8 @@ std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus,
 
 // Starts them, as this program with the arguments `rest`, and waits for a signal to stop, for `for_s` (0: for ever), or for the
 // first to end; then ends all. OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
-base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest, double for_s);
+base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
+                             double for_s);
 
 // What all of them tell, as of one daemon; devices are named by their uuids, since each daemon has a cuda:0.
 base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& daemons);

@@ -40,14 +40,13 @@ std::optional<Functions> load(const std::string& path) {
   auto library = base::DynamicLibrary::open(path);
   if (!library.ok()) return std::nullopt;
   Functions out{};
-  const bool complete = find(*library, "nvmlInit_v2", out.init) &&
-                        find(*library, "nvmlDeviceGetCount_v2", out.count) &&
-                        find(*library, "nvmlDeviceGetHandleByIndex_v2", out.by_index) &&
-                        find(*library, "nvmlDeviceGetHandleByPciBusId_v2", out.by_address) &&
-                        find(*library, "nvmlDeviceGetUUID", out.uuid) &&
-                        find(*library, "nvmlDeviceGetName", out.name) &&
-                        find(*library, "nvmlDeviceGetMemoryInfo", out.memory) &&
-                        find(*library, "nvmlSystemGetDriverVersion", out.driver_version);
+  const bool complete =
+      find(*library, "nvmlInit_v2", out.init) && find(*library, "nvmlDeviceGetCount_v2", out.count) &&
+      find(*library, "nvmlDeviceGetHandleByIndex_v2", out.by_index) &&
+      find(*library, "nvmlDeviceGetHandleByPciBusId_v2", out.by_address) &&
+      find(*library, "nvmlDeviceGetUUID", out.uuid) && find(*library, "nvmlDeviceGetName", out.name) &&
+      find(*library, "nvmlDeviceGetMemoryInfo", out.memory) &&
+      find(*library, "nvmlSystemGetDriverVersion", out.driver_version);
   if (!complete || out.init() != 0) return std::nullopt;
   // Drivers before 450 have no MIG.
   (void)find(*library, "nvmlDeviceGetMigMode", out.mig_mode);
