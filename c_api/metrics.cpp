@@ -5,9 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/metrics_text.hpp"
+#include "base/figures_text.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
+#include "c_api/request_queue.hpp"
 #include "c_api/tags.hpp"
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
@@ -89,6 +90,21 @@ void write_sessions(MetricsText& out, const std::vector<Line>& lines) {
   time("gpushare_session_waited_for_admission_seconds_total", "Time waited for admission.", &Info::queued_ns);
   out.counter("gpushare_session_iterations_total", "Iterations that the device has finished.");
   for (const Line& line : lines) out.sample(line.labels, number(line.info.iterations_done));
+  std::vector<std::pair<MetricsText::Labels, base::IterationCounts>> iterations;
+  for (const Line& line : lines) iterations.emplace_back(line.labels, line.info.histogram);
+  base::write_iterations(out, iterations);
+}
+
+void write_queues(MetricsText& out, const executor::Runtime& runtime, const std::string& device) {
+  std::vector<std::pair<MetricsText::Labels, base::RequestCounts>> requests;
+  capi::table_of<gpushare_request_queue>().each([&](capi::RequestQueueObject& queue) {
+    if (queue.runtime.get() == &runtime)
+      requests.push_back({{{"device", device},
+                           {"queue", std::to_string(queue.number)},
+                           {"policy", std::string(queue.server->policy())}},
+                          queue.server->stats().counts()});
+  });
+  base::write_requests(out, requests);
 }
 
 base::Result<std::string> metrics_of(executor::Runtime& runtime) {
@@ -107,6 +123,7 @@ base::Result<std::string> metrics_of(executor::Runtime& runtime) {
   MetricsText out;
   write_runtime(out, info);
   write_sessions(out, lines);
+  write_queues(out, runtime, info.device);
   return out.text();
 }
 

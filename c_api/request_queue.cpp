@@ -5,6 +5,7 @@
 #include "base/clock.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
+#include "c_api/request_queue.hpp"
 #include "c_api/serving.hpp"
 #include "c_api/tags.hpp"
 #include "c_api/user_function.hpp"
@@ -14,15 +15,6 @@
 using namespace gpushare;
 using executor::RequestOutcome;
 using sched::slo::DropReason;
-
-namespace gpushare::capi {
-
-struct RequestQueueObject {
-  std::shared_ptr<executor::Runtime> runtime;
-  std::unique_ptr<executor::RequestServer> server;
-};
-
-}  // namespace gpushare::capi
 
 namespace {
 
@@ -78,6 +70,9 @@ int32_t gpushare_request_queue_create(gpushare_runtime runtime, const gpushare_b
     GPUSHARE_ASSIGN_OR_RETURN(options.batcher, capi::batcher_options(read));
     auto queue = std::make_shared<Queue>();
     queue->runtime = pin.shared();
+    options.changed = [shown = queue->shown](const executor::RequestServerStats& stats) {
+      shown->show(stats);
+    };
     GPUSHARE_ASSIGN_OR_RETURN(queue->server, executor::RequestServer::start(options));
     return capi::publish(std::move(queue), out_queue);
   });
@@ -117,6 +112,7 @@ int32_t gpushare_request_queue_add_model(gpushare_request_queue handle, gpushare
                         return run_batch(*function, batch, iteration, report);
                       })));
     function->own();
+    queue.shown->begin(pin.shared());
     *out_model = added;
     return {};
   });

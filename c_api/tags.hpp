@@ -33,7 +33,7 @@ class Switcher;
 namespace gpushare::capi {
 
 struct BatcherObject;       // batcher.cpp
-struct RequestQueueObject;  // request_queue.cpp
+struct RequestQueueObject;  // request_queue.hpp
 struct StepQueueObject;     // step_queue.cpp
 
 // Images and models as the ABI shows them: with what keeps them alive.

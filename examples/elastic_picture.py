@@ -7,6 +7,8 @@ import sys
 
 WIDTH, HEIGHT, LEFT, TOP = 720, 260, 56, 34
 MIB = 1 << 20
+STYLE = ("<style>text{fill:#222}.back{fill:#f4f4f4}"
+         "@media(prefers-color-scheme:dark){text{fill:#d6dde6}.back{fill:#22272f}}</style>")
 
 
 def main(source, target):
@@ -23,7 +25,8 @@ def main(source, target):
     kv, both = lambda row: row["kv_bytes"], lambda row: row["kv_bytes"] + row["training_bytes"]
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 44}" '
            'font-family="sans-serif" font-size="12">',
-           f'<rect x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="#f4f4f4"/>',
+           STYLE,
+           f'<rect class="back" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
            f'<polygon points="{area(lambda row: 0, kv)}" fill="#d2691e"/>',
            f'<polygon points="{area(kv, both)}" fill="#4682b4"/>']
     for part in range(5):

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
+#include "cli/mig_daemons.hpp"
 #include "cli/options.hpp"
 #include "cli/policy_choice.hpp"
 #include "cli/stop_signals.hpp"
@@ -36,6 +39,9 @@ device "shared", or unchanged with GPUSHARE_DEVICE=shared in its environment; ev
 Its memory stays its own: the daemon only promises bytes and gives turns. A process that dies gives everything back.
 A session that keeps its turn longer than the lease while another waits loses the turn, not its memory.
 
+Where MIG divides a GPU, --device all starts a daemon for each instance, since CUDA shows a process one instance: at
+daemon-mig-5c89852c.sock for MIG-5c89852c-..., beside daemon.sock for GPUs that are whole, or for the first instance.
+
 The socket is for this user alone unless --all-users is given. Stops on SIGTERM and SIGINT; calls that need it then
 return UNAVAILABLE, sessions keep their memory, and a daemon started again at the same socket hears of them.
 
@@ -55,10 +61,12 @@ cannot share; 3 no such device.
            "Path of the Unix socket, at most 107 bytes [GPUSHARE_SOCKET, else gpushare/daemon.sock in "
            "XDG_RUNTIME_DIR, for root in /run]")
         ->type_name("PATH");
-    app.add_option("--device", devices_,
-                   "Device to share, as 'gpushare devices' names it; may be given again. all: every GPU. "
-                   "auto: the first GPU, else the "
-                   "host device, but with --all-users a GPU or none [auto]")
+    app.add_option(
+           "--device", devices_,
+           "Device to share, as 'gpushare devices' names it; may be given again. all: every GPU and every "
+           "instance of MIG. "
+           "auto: the first GPU, else the "
+           "host device, but with --all-users a GPU or none [auto]")
         ->type_name("NAME");
     add(app, "--capacity", &options_.capacity_bytes, parse_size, "SIZE",
         "Memory to promise of each device: 8GiB, ... [what is free]");
@@ -110,6 +118,7 @@ cannot share; 3 no such device.
     if (set_capacity_) return set_capacity();
     GPUSHARE_ASSIGN_OR_RETURN(options_.socket, socket_to_serve());
     if (!devices_.empty()) options_.devices = devices_;
+    if (const std::vector<MigDaemon> daemons = divided_by_mig(); !daemons.empty()) return serve_mig(daemons);
     GPUSHARE_RETURN_IF_ERROR(find_gpus());
     options_.share_lanes = !private_lanes_ && options_.max_lanes == 1;
     if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
@@ -128,7 +137,7 @@ cannot share; 3 no such device.
                    device->policy_name().c_str());
     std::unique_ptr<daemon::MetricsServer> metrics;
     if (!metrics_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(metrics, serve_metrics(socket));
+      GPUSHARE_ASSIGN_OR_RETURN(metrics, serve_metrics([socket] { return client::query_service(socket); }));
       std::fprintf(stderr, "gpushare daemon: metrics at %s\n", metrics->address().c_str());
     }
     (void)signals.wait(for_s_);
@@ -140,12 +149,56 @@ cannot share; 3 no such device.
     GPUSHARE_ASSIGN_OR_RETURN(const double value, parse_number(option, text, 0, false, 1e9));
     return static_cast<uint64_t>(value * 1e9) + 1;
   }
+  // The daemons to start where --device is all and a GPU is divided. A process that CUDA_VISIBLE_DEVICES limits is one of them, or has its
+  // operator's choice.
+  std::vector<MigDaemon> divided_by_mig() const {
+    if (devices_ != std::vector<std::string>{"all"} || std::getenv("CUDA_VISIBLE_DEVICES") != nullptr)
+      return {};
+    const std::vector<daemon::GpuIdentity> gpus = daemon::all_gpus();
+    if (std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.parent_uuid.empty(); }))
+      return {};
+    return mig_daemons(gpus, options_.socket);
+  }
+  base::Result<ExitCode> serve_mig(const std::vector<MigDaemon>& daemons) const {
+    std::unique_ptr<daemon::MetricsServer> metrics;
+    if (!metrics_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(metrics, serve_metrics([daemons] { return status_of_all(daemons); }));
+      std::fprintf(stderr, "gpushare daemon: metrics at %s\n", metrics->address().c_str());
+    }
+    GPUSHARE_RETURN_IF_ERROR(run_mig_daemons(
+        daemons, without(command_arguments(), {"--device", "--socket", "--metrics", "--for"}), for_s_));
+    return kExitOk;
+  }
+  // What follows "daemon" on the command line.
+  static std::vector<std::string> command_arguments() {
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    std::vector<std::string> out;
+    for (std::string each; std::getline(file, each, '\0');) out.push_back(each);
+    const auto command = std::find(out.begin(), out.end(), "daemon");
+    out.erase(out.begin(), command == out.end() ? command : command + 1);
+    return out;
+  }
+  // Options as --name value or --name=value.
+  static std::vector<std::string> without(const std::vector<std::string>& arguments,
+                                          const std::vector<std::string>& options) {
+    std::vector<std::string> out;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const std::string name = arguments[i].substr(0, arguments[i].find('='));
+      if (std::find(options.begin(), options.end(), name) == options.end())
+        out.push_back(arguments[i]);
+      else if (name == arguments[i])
+        ++i;
+    }
+    return out;
+  }
   // The figures are asked for as gpushare top asks: scraping takes nothing from the daemon but one answer.
-  base::Result<std::unique_ptr<daemon::MetricsServer>> serve_metrics(const std::string& socket) const {
-    auto server = daemon::MetricsServer::start(metrics_, [socket]() -> base::Result<std::string> {
-      GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, client::query_service(socket));
-      return daemon::metrics_text(status);
-    });
+  base::Result<std::unique_ptr<daemon::MetricsServer>> serve_metrics(
+      std::function<base::Result<client::ServiceStatus>()> ask) const {
+    auto server =
+        daemon::MetricsServer::start(metrics_, [ask = std::move(ask)]() -> base::Result<std::string> {
+          GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, ask());
+          return daemon::metrics_text(status);
+        });
     if (!server.ok()) return bad_option("--metrics", metrics_, server.status().message());
     return server;
   }

@@ -58,12 +58,13 @@ summary{cursor:pointer;color:var(--soft)}
 ul.notes{margin:6px 0 0;padding-left:20px}
 ul.notes li{margin:4px 0;overflow-wrap:anywhere}
 footer{color:var(--soft);font-size:13px}
-@media(max-width:560px){main{padding:18px 10px}section{padding:14px 12px}}
+@media screen and (max-width:700px){main{padding:18px 10px}section{padding:14px 12px;overflow-x:auto}section>svg{min-width:620px}}
 @media print{:root{color-scheme:light;--page:#fff;--card:#fff;--ink:#000;--soft:#444;--rule:#ccc;--grid:#e5e5e5;--mark:#eef3fd;
 --s0:#1f5fd6;--s1:#c2410c;--s2:#047857;--s3:#a21caf;--s4:#57606e;--s5:#b4231f;--s6:#0b7285;--s7:#7a5d00;
 --persistent:#3f6fb5;--lanes:#a9c4ea;--busy:#9cc7b4;--live:#000}
 body{font-size:10.5pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}main{max-width:none;padding:0}
-section{border:0;padding:0;margin:0 0 14pt;break-inside:avoid}details:not([open]){display:none}}
+section{border:0;padding:0;margin:0 0 14pt;break-inside:avoid}details:not([open]){display:none}
+.scroll{overflow:visible}th,td{padding:3pt 4pt;font-size:8.5pt;white-space:normal}tbody th{font-size:8.5pt}th{font-size:7.5pt}}
 )css";
 
 }  // namespace gpushare::cli

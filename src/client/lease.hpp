@@ -31,6 +31,7 @@
 #include <cstdint>
 
 #include "base/bell.hpp"
+#include "base/figures.hpp"
 
 namespace gpushare::client {
 
@@ -85,6 +86,8 @@ class alignas(64) Lease {
     looks_.store(0, std::memory_order_relaxed);
     turn_us_.store(0, std::memory_order_relaxed);
     bell_.expect(false);
+    histogram_.reset();
+    requests_.set({});
   }
 
   // ---- the process
@@ -106,6 +109,12 @@ class alignas(64) Lease {
     iterations_.fetch_add(iterations, std::memory_order_relaxed);
   }
 
+  // ---- both: what the process writes and the daemon shows to readers
+  base::IterationHistogram& histogram() { return histogram_; }
+  const base::IterationHistogram& histogram() const { return histogram_; }
+  base::RequestFigures& requests() { return requests_; }
+  const base::RequestFigures& requests() const { return requests_; }
+
  private:
   static uint64_t pack(Word word) { return word.epoch << 2 | static_cast<uint64_t>(word.state); }
 
@@ -117,9 +126,12 @@ class alignas(64) Lease {
   base::Bell bell_;
   std::atomic<uint32_t> looks_;
   std::atomic<uint32_t> turn_us_;  // 0 also where the daemon is older
+  // In lines of their own: whoever waits for the word does not read them.
+  alignas(64) base::IterationHistogram histogram_;
+  base::RequestFigures requests_;  // of the queue whose first model the session serves
 };
 static_assert(kSharedLeaseSlots <= 0x1000);
-static_assert(sizeof(Lease) == 64 && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(Lease) % 64 == 0 && std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint64_t kLeasePageMark = 0x4750534c31ull;  // "GPSL1"
 // The whole memory. Its size is sealed: neither side can make the other's next look a bus error.

@@ -95,6 +95,8 @@ class RemoteAuthority final : public sched::Authority {
     dispatched(session, lane, now_ns, iterations);
     finished(session, device_ns, now_ns, iterations);
   }
+  void note_iteration(sched::SessionId session, uint64_t device_ns, uint64_t waited_ns) override;
+  void note_requests(sched::SessionId session, const base::RequestCounts& counts) override;
   void leave(sched::SessionId session, uint64_t now_ns) override;
   base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;

@@ -76,6 +76,16 @@ void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, 
   if (record->is_known()) give_back(*record);
 }
 
+void RemoteAuthority::note_iteration(SessionId session, uint64_t device_ns, uint64_t waited_ns) {
+  if (const Record* record = find(session); record != nullptr && record->is_known())
+    lease(*record).histogram().add(device_ns, waited_ns);
+}
+
+void RemoteAuthority::note_requests(SessionId session, const base::RequestCounts& counts) {
+  if (const Record* record = find(session); record != nullptr && record->is_known())
+    lease(*record).requests().set(counts);
+}
+
 // The listening thread looks whether it may connect again.
 void RemoteAuthority::count_shared(const Record& record, bool begins) {
   if (record.pieces == nullptr) return;

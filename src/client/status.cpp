@@ -23,6 +23,10 @@ void put_text(std::string& out, Whole value) {
   out += std::to_string(value);
 }
 
+void put_text(std::string& out, const std::vector<uint64_t>& values) {
+  for (size_t i = 0; i < values.size(); ++i) out += (i > 0 ? "," : "") + std::to_string(values[i]);
+}
+
 bool take_text(std::string_view text, std::string& out) {
   out = text;
   return true;
@@ -31,6 +35,16 @@ template <class Number>
 bool take_text(std::string_view text, Number& out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   return error == std::errc() && end == text.data() + text.size();
+}
+
+bool take_text(std::string_view text, std::vector<uint64_t>& out) {
+  out.clear();
+  while (!text.empty()) {
+    const std::string_view value = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), value.size() + 1));
+    if (!take_text(value, out.emplace_back())) return false;
+  }
+  return true;
 }
 
 template <class Line>

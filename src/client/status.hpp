@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/figures.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::client {
@@ -31,6 +32,9 @@ struct DeviceStatus {
   uint64_t page_outs = 0, page_ins = 0;  // of sessions and groups, begun
   // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
   uint64_t max_guaranteed = 0, max_opportunistic = 0;
+  // Of a GPU, as NVML tells them; empty where it does not, and on the host. An instance of MIG has a parent and a profile.
+  std::string product, uuid, parent_uuid, mig_profile, driver_version;
+  uint64_t total_bytes = 0;  // of the device or instance
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("device", line.device);
@@ -50,6 +54,12 @@ struct DeviceStatus {
     visit("page_ins", line.page_ins);
     visit("max_guaranteed", line.max_guaranteed);
     visit("max_opportunistic", line.max_opportunistic);
+    visit("product", line.product);
+    visit("uuid", line.uuid);
+    visit("parent_uuid", line.parent_uuid);
+    visit("mig_profile", line.mig_profile);
+    visit("driver_version", line.driver_version);
+    visit("total_bytes", line.total_bytes);
   }
 };
 struct ProcessStatus {
@@ -97,6 +107,12 @@ struct SessionStatus {
   uint64_t held_bytes = 0;     // on the device
   uint64_t spilled_bytes = 0;  // blocks in host memory
   uint64_t pinned_bytes = 0;   // pinned host memory, spilled blocks included
+  // Iterations by device time and by slowdown, in the buckets of base/figures.hpp, and the sums; empty where the process reports none.
+  std::vector<uint64_t> iteration_times, iteration_slowdowns;
+  uint64_t iteration_time_ns = 0;
+  double slowdown_sum = 0;
+  // Of the request queue whose first model the session serves; see base/figures.hpp.
+  base::RequestCounts requests;
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
@@ -120,6 +136,20 @@ struct SessionStatus {
     visit("held_bytes", line.held_bytes);
     visit("spilled_bytes", line.spilled_bytes);
     visit("pinned_bytes", line.pinned_bytes);
+    visit("iteration_times", line.iteration_times);
+    visit("iteration_time_ns", line.iteration_time_ns);
+    visit("iteration_slowdowns", line.iteration_slowdowns);
+    visit("slowdown_sum", line.slowdown_sum);
+    visit("requests_offered", line.requests.offered);
+    visit("requests_in_time", line.requests.in_time);
+    visit("requests_late", line.requests.late);
+    visit("requests_failed", line.requests.failed);
+    visit("requests_refused", line.requests.refused);
+    visit("requests_dropped", line.requests.dropped);
+    visit("requests_cancelled", line.requests.cancelled);
+    visit("requests_pending", line.requests.pending);
+    visit("predicted_miss_rate", line.requests.predicted_miss_rate);
+    visit("price_per_s", line.requests.price_per_s);
   }
 };
 // An image that sessions have open.

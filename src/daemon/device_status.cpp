@@ -1,6 +1,8 @@
 // The status of a device that processes share, for people and tests.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <string>
 
 #include "base/saturate.hpp"
@@ -29,12 +31,37 @@ client::DeviceStatus SharedDevice::status() const {
   out.service_ns = service_ns_;
   out.page_outs = page_outs_;
   out.page_ins = page_ins_;
+  out.product = identity_.product;
+  out.uuid = identity_.uuid;
+  out.parent_uuid = identity_.parent_uuid;
+  out.mig_profile = identity_.mig_profile;
+  out.driver_version = identity_.driver_version;
+  out.total_bytes = identity_.total_bytes;
   if (const auto coordination = scheduler_.coordination()) {
     out.max_guaranteed = coordination->max_guaranteed;
     out.max_opportunistic = coordination->max_opportunistic;
   }
   return out;
 }
+
+namespace {
+
+// What the process reports in its lease. Any process may write nonsense there, which others only read.
+void show_figures(const client::Lease& lease, client::SessionStatus& out) {
+  const base::IterationCounts counts = lease.histogram().read();
+  const auto none = [](uint64_t count) { return count == 0; };
+  if (!std::all_of(std::begin(counts.times), std::end(counts.times), none)) {
+    out.iteration_times.assign(std::begin(counts.times), std::end(counts.times));
+    out.iteration_slowdowns.assign(std::begin(counts.slowdowns), std::end(counts.slowdowns));
+    out.iteration_time_ns = counts.time_ns;
+    out.slowdown_sum = static_cast<double>(counts.slowdown_milli) / 1000;
+  }
+  out.requests = lease.requests().read();
+  if (!std::isfinite(out.requests.predicted_miss_rate)) out.requests.predicted_miss_rate = 0;
+  if (!std::isfinite(out.requests.price_per_s)) out.requests.price_per_s = 0;
+}
+
+}  // namespace
 
 client::SessionStatus SharedDevice::status_of(const RemoteSession& session) const {
   client::SessionStatus out;
@@ -63,6 +90,7 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
     out.spilled_bytes = held.spilled_bytes;
     out.pinned_bytes = held.pinned_bytes;
   }
+  show_figures(lease(session), out);
   out.waits_for = why_not_on(session, &out.state);
   return out;
 }

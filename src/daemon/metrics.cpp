@@ -9,7 +9,7 @@
 #include <map>
 #include <tuple>
 
-#include "base/metrics_text.hpp"
+#include "base/figures_text.hpp"
 #include "gpushare/version.h"
 
 namespace gpushare::daemon {
@@ -126,6 +126,28 @@ void write_devices(MetricsText& out, const client::ServiceStatus& status) {
       out.sample({{"device", device.device}, {"state", state}}, figure(counts[{device.device, state}]));
 }
 
+// What the processes of the sessions report in their leases.
+void write_figures(MetricsText& out, const std::vector<SessionStatus>& sessions,
+                   const std::vector<MetricsText::Labels>& labels) {
+  std::vector<std::pair<MetricsText::Labels, base::IterationCounts>> iterations;
+  std::vector<std::pair<MetricsText::Labels, base::RequestCounts>> requests;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const SessionStatus& session = sessions[i];
+    if (session.requests.offered > 0) requests.emplace_back(labels[i], session.requests);
+    base::IterationCounts counts;
+    if (session.iteration_times.size() != base::kIterationBuckets ||
+        session.iteration_slowdowns.size() != base::kSlowdownBuckets)
+      continue;  // none, or of a daemon with other buckets
+    std::copy(session.iteration_times.begin(), session.iteration_times.end(), counts.times);
+    std::copy(session.iteration_slowdowns.begin(), session.iteration_slowdowns.end(), counts.slowdowns);
+    counts.time_ns = session.iteration_time_ns;
+    counts.slowdown_milli = static_cast<uint64_t>(std::clamp(session.slowdown_sum, 0.0, 1e15) * 1000);
+    iterations.emplace_back(labels[i], counts);
+  }
+  base::write_iterations(out, iterations);
+  base::write_requests(out, requests);
+}
+
 void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
   using Process = std::pair<uint64_t, std::string>;
   std::map<Process, std::pair<std::string, std::string>> owners;  // user and container
@@ -151,6 +173,7 @@ void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
       if (const double value = figure.of(status.sessions[i]); value != 0 || !figure.absent_if_zero)
         out.sample(labels[i], value);
   }
+  write_figures(out, status.sessions, labels);
   out.gauge("gpushare_process_context_bytes", "Device memory of the process's contexts.");
   for (const client::ProcessStatus& process : status.processes)
     out.sample({{"device", process.device},

@@ -35,6 +35,7 @@
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
+#include "daemon/gpu_identity.hpp"
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
 #include "daemon/lanes.hpp"
@@ -218,7 +219,10 @@ class SharedDevice {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   // As gpushare_backend_device_info has it; 0: none is known.
   uint32_t pci_address() const { return pci_address_; }
-  void set_pci_address(uint32_t address) { pci_address_ = address; }
+  void set_pci_address(uint32_t address) {
+    pci_address_ = address;
+    identity_ = identity_of(address);
+  }
   std::string policy_name() const { return scheduler_.policy_name(); }
 
   // The leases that a process of the user gets.
@@ -436,6 +440,7 @@ class SharedDevice {
 
   const std::string name_;
   uint32_t pci_address_ = 0;
+  GpuIdentity identity_;
   const uint64_t capacity_bytes_;
   const uint64_t began_ns_ = base::host_now_ns();
   const ServiceOptions& options_;

@@ -68,8 +68,9 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   const bool push = !session->pushes_.empty() &&
                     (!session->pull_waits_ || session->pushes_.front().order < session->pull_order_);
   reaper_.drop_demand();
-  if (time > session->waiting_since_ns_) {
-    session->waited_ns_ += time - session->waiting_since_ns_;
+  slot.waited_ns = time - std::min(time, session->waiting_since_ns_);
+  if (slot.waited_ns > 0) {
+    session->waited_ns_ += slot.waited_ns;
     record({Timeline::Kind::kTurn, lane.id, session->id_, session->waiting_since_ns_, time});
   }
   if (push) {
@@ -123,6 +124,8 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
       authority_->ran_alone(session.id_, lane.id, ended.totals.service_ns, time, ended.iterations);
       session.iterations_done_ += ended.iterations;
       session.service_ns_ += ended.totals.service_ns;
+      session.histogram_.add_sums(ended.totals.service_ns, base::IterationHistogram::slowdown_of(1, 0),
+                                  ended.iterations);
       session.planned_iterations_ += ended.totals.planned;
       session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, ended.totals.peak_bytes);
       reaper_.account(ended.iterations, ended.totals.service_ns);
@@ -133,7 +136,9 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
     reaper_.granted();
     session.open_ = true;
     lane.holder = &session;
-    lane.at(lane.next++).session = &session;
+    InFlight& slot = lane.at(lane.next++);
+    slot.session = &session;
+    slot.waited_ns = 0;
   } catch (...) {
     collapse();
   }

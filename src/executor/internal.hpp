@@ -161,6 +161,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;
   base::Status set_spare(std::optional<double> worth_ns) override;
+  void note_requests(const base::RequestCounts& counts) override;
   bool dropped() const override { return dropped_.load(std::memory_order_acquire); }
   void retire() override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
@@ -332,6 +333,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
       false;  // promise_own_lane() was called in the iteration under way
   uint64_t service_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  base::IterationHistogram
+      histogram_;  // of done iterations; with a lent turn the thread of the iteration writes without the lock
   uint64_t room_waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t queued_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;

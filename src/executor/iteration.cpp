@@ -197,7 +197,7 @@ void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t bor
     const auto elapsed_ns = slot.end.elapsed_since(slot.start);
     end.lent =
         elapsed_ns.ok() && mutex_.turn().give_back(borrowed, {*elapsed_ns, end.planned ? 1u : 0u, end.peak});
-    if (end.lent) return;
+    if (end.lent) return session.histogram_.add_time(*elapsed_ns);
   }
   if (!end.marked || !end.device.ok()) return;
   const base::Status query = slot.end.query();

@@ -30,6 +30,7 @@ struct InFlight {
   // The events are this iteration's; else it is over as soon as those before it are.
   bool marked GPUSHARE_GUARDED_BY(books) = false;
   uint64_t peak_bytes GPUSHARE_GUARDED_BY(books) = 0;  // ephemeral, for the timeline
+  uint64_t waited_ns GPUSHARE_GUARDED_BY(books) = 0;   // for its turn
   SessionImpl* session GPUSHARE_GUARDED_BY(books) = nullptr;
   std::shared_ptr<TicketImpl> ticket GPUSHARE_GUARDED_BY(books);
   base::Status outcome GPUSHARE_GUARDED_BY(books);

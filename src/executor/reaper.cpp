@@ -51,6 +51,8 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     if (outcome.ok()) {
       ++session.iterations_done_;
       ++iterations_done_;
+      session.histogram_.add(device_ns, slot.waited_ns);
+      runtime_.authority_->note_iteration(session.id_, device_ns, slot.waited_ns);
       if (runtime_.on_progress_) {
         outbox.finished.push_back({session.shared_from_this(),
                                    {lane.id, session.id_, session.name().c_str(), session.iterations_done_,

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/figures.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
 #include "executor/gate.hpp"
@@ -177,6 +178,7 @@ struct SessionInfo {
   uint64_t queued_ns = 0;
   uint64_t waited_ns = 0;
   uint64_t room_waited_ns = 0;  // allocations, for room
+  base::IterationCounts histogram;
   uint64_t remaining_ns = UINT64_MAX;
   uint64_t planned_iterations = 0;
 };
@@ -343,6 +345,8 @@ class Session {
   // every minute. Without a worth, or with its next iteration, the session is as others again. Errors: CANCELLED (it
   // has been dropped, or is about to be), and why the session ended.
   virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
+  // The counts of the request queue that the session serves, for readers at the daemon. No effect without a daemon, or once the session has ended.
+  virtual void note_requests(const base::RequestCounts& counts) = 0;
   // Whether the session was spare and has been dropped, so that its bytes are others' now. Takes no lock.
   virtual bool dropped() const = 0;
   // The session is over but for blocks that somebody still has. From now on it is promised the granules in which its blocks

@@ -181,6 +181,7 @@ SessionInfo SessionImpl::info() const {
   info.service_ns = service_ns_;
   info.queued_ns = placed_ || torn_down_ ? queued_ns_ : known ? runtime.now() - arrived_ns_ : 0;
   info.waited_ns = waited_ns_;
+  info.histogram = histogram_.read();
   info.room_waited_ns = room_waited_ns_;
   info.planned_iterations = planned_iterations_;
   return info;
@@ -295,6 +296,11 @@ base::Status SessionImpl::set_spare(std::optional<double> worth_ns) {
   runtime_->carry_out(nullptr, outbox);
   if (done) return {};
   return {GPUSHARE_CANCELLED, "session '" + name() + "' is being dropped: others need its memory"};
+}
+
+void SessionImpl::note_requests(const base::RequestCounts& counts) {
+  BooksLock lock(runtime_->mutex_);
+  if (!runtime_->collapsed_ && !torn_down_) runtime_->authority_->note_requests(id_, counts);
 }
 
 GPUSHARE_CATCHES_FORCED_UNWIND

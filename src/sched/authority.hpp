@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/figures.hpp"
 #include "base/status.hpp"
 #include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
@@ -117,6 +118,10 @@ class Authority {
   // The same as ready(), dispatched() and finished().
   virtual void ran_alone(SessionId session, LaneId lane, uint64_t device_ns, uint64_t now_ns,
                          uint64_t iterations) = 0;
+  // For readers in other processes, where the sessions of several processes are shown together: an iteration is done, which took
+  // so much device time and had waited so long for its turn; and the counts of the request queue that the session serves.
+  virtual void note_iteration(SessionId /*session*/, uint64_t /*device_ns*/, uint64_t /*waited_ns*/) {}
+  virtual void note_requests(SessionId /*session*/, const base::RequestCounts& /*counts*/) {}
   // The session has ended, with nothing in flight. The actions that follow give its promise to others.
   virtual void leave(SessionId session, uint64_t now_ns) = 0;
   // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would

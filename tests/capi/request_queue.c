@@ -143,6 +143,16 @@ static void serves(gpushare_runtime runtime, gpushare_session session) {
     CHECK(seen.deadline_ns[i] > seen.finished_ns[i]);
   }
   {
+    static char text[65536];
+    uint64_t size = 0;
+    CHECK_STATUS(gpushare_runtime_write_metrics(runtime, text, sizeof text, &size), GPUSHARE_OK);
+    CHECK(strstr(text,
+                 "gpushare_requests_offered_total{device=\"host\",queue=\"1\",policy=\"gpushare\"} 64\n") !=
+          NULL);
+    CHECK(strstr(text, "policy=\"gpushare\",outcome=\"in_time\"} 64\n") != NULL);
+    CHECK(strstr(text, "gpushare_session_slowdown_ratio_count{device=\"host\",name=\"model\"") != NULL);
+  }
+  {
     gpushare_request late = request(1, 1000 * kMs);
     uint32_t index = 0;
     gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;

@@ -77,6 +77,15 @@ class Metrics(ToolTest):
         self.assertIn('name="a\\"b"', text)
         self.assertEqual(len(self.sample(text, "gpushare_session_busy_seconds_total", pid=job.pid, user=os.getuid())), 1)
         self.assertEqual(sum(self.sample(text, "gpushare_device_sessions", device="host")), 1)
+        # What the process reports of its iterations: as many as the daemon knows, or more, in buckets that only grow.
+        buckets = self.sample(text, "gpushare_session_iteration_seconds_bucket", pid=job.pid)
+        self.assertEqual(len(buckets), 16)
+        self.assertEqual(buckets, sorted(buckets))
+        for family in ("iteration_seconds", "slowdown_ratio"):
+            count = self.sample(text, f"gpushare_session_{family}_count", pid=job.pid)[0]
+            self.assertEqual(count, self.sample(text, f"gpushare_session_{family}_bucket", pid=job.pid, le="+Inf")[0])
+            self.assertGreater(self.sample(text, f"gpushare_session_{family}_sum", pid=job.pid)[0], 0)
+        self.assertGreaterEqual(self.sample(text, "gpushare_session_slowdown_ratio_sum")[0], self.sample(text, "gpushare_session_slowdown_ratio_count")[0])
         job.kill()
         job.wait()
         text = self.until(address, lambda text: self.sample(text, "gpushare_lost_processes_total") == [1])

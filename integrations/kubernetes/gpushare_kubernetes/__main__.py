@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("--driver", default="gpushare.dev", help="name of the DRA driver, and the resource's domain [%(default)s]")
     add("--kubelet-dir", type=pathlib.Path, default=pathlib.Path("/var/lib/kubelet"), help="[%(default)s]")
     add("--cdi-dir", type=pathlib.Path, default=pathlib.Path("/var/run/cdi"), help="[%(default)s]")
-    add("--cdi-device", help="CDI device of the device itself, such as nvidia.com/gpu={index} [none]")
+    add("--cdi-device", help="CDI device of the device itself, such as nvidia.com/gpu={index} or nvidia.com/gpu={uuid} [none]")
     add("--memory-step", type=_quantity, default="64Mi", help="memory is given in multiples of it [%(default)s]")
     add("--share-step", type=int, default=5, help=f"shares are given in multiples of it; a device has {WHOLE_SHARE} [%(default)s]")
     add("--default-share", type=int, default=10, help="share of a claim that names none [%(default)s]")

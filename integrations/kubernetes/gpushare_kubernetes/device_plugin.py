@@ -169,9 +169,10 @@ class DevicePlugin:
             page = min(container.devices_ids)  # no other container has it meanwhile
             make_page(self._site, page, anew=True)
             number = uuid.uuid4().hex  # not the number of an earlier container, which may still end
-            entry = response.container_responses.add(envs=environment(self._site, device.spec, memory, part, page, number))
+            entry = response.container_responses.add(envs=environment(self._site, device.spec, memory, part, page, number,
+                                                                                str(device.socket or "")))
             for host, inside, read_only in mounts(self._site) + page_mounts(self._site, page):
                 entry.mounts.add(host_path=host, container_path=inside, read_only=read_only)
             if self._cdi_device:
-                entry.cdi_devices.add(name=self._cdi_device.format(index=device.index, device=device.spec))
+                entry.cdi_devices.add(name=device.cdi_id(self._cdi_device))
         return response

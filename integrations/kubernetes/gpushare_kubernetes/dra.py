@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import re
 import threading
 from typing import Any, Callable, Optional
 
@@ -39,7 +40,7 @@ def slice_of(node: str, driver: str, devices: list[Device], generation: int, mem
         entries.append({
             "name": device.name,
             "allowMultipleAllocations": True,
-            "attributes": {"device": {"string": device.spec[:64]}, "type": {"string": device.type}},
+            "attributes": attributes_of(device),
             "capacity": {
                 "memory": {"value": str(memory), "requestPolicy": {"default": str(memory), "validRange": {
                     "min": str(memory_step), "max": str(memory), "step": str(memory_step)}}},
@@ -54,6 +55,21 @@ def slice_of(node: str, driver: str, devices: list[Device], generation: int, mem
         "spec": {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
                  "devices": entries},
     }
+
+
+def attributes_of(device: Device) -> dict[str, Any]:
+    """What selectors of claims and classes can name. `type` is gpu also for an instance of MIG, which has `migProfile` besides."""
+    result: dict[str, Any] = {"device": {"string": device.spec[:64]}, "type": {"string": device.type}}
+    for name, value in (("uuid", device.uuid), ("parentUUID", device.parent_uuid), ("migProfile", device.mig_profile), ("productName", device.product)):
+        if value:
+            result[name] = {"string": value[:64]}
+    # A semantic version, which has three numbers without zeros before them: 535.104.05 is 535.104.5.
+    numbers = re.findall(r"\d+", device.driver_version)[:3]
+    if numbers:
+        result["driverVersion"] = {"version": ".".join(str(int(number)) for number in (*numbers, 0, 0)[:3])}
+    if device.total_bytes:
+        result["totalMemoryBytes"] = {"int": device.total_bytes}
+    return result
 
 
 def _same_devices(a: Any, b: Any) -> bool:
@@ -112,6 +128,11 @@ class SlicePublisher:
                                        "or 1.35 with the feature gate DRAConsumableCapacity; --api device-plugin works without it")
 
 
+def base_request(request: str) -> str:
+    """The request that a pod names, of one that the scheduler fulfilled by an alternative: gpu of gpu/small (`firstAvailable`)."""
+    return request.partition("/")[0]
+
+
 class ClaimError(Exception):
     """A claim cannot be prepared; the kubelet shows the message in the pod's events and tries again."""
 
@@ -140,7 +161,8 @@ class DraPlugin:
                 with self._mutex:
                     prepared = self._prepare(claim.uid, claim.namespace, claim.name)
                 for share in prepared.shares:
-                    entry.devices.add(request_names=[share.request], pool_name=share.pool, device_name=share.device,
+                    # A kubelet knows requests, and not the alternatives among which the scheduler chose: gpu, and not gpu/small.
+                    entry.devices.add(request_names=[base_request(share.request)], pool_name=share.pool, device_name=share.device,
                                       cdi_device_ids=self._cdi_ids(share))
             except (ClaimError, ApiError, DaemonUnavailable, NoLibrary, OSError, ValueError) as error:
                 _log.warning("claim %s/%s (%s) is not prepared: %s", claim.namespace, claim.name, claim.uid, error)
@@ -198,10 +220,7 @@ class DraPlugin:
     # ---- how ----
 
     def _cdi_ids(self, share: Share) -> list[str]:
-        ids = [self._store.device_id(share)]
-        if self._cdi_device:
-            ids.append(self._cdi_device.format(index=Device(share.device, share.spec, 0).index, device=share.spec))
-        return ids
+        return [self._store.device_id(share), *([share.cdi_device] if share.cdi_device else [])]
 
     def _prepare(self, uid: str, namespace: str, name: str) -> PreparedClaim:
         there = self._store.read(uid)
@@ -234,7 +253,7 @@ class DraPlugin:
             raise ClaimError(f"the claim was allocated on pool {other[0]}, this node's is {self._node}")
         if not mine:
             raise ClaimError(f"the claim has no device of driver {self._driver}")
-        requests = [result["request"] for result in mine]
+        requests = [base_request(result["request"]) for result in mine]
         if len(set(requests)) != len(requests):
             raise ClaimError("a request of the claim has several devices, but a container has its limits for one: use one request a device, "
                              "and a container for each")
@@ -253,7 +272,8 @@ class DraPlugin:
         if memory <= 0 or not 0 < share <= WHOLE_SHARE:
             raise ClaimError(f"request {result['request']} has memory {memory} and share {share}: both must be above 0, the share at most "
                              f"{WHOLE_SHARE}")
-        return Share(result["shareID"], result["request"], result["pool"], device.name, device.spec, memory, share / WHOLE_SHARE)
+        return Share(result["shareID"], result["request"], result["pool"], device.name, device.spec, memory, share / WHOLE_SHARE,
+                     str(device.socket or ""), device.cdi_id(self._cdi_device) if self._cdi_device else "")
 
     def _check_room(self, wanted: PreparedClaim, devices: dict[str, Device]) -> None:
         """The scheduler has seen to it. Should it not have, this node must not promise more than there is."""

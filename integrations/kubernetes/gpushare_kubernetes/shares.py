@@ -72,6 +72,8 @@ class Share:
     spec: str  # the daemon's name for it
     memory_bytes: int
     weight: float
+    socket: str = ""  # of the device's daemon; empty: the node's one
+    cdi_device: str = ""  # of the device itself, such as nvidia.com/gpu=0; empty: none is added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +84,12 @@ class PreparedClaim:
     shares: tuple[Share, ...]
 
 
-def environment(site: Site, spec: str, memory_bytes: int, weight: float, page: str, part: str) -> dict[str, str]:
+def environment(site: Site, spec: str, memory_bytes: int, weight: float, page: str, part: str, socket: str = "") -> dict[str, str]:
     """The variables that put a program's sessions on the shared device `spec` and limit them (docs/operators.md).
 
     All processes that name the same `part` have the limits together at the daemon; those that are preloaded also count on the same `page`.
     """
-    result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": f"{memory_bytes}B",
+    result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": socket or str(site.socket), "GPUSHARE_MEMORY": f"{memory_bytes}B",
               "GPUSHARE_WEIGHT": f"{weight:g}",
               "GPUSHARE_GROUP": hashlib.sha256(part.encode()).hexdigest()[:16]}  # the part's number at the daemon
     if site.library_dir is not None:
@@ -151,7 +153,7 @@ class ShareStore:
                 "name": share.share_id,
                 "annotations": {f"{self._driver}/share": json.dumps(dataclasses.asdict(share))},
                 "containerEdits": {"env": [f"{name}={value}" for name, value in environment(
-                                       self._site, share.spec, share.memory_bytes, share.weight, share.share_id, share.share_id).items()],
+                                       self._site, share.spec, share.memory_bytes, share.weight, share.share_id, share.share_id, share.socket).items()],
                                    **_cdi_mounts(page_mounts(self._site, share.share_id))},
             } for share in claim.shares],
             "containerEdits": _cdi_mounts(mounts(self._site)),

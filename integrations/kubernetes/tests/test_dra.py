@@ -98,6 +98,15 @@ def test_a_claim_through_its_life(dra, kubelet, scheduler):
     assert kubelet.unprepare(DRIVER, claim)[claim["metadata"]["uid"]].error == ""  # again: no error
 
 
+def test_a_request_with_alternatives_is_prepared_under_the_name_that_pods_use(dra, kubelet, scheduler):
+    # `firstAvailable`: the scheduler names the alternative that it chose, and a kubelet looks the device up by the request's own name.
+    claim = scheduler.allocate("train", DRIVER, ("gpu/small", {"memory": "16Mi", "share": "5"}), ("second", {"memory": "16Mi", "share": "5"}))
+    entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]
+    shares = [result["shareID"] for result in claim["status"]["allocation"]["devices"]["results"]]
+    assert ids(entry) == [[f"{DRIVER}/share={share}"] for share in shares]
+    assert [list(device.request_names) for device in entry.devices] == [["gpu"], ["second"]]
+
+
 def test_a_process_with_the_cdi_file_runs_under_its_limits(dra, kubelet, scheduler):
     claim = scheduler.allocate("train", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
     entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gpushare_kubernetes import inventory, messages
+from gpushare_kubernetes import dra, inventory, messages
 from gpushare_kubernetes.quantity import parse_quantity
 from gpushare_kubernetes.shares import NoLibrary, PreparedClaim, Share, ShareStore, Site
 
@@ -56,6 +56,37 @@ def test_devices_get_names_that_kubernetes_takes(tmp_path):
     assert [device.name for device in found] == ["cuda-0", "host-total-bytes-1", "cuda-0-2", "x" * 58, "device"]
     assert [device.index for device in found] == ["0", "0", "0", "0", "0"]
     assert inventory.Device("cuda-3", "cuda:3", 1).index == "3"
+
+
+MIG = {"device": "cuda:0", "capacity_bytes": 9 << 30, "total_bytes": 10 << 30, "parent_uuid": "GPU-aa000000-1", "mig_profile": "1g.10gb",
+       "product": "NVIDIA A100-SXM4-80GB", "driver_version": "535.104.05"}
+
+
+def test_instances_of_mig_are_devices_at_their_daemons(tmp_path):
+    socket = tmp_path / "daemon.sock"
+    uuids = {"daemon": "MIG-5C89852C-0", "daemon-mig-7a000000": "MIG-7a000000-0", "daemon-mig-7b000000": "MIG-7b000000-0"}
+    for stem, uuid in uuids.items():
+        (tmp_path / f"{stem}.sock").touch()
+        (tmp_path / f"{stem}.json").write_text(json.dumps({"devices": [{**MIG, "uuid": uuid}]}))
+    (tmp_path / "daemon-mig-7b000000.json").unlink()  # its daemon does not answer: the others are offered
+    script = tool(tmp_path, 'while [ "$1" != --socket ]; do shift; done; exec cat "${2%.sock}.json"')
+    found = inventory.devices(script, socket)
+    assert [(device.name, device.spec, device.socket.name) for device in found] == [
+        ("mig-5c89852c", "cuda:0", "daemon.sock"), ("mig-7a000000", "cuda:0", "daemon-mig-7a000000.sock")]
+    assert found[1].cdi_id("nvidia.com/gpu={uuid}") == "nvidia.com/gpu=MIG-7a000000-0"
+    store = ShareStore(tmp_path / "cdi", "gpushare.dev", Site(socket))
+    store.write(PreparedClaim("u-1", "ns", "n", (Share("s-1", "gpu", "node", "mig-7a000000", "cuda:0", 1 << 30, 0.5, str(found[1].socket)),)))
+    environment = json.loads(store.path("u-1").read_text())["devices"][0]["containerEdits"]["env"]
+    assert f"GPUSHARE_SOCKET={found[1].socket}" in environment  # the instance's daemon
+
+
+def test_attributes_of_gpus():
+    gpu = inventory.Device("cuda-0", "cuda:0", 79 << 30, None, "GPU-aa000000-1", "", "", "NVIDIA H100 80GB HBM3", "550.54.15", 80 << 30)
+    mig = inventory.Device("mig-7a000000", "cuda:0", 9 << 30, None, "MIG-7a000000-0", "GPU-aa000000-1", "1g.10gb", "NVIDIA A100-SXM4-80GB",
+                           "535.104.05", 10 << 30)
+    golden = json.loads((pathlib.Path(__file__).parent / "golden" / "attributes.json").read_text())
+    assert {device.name: dra.attributes_of(device) for device in (gpu, mig)} == golden
+    assert dra.attributes_of(inventory.Device("host", "host", 1 << 30)) == {"device": {"string": "host"}, "type": {"string": "host"}}
 
 
 def test_a_daemon_that_does_not_answer(tmp_path):

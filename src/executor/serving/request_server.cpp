@@ -93,8 +93,11 @@ class Pulse {
 
 class RequestServer::Impl {
  public:
-  Impl(std::unique_ptr<Batcher> batcher, size_t max_pending)
-      : most_held_(2 * std::min(max_pending, size_t{1} << 40) + 4096), batcher_(std::move(batcher)) {
+  using Changed = std::function<void(const RequestServerStats&)>;
+  Impl(std::unique_ptr<Batcher> batcher, size_t max_pending, Changed changed)
+      : most_held_(2 * std::min(max_pending, size_t{1} << 40) + 4096),
+        stats_changed_(std::move(changed)),
+        batcher_(std::move(batcher)) {
     decider_ = base::ServiceThread([this] { decide(); });
     try {
       runner_ = base::ServiceThread([this] { run_batches(); });
@@ -134,6 +137,7 @@ class RequestServer::Impl {
                                                                 static_cast<unsigned long long>(request.id)));
     if (entries_.size() >= most_held_) {
       ++stats_.refused_full;
+      refused();
       return base::Status(
           GPUSHARE_QUEUE_FULL,
           base::format(
@@ -164,6 +168,7 @@ class RequestServer::Impl {
       entries_.erase(entry);
       if (status.code() == GPUSHARE_QUEUE_FULL) ++stats_.refused_full;
       if (status.code() == GPUSHARE_TIMED_OUT) ++stats_.refused_hopeless;
+      refused();
       return status;
     }
     soonest_ns_ = std::min(soonest_ns_, request.deadline_ns);
@@ -218,11 +223,7 @@ class RequestServer::Impl {
   }
   RequestServerStats stats() const {
     base::MutexLock lock(mutex_);
-    RequestServerStats stats = stats_;
-    stats.pending = given_up_ ? 0 : batcher_->pending();
-    stats.held = entries_.size();
-    if (!given_up_) stats.signals = batcher_->signals();
-    return stats;
+    return stats_now();
   }
   std::string_view policy() const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return batcher_->name(); }  // constant
 
@@ -251,6 +252,14 @@ class RequestServer::Impl {
   }
 
  private:
+  RequestServerStats stats_now() const GPUSHARE_REQUIRES(mutex_) {
+    RequestServerStats stats = stats_;
+    stats.pending = given_up_ ? 0 : batcher_->pending();
+    stats.held = entries_.size();
+    if (!given_up_) stats.signals = batcher_->signals();
+    return stats;
+  }
+
   void finish() {
     {
       base::MutexLock lock(mutex_);
@@ -292,6 +301,12 @@ class RequestServer::Impl {
     RequestOutcome outcome;
     Answer answer;
   };
+  struct Released {
+    explicit Released(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
+    ~Released() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+    base::Mutex& mutex;
+  };
+  static constexpr uint64_t kTellNs = 100'000'000;
   static constexpr uint64_t kAgain = 0;
   static constexpr uint64_t kSweepNs =
       5'000'000;  // the requests are looked through for expired ones so often at most
@@ -312,6 +327,27 @@ class RequestServer::Impl {
   void poke() GPUSHARE_REQUIRES(mutex_) {
     poked_ = true;
     changed_.notify_all();
+  }
+
+  // Wakes the decider to tell the statistics; for one of many refusals, since the batcher has nothing to decide.
+  void refused() GPUSHARE_REQUIRES(mutex_) {
+    if (!stats_changed_ || tell_at_ns_ != kNever) return;
+    tell_at_ns_ = 0;
+    poke();
+  }
+  // The decider has been awake, so something has changed.
+  void tell_stats() GPUSHARE_REQUIRES(mutex_) {
+    if (!stats_changed_) return;
+    const uint64_t now = base::host_now_ns();
+    if (told_ns_ != 0 && now - told_ns_ < kTellNs) {
+      tell_at_ns_ = told_ns_ + kTellNs;
+      return;
+    }
+    told_ns_ = now;
+    tell_at_ns_ = kNever;
+    const RequestServerStats stats = stats_now();
+    const Released released(mutex_);
+    stats_changed_(stats);
   }
 
   // The request's answer is due. Allocates nothing: submit() reserved the room.
@@ -410,11 +446,6 @@ class RequestServer::Impl {
         told_[i].answer = std::move(entries_.find(told_[i].outcome.id)->second.answer);
       }
     }
-    struct Released {
-      explicit Released(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
-      ~Released() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
-      base::Mutex& mutex;
-    };
     {
       const Released released(mutex_);
       const InsideServer inside(this);
@@ -467,7 +498,8 @@ class RequestServer::Impl {
       }
       report();
       if (ended_) return;
-      if (!poked_) sleep_until(std::min(wake_ns, expires_ns()));
+      tell_stats();
+      if (!poked_) sleep_until(std::min({wake_ns, expires_ns(), tell_at_ns_}));
     }
   }
 
@@ -619,6 +651,7 @@ class RequestServer::Impl {
       GPUSHARE_HOST_OUT_OF_MEMORY,
       "the host had no memory for the request queue's work: it takes no more requests; close it"};
   const size_t most_held_;
+  const Changed stats_changed_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;   // for the decider
   base::ConditionVariable work_;      // for the runner
@@ -634,6 +667,8 @@ class RequestServer::Impl {
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
+  uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t soonest_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // no waiting request has an earlier deadline
   uint64_t swept_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;         // when expire() ran last
@@ -654,12 +689,28 @@ InsideServer::~InsideServer() {
   inside_server = before_;
 }
 
+base::RequestCounts RequestServerStats::counts() const {
+  base::RequestCounts out;
+  out.refused = refused_full + refused_hopeless;
+  out.offered = accepted + out.refused;
+  out.in_time = in_time;
+  out.late = late;
+  out.failed = failed;
+  out.cancelled = dropped[static_cast<size_t>(DropReason::kCancelled)];
+  for (const uint64_t each : dropped) out.dropped += each;
+  out.dropped -= out.cancelled;
+  out.pending = pending;
+  out.predicted_miss_rate = signals.predicted_miss_rate;
+  out.price_per_s = signals.price_per_s;
+  return out;
+}
+
 base::Result<std::unique_ptr<RequestServer>> RequestServer::start(const RequestServerOptions& options) {
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             sched::slo::make_batcher(options.policy, options.batcher));
   try {
-    return std::unique_ptr<RequestServer>(
-        new RequestServer(std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending)));
+    return std::unique_ptr<RequestServer>(new RequestServer(
+        std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending, options.changed)));
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a request queue's threads: ") + error.what(),

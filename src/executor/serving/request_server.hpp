@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/figures.hpp"
 #include "base/status.hpp"
 #include "sched/slo/batcher.hpp"
 
@@ -62,11 +63,6 @@ class InsideServer {
   const void* before_;
 };
 
-struct RequestServerOptions {
-  std::string policy = "gpushare";
-  sched::slo::BatcherOptions batcher;
-};
-
 struct RequestServerStats {
   uint64_t accepted = 0;
   uint64_t refused_full = 0;      // QUEUE_FULL
@@ -84,6 +80,15 @@ struct RequestServerStats {
   uint64_t decisions = 0;
   uint64_t decision_ns = 0;  // wall time spent in them
   sched::slo::Signals signals;
+
+  base::RequestCounts counts() const;
+};
+
+struct RequestServerOptions {
+  std::string policy = "gpushare";
+  sched::slo::BatcherOptions batcher;
+  // Called from a thread of the server, without its lock, when the statistics have changed: 10 times a second at most. May be empty.
+  std::function<void(const RequestServerStats&)> changed;
 };
 
 class RequestServer {

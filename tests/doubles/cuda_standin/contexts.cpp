@@ -126,7 +126,7 @@ STANDIN_API CUresult cuDriverGetVersion(int* version) {
 
 STANDIN_API CUresult cuDeviceGetCount(int* count) {
   STANDIN_ENTRY(cuDeviceGetCount);
-  *count = static_cast<int>(world().setting("devices"));
+  *count = world().setting("mig_instances") > 0 ? 1 : static_cast<int>(world().setting("devices"));
   return CUDA_SUCCESS;
 }
 
@@ -157,7 +157,7 @@ STANDIN_API CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) 
 STANDIN_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   STANDIN_ENTRY(cuDeviceTotalMem);
   if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
-  *bytes = world().setting("memory_bytes");
+  *bytes = world().device_bytes();
   return CUDA_SUCCESS;
 }
 
@@ -482,5 +482,65 @@ STANDIN_API int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* 
   const Info info{listed ? static_cast<unsigned>(getpid()) : 1,
                   used_here(static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1), 0, 0};
   std::memcpy(out_processes, &info, sizeof(info));
+  return 0;
+}
+
+// Handles of instances: the GPU's handle, and the instance's number and 1 above it.
+STANDIN_API int nvmlDeviceGetCount_v2(unsigned* count) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  *count = static_cast<unsigned>(world().setting("devices"));
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** out_device) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  if (index >= world().setting("devices")) return 2;  // NVML_ERROR_INVALID_ARGUMENT
+  *out_device = reinterpret_cast<void*>(static_cast<uintptr_t>(index) + 1);
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
+  const auto handle = reinterpret_cast<uintptr_t>(device);
+  std::snprintf(uuid, length, "%s-0000000%x-000%x-0000-0000-000000000000", handle > 0xff ? "MIG" : "GPU",
+                static_cast<unsigned>(handle >> 8), static_cast<unsigned>(handle & 0xff));
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetName(void* device, char* name, unsigned length) {
+  const auto handle = reinterpret_cast<uintptr_t>(device);
+  std::snprintf(name, length, "CUDA stand-in%s", handle > 0xff ? " MIG 1g.1gb" : "");
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* out_total_free_used) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  const bool instance = reinterpret_cast<uintptr_t>(device) > 0xff;
+  out_total_free_used[0] = out_total_free_used[1] =
+      instance ? world().device_bytes() : world().setting("memory_bytes");
+  out_total_free_used[2] = 0;
+  return 0;
+}
+
+STANDIN_API int nvmlSystemGetDriverVersion(char* version, unsigned length) {
+  std::snprintf(version, length, "535.104.05");
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetMigMode(void*, unsigned* current, unsigned* pending) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  *current = *pending = world().setting("mig_instances") > 0 ? 1 : 0;
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) {
+  *count = 7;
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetMigDeviceHandleByIndex(void* device, unsigned index, void** out_instance) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  if (index >= world().setting("mig_instances")) return 6;  // NVML_ERROR_NOT_FOUND
+  *out_instance =
+      reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(device) + ((uintptr_t{index} + 1) << 8));
   return 0;
 }

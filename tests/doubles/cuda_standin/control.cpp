@@ -89,6 +89,7 @@ World& world() {
                        {"event_step_ns", 500},
                        {"late_wake_ns", 0},
                        {"nvml_lists_process", 1},
+                       {"mig_instances", 0},
                        {"costs", 0},
                        {"copy_bytes_per_s", 0},
                        {"pinned_limit_bytes", 0},

@@ -176,7 +176,7 @@ uint64_t used_here(int device) {
 uint64_t free_on(int device) {
   World& w = world();
   const uint64_t used = used_here(device) + w.setting("other_user_bytes");
-  return w.setting("memory_bytes") > used ? w.setting("memory_bytes") - used : 0;
+  return w.device_bytes() > used ? w.device_bytes() - used : 0;
 }
 
 namespace {
@@ -388,7 +388,7 @@ STANDIN_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   STANDIN_ENTRY(cuMemGetInfo);
   STANDIN_CONTEXT();
   *free = free_on(context->device);
-  *total = world().setting("memory_bytes");
+  *total = world().device_bytes();
   return CUDA_SUCCESS;
 }
 

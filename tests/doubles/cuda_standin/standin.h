@@ -40,6 +40,8 @@ extern "C" {
  *   event_step_ns       500      resolution of events' times
  *   late_wake_ns        0        a thread that waits is woken so much later than what it waits for
  *   nvml_lists_process  1        0: NVML does not list this process, as in a namespace of process ids of its own
+ *   mig_instances       0        above 0: each GPU is divided by MIG into so many instances of equal memory, and a process sees one device, as
+ *                                with a real driver
  *   costs               0        1 or "h100": standin_cost_ns() counts what calls would cost there
  *   copy_bytes_per_s    0        bandwidth of copies between host and device; 0 = as fast as memory
  *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit

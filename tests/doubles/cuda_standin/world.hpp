@@ -12,6 +12,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -250,6 +251,10 @@ struct World {
   uint64_t memory_file_end = 0;
 
   uint64_t setting(const char* key) const { return settings.at(key); }
+  // Of a device as CUDA shows it: a GPU, or an instance of one.
+  uint64_t device_bytes() const {
+    return setting("memory_bytes") / std::max<uint64_t>(setting("mig_instances"), 1);
+  }
 };
 
 World& world();

@@ -5,8 +5,8 @@
 
 #include "base/clock.hpp"
 #include "base/dynamic_library.hpp"
+#include "base/figures_text.hpp"
 #include "base/log.hpp"
-#include "base/metrics_text.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "base/utf8.hpp"
@@ -180,4 +180,43 @@ TEST_CASE("figures for Prometheus are escaped, and whole numbers are written who
         "# HELP gpushare_some_bytes Some bytes.\n# TYPE gpushare_some_bytes gauge\n"
         "gpushare_some_bytes{name=\"a\\\\b\\\"c\\nd\xEF\xBF\xBD\",empty=\"\"} 9007199254740992\n"
         "gpushare_some_bytes 0.5\n");
+}
+
+TEST_CASE("a histogram's buckets are cumulative, and its count is the last of them") {
+  gpushare::base::MetricsText text;
+  text.histogram("gpushare_some_seconds", "Some time.");
+  const double bounds[] = {0.0001, 2.5};
+  const uint64_t counts[] = {3, 0, 1};
+  text.buckets({{"name", "a"}}, bounds, counts, 7.25);
+  CHECK(text.text() ==
+        "# HELP gpushare_some_seconds Some time.\n# TYPE gpushare_some_seconds histogram\n"
+        "gpushare_some_seconds_bucket{name=\"a\",le=\"0.0001\"} 3\n"
+        "gpushare_some_seconds_bucket{name=\"a\",le=\"2.5\"} 3\n"
+        "gpushare_some_seconds_bucket{name=\"a\",le=\"+Inf\"} 4\n"
+        "gpushare_some_seconds_sum{name=\"a\"} 7.25\n"
+        "gpushare_some_seconds_count{name=\"a\"} 4\n");
+}
+
+TEST_CASE("iterations are counted by device time and by slowdown, a bound in its own bucket") {
+  gpushare::base::IterationHistogram histogram;
+  histogram.add(100'000, 0);         // the first bound
+  histogram.add(100'001, 100'001);   // twice its time
+  histogram.add(60'000'000'000, 1);  // longer than every bound
+  histogram.add(500'000, 200'000'000'000);
+  histogram.add(0, 5'000);  // without device work nothing is known of its slowdown
+  histogram.add(1'000'000, 0, 3);
+  const auto counts = histogram.read();
+  CHECK(counts.times[0] == 2);
+  CHECK(counts.times[1] == 2);
+  CHECK(counts.times[2] == 3);
+  CHECK(counts.times[gpushare::base::kIterationBuckets - 1] == 1);
+  CHECK(counts.time_ns == 100'000 + 100'001 + 60'000'000'000 + 500'000 + 3'000'000);
+  CHECK(counts.slowdowns[0] == 6);
+  CHECK(counts.slowdowns[3] == 1);
+  CHECK(counts.slowdowns[gpushare::base::kSlowdownBuckets - 1] == 1);
+  CHECK(counts.slowdown_milli == 6000 + 2000 + 400'001'000);
+  histogram.reset();
+  CHECK(histogram.read().slowdown_milli == 0);
+  CHECK(gpushare::base::IterationHistogram::slowdown_of(1, UINT64_MAX) ==
+        1'000'000'000);  // what is added stays sound
 }

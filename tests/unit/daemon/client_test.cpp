@@ -3,9 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/socket.h>
 
+#include <numeric>
 #include <string>
 
 #include "client/remote_authority.hpp"
+#include "client/status.hpp"
+#include "daemon/metrics.hpp"
 #include "unit/daemon/raw_daemon.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
@@ -63,6 +66,36 @@ TEST_CASE("a session that found no place on the device waits, and may then need 
   REQUIRE_OK(first->close());
   REQUIRE_OK(runtime->close());
   CHECK(daemon.sent_well);
+}
+
+TEST_CASE("the daemon shows the histogram of a session's iterations and the counts of its request queue") {
+  const SharedService shared;
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "served", kMiB, kMiB);
+  for (int i = 0; i < 5; ++i) REQUIRE_OK(begin(*session)->end());
+  REQUIRE_OK(runtime->synchronize(kLong));
+  session->note_requests({10, 4, 3, 0, 2, 1, 0, 6, 0.25, 1.5});
+  const auto status = client::query_service(client::default_socket());
+  REQUIRE(status.ok());
+  const client::SessionStatus& shown = status->sessions.at(0);
+  CHECK(std::accumulate(shown.iteration_times.begin(), shown.iteration_times.end(), uint64_t{0}) == 5);
+  CHECK(std::accumulate(shown.iteration_slowdowns.begin(), shown.iteration_slowdowns.end(), uint64_t{0}) ==
+        5);
+  CHECK(shown.iteration_time_ns == session->info().service_ns);
+  CHECK(shown.slowdown_sum >= 5);
+  CHECK(shown.requests.offered == 10);
+  CHECK(shown.requests.pending == 6);
+  CHECK(shown.requests.predicted_miss_rate == 0.25);
+  const std::string text = daemon::metrics_text(*status);
+  CHECK(text.find("gpushare_session_iteration_seconds_bucket{device=") != std::string::npos);
+  CHECK(text.find("outcome=\"late\"} 3\n") != std::string::npos);
+  REQUIRE_OK(session->close());
+  // The next session in the same place begins anew.
+  const auto next = open_session(*runtime, "next", kMiB, kMiB);
+  const auto later = client::query_service(client::default_socket());
+  REQUIRE(later.ok());
+  CHECK(later->sessions.at(0).iteration_times.empty());
+  CHECK(later->sessions.at(0).requests.offered == 0);
 }
 
 TEST_CASE("the time that a session of a shared runtime has left is in its info") {

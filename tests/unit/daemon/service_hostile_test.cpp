@@ -75,6 +75,8 @@ TEST_CASE("the status is read by fields that are known") {
   session.name = "a\tb\nc";
   session.weight = 0.25;
   session.priority = -3;
+  session.iteration_times = {1, 0, UINT64_MAX};
+  session.requests.price_per_s = 0.5;
   const std::string text = client::encode_status(status);
   auto read = client::parse_service_status(text);
   REQUIRE(read.ok());
@@ -82,10 +84,14 @@ TEST_CASE("the status is read by fields that are known") {
   CHECK(read->sessions[0].name == "a?b?c");
   CHECK(read->sessions[0].weight == 0.25);
   CHECK(read->sessions[0].priority == -3);
+  CHECK(read->sessions[0].iteration_times == session.iteration_times);
+  CHECK(read->sessions[0].iteration_slowdowns.empty());
+  CHECK(read->sessions[0].requests.price_per_s == 0.5);
   read = client::parse_service_status("daemon\tpid=1\tnew=x\nunheard_of\ta=b\n");
   REQUIRE(read.ok());
   CHECK(read->pid == 1);
-  for (const char* bad : {"", "daemon", "daemon\tpid=x\n", "device\tdevice=a\n", "daemon\tpid\n"})
+  for (const char* bad : {"", "daemon", "daemon\tpid=x\n", "device\tdevice=a\n", "daemon\tpid\n",
+                          "daemon\tpid=1\nsession\titeration_times=1,x\n"})
     CHECK(client::parse_service_status(bad).status().code() == GPUSHARE_MALFORMED_INPUT);
 }
 

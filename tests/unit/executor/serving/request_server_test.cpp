@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/mutex.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -370,4 +372,33 @@ TEST_CASE("a server that holds very many requests closes, and answers each of th
   CHECK(answers.ran + answers.cancelled == kHeld);
   CHECK(answers.cancelled >= kHeld / 2);
   CHECK(std::all_of(answers.of.begin(), answers.of.end(), [](const auto& count) { return count == 1; }));
+}
+
+TEST_CASE("a server tells its statistics when they have changed, those of refusals too") {
+  RequestServerOptions options;
+  base::Mutex mutex;
+  std::vector<base::RequestCounts> told;
+  options.changed = [&](const executor::RequestServerStats& stats) {
+    base::MutexLock lock(mutex);
+    told.push_back(stats.counts());
+  };
+  auto server = RequestServer::start(options);
+  REQUIRE(server.ok());
+  REQUIRE((*server)->add_model({}, [](const Batch&, BatchReport&) { return base::ok_status(); }).ok());
+  const auto seen = [&](auto&& condition) {
+    while (true) {
+      {
+        base::MutexLock lock(mutex);
+        if (!told.empty() && condition(told.back())) return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  REQUIRE((*server)->submit(request(1, 3600 * kSecond), {}).ok());
+  seen([](const base::RequestCounts& counts) { return counts.offered == 1 && counts.in_time == 1; });
+  Request hopeless = request(2, 0);
+  hopeless.deadline_ns = 1;
+  CHECK((*server)->submit(hopeless, {}).code() == GPUSHARE_TIMED_OUT);
+  seen([](const base::RequestCounts& counts) { return counts.offered == 2 && counts.refused == 1; });
+  REQUIRE((*server)->stop().ok());
 }

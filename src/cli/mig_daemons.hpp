@@ -1,0 +1,32 @@
+// mig_daemons.hpp: the daemons of a machine whose GPUs are divided by MIG. CUDA shows a process one instance, so each instance
+// has a daemon of its own, and all GPUs that are whole have one together.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "client/status.hpp"
+#include "daemon/gpu_identity.hpp"
+
+namespace gpushare::cli {
+
+// One daemon: what it sees of the machine, and where it serves.
+struct MigDaemon {
+  std::string visible;  // for CUDA_VISIBLE_DEVICES
+  std::string socket;
+};
+// The first at `socket`: that of the whole GPUs, or of the first instance. Further instances at names with the beginning of their
+// uuids: daemon-mig-5c89852c.sock beside daemon.sock.
+std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus, const std::string& socket);
+
+// Starts them, as this program with the arguments `rest`, and waits for a signal to stop, for `for_s` (0: for ever), or for the
+// first to end; then ends all. OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
+base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
+                             double for_s);
+
+// What all of them tell, as of one daemon; devices are named by their uuids, since each daemon has a cuda:0.
+base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& daemons);
+
+}  // namespace gpushare::cli
