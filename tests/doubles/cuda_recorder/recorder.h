@@ -61,6 +61,12 @@ void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
 /* So many processes of others (of number 1) are before this one in NVML's lists; 0 at first. */
 void recorder_set_nvml_others(int processes);
+/* How often NVML was asked for the processes that have memory. */
+uint64_t recorder_nvml_looks(void);
+/* What nvmlDeviceSetMemoryLimits_v1 answers from now on: 0, or an error (3: not supported, 4: no permission). */
+void recorder_set_limits(int answer);
+/* The limits that NVML has set last, and how often it was asked to. */
+uint64_t recorder_limits(char* cgroup, uint64_t size, uint64_t* soft, uint64_t* hard);
 /* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
  * give it out again; 2 the same, and a trim frees nothing before the context is synchronised; 3 a trim frees nothing.
  * recorder_trims() counts the trims. */
