@@ -97,6 +97,8 @@ struct SessionStatus {
   uint64_t held_bytes = 0;     // on the device
   uint64_t spilled_bytes = 0;  // blocks in host memory
   uint64_t pinned_bytes = 0;   // pinned host memory, spilled blocks included
+  // What holds these programs to their limit: "shim", or "shim+kernel" where the driver has said that its own limit is set.
+  std::string held_by;
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
@@ -120,6 +122,7 @@ struct SessionStatus {
     visit("held_bytes", line.held_bytes);
     visit("spilled_bytes", line.spilled_bytes);
     visit("pinned_bytes", line.pinned_bytes);
+    visit("held_by", line.held_by);
   }
 };
 // An image that sessions have open.
