@@ -419,6 +419,13 @@ base::Result<LinkCosts> Loader::measure_link(executor::Session& session, uint64_
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, session.hold(GPUSHARE_NO_TIMEOUT));
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const void> block, runtime_->pin(scratch));
   // Pinning costs more than all the copies: a chunk of the images' serves, and serves the next image.
+  const struct WithinLimit {
+    ~WithinLimit() {
+      if (loader.pool_.kept_bytes() > loader.options_.limit_bytes - loader.cache_.bytes())
+        loader.pool_.trim();
+    }
+    Loader& loader;
+  } within_limit{*this};
   GPUSHARE_ASSIGN_OR_RETURN(const ChunkPool::Lent chunk, pool_.lend());
   return calibrate_on(runtime_->device(), scratch, bytes, chunk.bytes(), kCalibrationRounds, &*home);
 }
