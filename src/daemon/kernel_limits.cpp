@@ -202,8 +202,7 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
     known->second.wanted_bytes = limit_bytes;
     if (std::exchange(known->second.gone, false)) known->second.asked_bytes = 0;  // asked anew
   } else {
-    const std::string text =
-        read_all(state_->places.processes + "/" + std::to_string(process) + "/cgroup");
+    const std::string text = read_all(state_->places.processes + "/" + std::to_string(process) + "/cgroup");
     const std::string cgroup = cgroup_in(text);
     const bool own = cgroup.compare(cgroup.rfind('/') + 1, sizeof kCgroupName - 1, kCgroupName) == 0;
     if (cgroup.empty() || (!own && container_in(cgroup).empty()))

@@ -147,7 +147,9 @@ TEST_CASE("a limit is set on a cgroup that is the group's own, and only where th
   CHECK_FALSE(elsewhere.holds(1));
 }
 
-TEST_CASE("the daemon sets the driver's limit of preloaded programs, follows their page, and clears it at the end") {
+TEST_CASE(
+    "the daemon sets the driver's limit of preloaded programs, follows their page, and clears it at the "
+    "end") {
   const Processes processes;
   processes.add(getpid(), kOwn);
   client::Descriptor file(memfd_create("page", MFD_CLOEXEC));
