@@ -92,6 +92,7 @@ uint64_t recorder_work(void);
  *   capacity_bytes    80 GiB
  *   side_by_side      0         0: processes get the compute engine by time slices. 1: all run at once, each at its part of the speed
  *   slice_ns          2000000   a time slice; one that has no more work gives it up at once
+ *   switch_ns         0         between the slices of two processes: the compute engine runs nothing
  *   kernel_ns         10000     cost of a kernel that does not say
  *   copy_ns           1000      cost of a copy, and beyond it its bytes by:
  *   copy_bytes_per_s  25e9      between host and device, on an engine of its own that all processes share
