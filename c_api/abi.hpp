@@ -88,7 +88,7 @@ GPUSHARE_STRUCT(gpushare_loader_params, GPUSHARE_FIELD(link), GPUSHARE_FIELD(kee
 GPUSHARE_STRUCT(gpushare_loader_info, GPUSHARE_FIELD(misses), GPUSHARE_FIELD(kept_bytes),
                 GPUSHARE_FIELD(keep_ns));
 GPUSHARE_STRUCT(gpushare_image_params, GPUSHARE_FIELD(checksums), GPUSHARE_FIELD(order_by),
-                GPUSHARE_FIELD(reserved));
+                GPUSHARE_FIELD(once));
 GPUSHARE_STRUCT(gpushare_image_info, GPUSHARE_FIELD(replans));
 GPUSHARE_STRUCT(gpushare_layer_info, GPUSHARE_FIELD(arrived));
 GPUSHARE_STRUCT(gpushare_load_params, GPUSHARE_FIELD(reserved));

@@ -203,6 +203,7 @@ int32_t gpushare_image_open(gpushare_loader loader, const char* path, const gpus
         return {GPUSHARE_INVALID_ARGUMENT,
                 base::format("params->order_by is %u; it is one of GPUSHARE_ORDER_BY_*", read.order_by)};
       if (read.order_by == GPUSHARE_ORDER_BY_NAMES) options.sort = loader::ReadOptions::Sort::kNames;
+      options.once = read.once != 0;
     }
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<const loader::Image> image, of->open_image(path, options));
     return publish_image(of, std::move(image), out_image);

@@ -86,6 +86,19 @@ void allocation(benchmark::State& state, bool shim) {
   for (const uint64_t address : live) release(address);
 }
 
+// Physical memory of 2 MiB, created and released.
+void physical(benchmark::State& state, bool shim) {
+  const auto create =
+      function<Result (*)(uint64_t*, uint64_t, const void*, unsigned long long)>("cuMemCreate", shim);
+  const auto release = function<Result (*)(uint64_t)>("cuMemRelease", shim);
+  const int properties[16] = {1, 0, 1, 0};  // pinned, without handles to export, on device 0
+  for (auto _ : state) {
+    uint64_t handle = 0;
+    if (create(&handle, 2 << 20, properties, 0) != 0) state.SkipWithError("no memory");
+    release(handle);
+  }
+}
+
 // One of `live` blocks, whichever, is freed, and another one allocated.
 void replacement(benchmark::State& state, bool shim) {
   const auto get = function<Result (*)(uint64_t*, uint64_t)>("cuMemAlloc_v2", shim);
@@ -114,6 +127,8 @@ BENCHMARK_CAPTURE(copy, bare, false)->Apply(rounds);
 BENCHMARK_CAPTURE(copy, shim, true)->Apply(rounds);
 BENCHMARK_CAPTURE(info, bare, false)->Apply(rounds);
 BENCHMARK_CAPTURE(info, shim, true)->Apply(rounds);
+BENCHMARK_CAPTURE(physical, bare, false)->Apply(rounds);
+BENCHMARK_CAPTURE(physical, shim, true)->Apply(rounds);
 BENCHMARK_CAPTURE(allocation, bare, false)->Arg(10)->Arg(100'000)->Apply(rounds);
 BENCHMARK_CAPTURE(allocation, shim, true)->Arg(10)->Arg(100'000)->Apply(rounds);
 BENCHMARK_CAPTURE(replacement, bare, false)->Arg(100'000)->Apply(rounds);

@@ -137,7 +137,7 @@ typedef struct gpushare_image_params {
   const char* const* order; /* names of all tensors in execution order */
   const char* checksums;    /* path of a file with lines "CRC32C-in-hex name", verified; null = none */
   uint32_t order_by;        /* GPUSHARE_ORDER_BY_*, for an order_count of 0 */
-  uint32_t reserved;
+  uint32_t once; /* nonzero: the image leaves the cache with its last user, and its chunks serve the next */
 } gpushare_image_params;
 #define GPUSHARE_IMAGE_PARAMS_INIT \
   { sizeof(gpushare_image_params), 0, 0, 0, GPUSHARE_ORDER_BY_BYTES, 0 }

@@ -133,8 +133,10 @@ class Loader {
     return info;
   }
   // A .safetensors file or an index of shards. `order`: all tensors in execution order; empty = as `order_by` says.
+  // `once`: the image leaves the cache with its last user.
   Image open_image(const std::string& path, const std::vector<std::string>& order = {},
-                   const std::string& checksums = {}, uint32_t order_by = GPUSHARE_ORDER_BY_BYTES) {
+                   const std::string& checksums = {}, uint32_t order_by = GPUSHARE_ORDER_BY_BYTES,
+                   bool once = false) {
     std::vector<const char*> names;
     names.reserve(order.size());
     for (const std::string& name : order) names.push_back(name.c_str());
@@ -143,6 +145,7 @@ class Loader {
     params.order_count = static_cast<uint32_t>(names.size());
     params.checksums = checksums.empty() ? nullptr : checksums.c_str();
     params.order_by = order_by;
+    params.once = once ? 1 : 0;
     gpushare_image out = nullptr;
     check(gpushare_image_open(get(), path.c_str(), &params, &out));
     return Image(out);

@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "base/units.hpp"
@@ -27,11 +31,47 @@
 #include "cli/options.hpp"
 #include "cli/program_check.hpp"
 #include "cli/shim_files.hpp"
+#include "daemon/kernel_limits.hpp"
 #include "shim/books.hpp"
 #include "shim/settings.hpp"
 
 namespace gpushare::cli {
 namespace {
+
+// A cgroup of the program's own, on which the daemon can set the driver's limit (daemon/kernel_limits.hpp), for as long as this
+// process lives. Without the rights for that, or without cgroups of version 2, there is none, and the shim alone holds the program.
+class OwnCgroup {
+ public:
+  OwnCgroup() {
+    constexpr char kRoot[] = "/sys/fs/cgroup";
+    constexpr long kCgroup2 = 0x63677270;
+    struct statfs system {};
+    if (::statfs(kRoot, &system) != 0 || system.f_type != kCgroup2) return;
+    std::ifstream file("/proc/self/cgroup");
+    const std::string within = daemon::cgroup_in({std::istreambuf_iterator<char>(file), {}});
+    if (within.empty()) return;
+    const std::string path =
+        kRoot + (within == "/" ? "" : within) + "/" + daemon::kCgroupName + std::to_string(::getpid());
+    if (::mkdir(path.c_str(), 0755) != 0) return;
+    path_ = path;
+    processes_ = path + "/cgroup.procs";
+  }
+  // Descendants that live on keep it.
+  ~OwnCgroup() {
+    if (!path_.empty()) ::rmdir(path_.c_str());
+  }
+  OwnCgroup(const OwnCgroup&) = delete;
+  OwnCgroup& operator=(const OwnCgroup&) = delete;
+  // In a child of fork, before it runs the program.
+  void enter() const {
+    if (processes_.empty()) return;
+    const int file = ::open(processes_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (file >= 0 && ::write(file, "0", 1) == 1) ::close(file);
+  }
+
+ private:
+  std::string path_, processes_;
+};
 
 // The path at which the loader finds the driver without the proxy; empty if there is none.
 std::string driver_path() {
@@ -430,6 +470,8 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     ::sigemptyset(&child_ends);
     ::sigaddset(&child_ends, SIGCHLD);
     ::sigprocmask(SIG_BLOCK, &child_ends, &awake);
+    std::optional<OwnCgroup> cgroup;
+    if (page_ != nullptr && page_->limits.device_bytes != shim::kNoLimit) cgroup.emplace();
     const pid_t child = ::fork();
     if (child < 0)
       return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string("fork: ") + std::strerror(errno));
@@ -437,6 +479,7 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
       for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ, SIGCHLD})
         std::signal(signal, SIG_DFL);
       ::sigprocmask(SIG_SETMASK, &awake, nullptr);
+      if (cgroup) cgroup->enter();
       ::execv(path.c_str(), arguments.data());
       const int error = errno;
       if (::write(report[1], &error, sizeof error) < 0) ::_exit(126);

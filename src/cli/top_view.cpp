@@ -151,6 +151,8 @@ const Column kColumns[] = {
     {"ephemeral", Table::Align::kRight, 4,
      [](const TopRow& r) { return base::format_bytes(r.session.ephemeral_bytes); }},
     {"held", Table::Align::kRight, 4, [](const TopRow& r) { return bytes_or_dash(r.session.held_bytes); }},
+    {"held by", Table::Align::kLeft, 8,
+     [](const TopRow& r) { return r.session.held_by.empty() ? std::string("-") : r.session.held_by; }},
     {"spilled", Table::Align::kRight, 6,
      [](const TopRow& r) { return bytes_or_dash(r.session.spilled_bytes); }},
     {"pinned", Table::Align::kRight, 8,

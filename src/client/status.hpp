@@ -113,6 +113,8 @@ struct SessionStatus {
   double slowdown_sum = 0;
   // Of the request queue whose first model the session serves; see base/figures.hpp.
   base::RequestCounts requests;
+  // What holds these programs to their limit: "shim", or "shim+kernel" where the driver has said that its own limit is set.
+  std::string held_by;
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
@@ -150,6 +152,7 @@ struct SessionStatus {
     visit("requests_pending", line.requests.pending);
     visit("predicted_miss_rate", line.requests.predicted_miss_rate);
     visit("price_per_s", line.requests.price_per_s);
+    visit("held_by", line.held_by);
   }
 };
 // An image that sessions have open.

@@ -89,6 +89,7 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
     out.held_bytes = held.device_bytes;
     out.spilled_bytes = held.spilled_bytes;
     out.pinned_bytes = held.pinned_bytes;
+    out.held_by = kernel_limits_ != nullptr && kernel_limits_->holds(claim.id) ? "shim+kernel" : "shim";
   }
   show_figures(lease(session), out);
   out.waits_for = why_not_on(session, &out.state);

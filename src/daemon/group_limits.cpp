@@ -87,6 +87,14 @@ bool SharedDevice::lend(Claim& lender, uint64_t bytes, uint64_t now_ns) {
   return true;
 }
 
+void SharedDevice::follow_limit(const Claim& claim) {
+  if (kernel_limits_ == nullptr || claim.page == nullptr) return;
+  // What the programs have lent is of the same group, and so of the same cgroup.
+  const GroupPage::Limit limit = claim.page->limit();
+  kernel_limits_->set(claim.id, claim.members.front()->process->peer.pid,
+                      base::add_saturated(limit.bytes, limit.lent_bytes));
+}
+
 void SharedDevice::take_back_loan(const GroupLimits* limits, uint64_t now_ns) {
   Claim* const lender = limits != nullptr ? lender_of(*limits) : nullptr;
   if (lender == nullptr) return;

@@ -38,6 +38,7 @@
 #include "daemon/gpu_identity.hpp"
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
+#include "daemon/kernel_limits.hpp"
 #include "daemon/lanes.hpp"
 #include "daemon/user_limits.hpp"
 #include "sched/elastic.hpp"
@@ -63,6 +64,7 @@ struct ServiceOptions {
   uint32_t max_processes_per_user = 64;  // for each device
   uint32_t max_sessions_per_user = 1024;
   RankLimits ranks;
+  KernelLimits::Places kernel_limits;
   // Makes a policy of the operator's own for each device; empty: the built-in one that `policy` names.
   std::function<base::Result<std::unique_ptr<sched::Policy>>()> make_policy;
 };
@@ -222,6 +224,7 @@ class SharedDevice {
   void set_pci_address(uint32_t address) {
     pci_address_ = address;
     identity_ = identity_of(address);
+    if (address != 0) kernel_limits_ = std::make_unique<KernelLimits>(address, options_.kernel_limits);
   }
   std::string policy_name() const { return scheduler_.policy_name(); }
 
@@ -296,6 +299,8 @@ class SharedDevice {
   base::Status within(const GroupLimits* limits, const Claim* asks, const std::string& session,
                       uint64_t more_bytes, uint64_t now_ns);
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
+  // The driver's own limit follows that on the page of the claim's preloaded programs, if they have one.
+  void follow_limit(const Claim& claim);
   // Preloaded programs get back what the group's other sessions no longer need.
   void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
   // The part of the declared bytes that the first of a group's preloaded programs is promised: no more than the other
@@ -441,6 +446,7 @@ class SharedDevice {
   const std::string name_;
   uint32_t pci_address_ = 0;
   GpuIdentity identity_;
+  std::unique_ptr<KernelLimits> kernel_limits_;  // null: the device is no GPU
   const uint64_t capacity_bytes_;
   const uint64_t began_ns_ = base::host_now_ns();
   const ServiceOptions& options_;

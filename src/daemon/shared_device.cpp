@@ -121,6 +121,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   *free_slot = true;
   process.sessions.emplace(session.number, &session);
   joined(*claim, session, was_there, (message.flags & client::kRunning) != 0, now_ns);
+  follow_limit(*claim);
   *out_slot = session.slot | (claim->shares_lane ? client::kSharesLane : 0);
   return {};
 }
@@ -243,6 +244,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
            "session '" + session.name + "': the device has no memory for its lane to grow"};
   }
   if (!set.ok() || wanted_bytes < before_bytes) take_back_loan(claim.limits.get(), now_ns);
+  follow_limit(claim);
   return set;
 }
 
@@ -395,6 +397,7 @@ void SharedDevice::remove(RemoteSession& session) {
     if (pages) paged(claim, true, now_ns);
     return;
   }
+  if (kernel_limits_ != nullptr) kernel_limits_->clear(claim.id);
   scheduler_.leave(claim.id, now_ns);
   give_up_room(claim, now_ns);
   room_step(claim.id);

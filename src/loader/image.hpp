@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.hpp"
@@ -66,6 +67,25 @@ class ChunkPool {
   base::Result<char*> take();
   // Does not call the device, so an image may be released on a thread of the device.
   void give(char* chunk);
+  // A chunk until the end of a scope.
+  class Lent {
+   public:
+    Lent(ChunkPool& pool, char* chunk) : pool_(&pool), chunk_(chunk) {}
+    Lent(Lent&& from) noexcept : pool_(from.pool_), chunk_(std::exchange(from.chunk_, nullptr)) {}
+    Lent& operator=(Lent&&) = delete;
+    ~Lent() {
+      if (chunk_ != nullptr) pool_->give(chunk_);
+    }
+    std::span<char> bytes() const { return {chunk_, pool_->chunk_bytes()}; }
+
+   private:
+    ChunkPool* pool_;
+    char* chunk_;
+  };
+  base::Result<Lent> lend() {
+    GPUSHARE_ASSIGN_OR_RETURN(char* const chunk, take());
+    return Lent(*this, chunk);
+  }
   // Returns unused chunks to the system.
   void trim();
   // From now on take() fails with INVALID_STATE and reading into chunks stops at the next read.
@@ -163,6 +183,7 @@ struct ReadOptions {
       order;  // tensor names in execution order; empty = as `sort` says. Must name every tensor.
   // Without an order: as the bytes lie in the files, or as the names tell (order.hpp).
   enum class Sort : uint8_t { kBytes, kNames } sort = Sort::kBytes;
+  bool once = false;      // the cache forgets the image with its last user
   std::string checksums;  // path of a file with a CRC-32C a tensor (checksum.hpp), verified; empty = none
 };
 
@@ -186,7 +207,8 @@ class ImageCache {
   // Errors: load_image's; HOST_OUT_OF_MEMORY when the image does not fit beside those in use (message has the
   // numbers).
   base::Result<std::shared_ptr<const Image>> get(const std::string& path) { return get(path, options_); }
-  // Read with `options` if it is not there yet.
+  // Read with `options` if it is not there yet. An image that all its users opened `once` leaves the cache with the last of them,
+  // and its chunks go to the pool.
   base::Result<std::shared_ptr<const Image>> get(const std::string& path, const ReadOptions& options);
   // An image copied from the caller's memory, `sources[i]` being the bytes of layer i. Counts against the limit
   // while somebody holds it; get() does not find it. Errors: HOST_OUT_OF_MEMORY, INVALID_ARGUMENT.
@@ -205,12 +227,16 @@ class ImageCache {
     std::string key;                     // empty: from memory, or no longer what is on the disk
     std::shared_ptr<const Image> image;  // null while it is being read
     uint64_t bytes = 0;                  // of the limit
+    bool once = false;                   // goes with its last user
   };
   using Entries = std::list<Entry>;
   // Takes `bytes` of the limit for `entry`, evicting others.
   base::Status reserve(Entries::iterator entry, const std::string& name, uint64_t bytes)
       GPUSHARE_REQUIRES(mutex_);
   Entries::iterator erase(Entries::iterator entry) GPUSHARE_REQUIRES(mutex_);
+  // The image for a user who opened it once. The cache outlives the user, who holds the loader.
+  std::shared_ptr<const Image> lend(std::shared_ptr<const Image> image);
+  void forget_unused(std::shared_ptr<const Image> image);
   base::Result<std::shared_ptr<const Image>> read(Entries::iterator entry, const std::string& path,
                                                   const ReadOptions& options);
   base::Result<std::shared_ptr<const Image>> fill(Entries::iterator entry, std::string name, uint64_t bytes,

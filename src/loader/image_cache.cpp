@@ -60,6 +60,23 @@ base::Result<std::shared_ptr<const Image>> ImageCache::read(Entries::iterator en
   }
 }
 
+std::shared_ptr<const Image> ImageCache::lend(std::shared_ptr<const Image> image) {
+  const Image* const raw = image.get();
+  return {raw, [this, image = std::move(image)](const Image*) mutable { forget_unused(std::move(image)); }};
+}
+
+void ImageCache::forget_unused(std::shared_ptr<const Image> image) {
+  Entries gone;  // after the lock: an image gives its chunks back
+  base::MutexLock lock(mutex_);
+  const auto entry =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& each) { return each.image == image; });
+  image.reset();
+  if (entry == entries_.end() || !entry->once || entry->image.use_count() > 1) return;
+  bytes_ -= entry->bytes;
+  gone.splice(gone.begin(), entries_, entry);
+  lock.unlock();
+}
+
 base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& path,
                                                            const ReadOptions& options) {
   GPUSHARE_RETURN_IF_ERROR(File::open(path).status());  // the cache does not serve what one may not read
@@ -83,14 +100,19 @@ base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& pa
                                     [&](const Entry& entry) { return entry.image == image; });
     if (same) {
       ++hits_;
-      if (still != entries_.end()) entries_.splice(entries_.begin(), entries_, still);
-      return image;
+      const bool once = options.once && still != entries_.end() && still->once;
+      if (still != entries_.end()) {
+        still->once = once;  // one who does not open it once wants it kept
+        entries_.splice(entries_.begin(), entries_, still);
+      }
+      lock.unlock();
+      return once ? lend(image) : image;
     }
     // The file was replaced. Users of the old image keep it, and the old image still counts in the limit.
     if (still != entries_.end()) still->key.clear();
   }
   ++misses_;
-  entries_.push_front({key, nullptr});
+  entries_.push_front({key, nullptr, 0, options.once});
   const auto entry = entries_.begin();
   lock.unlock();
   base::Result<std::shared_ptr<const Image>> image = read(entry, path, options);
@@ -104,6 +126,8 @@ base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& pa
     erase(entry);
   }
   loaded_.notify_all();
+  lock.unlock();
+  if (image.ok() && options.once) return lend(std::move(*image));
   return image;
 }
 

@@ -123,6 +123,7 @@ base::Result<std::shared_ptr<const Image>> Loader::open_image(const std::string&
                                                               const ReadOptions& options) {
   const Use use(*this);
   if (!use) return closed();
+  sweep();  // models that were unloaded meanwhile give their chunks back
   return cache_.get(path, options);
 }
 
@@ -130,6 +131,7 @@ base::Result<std::shared_ptr<const Image>> Loader::create_image(std::string name
                                                                 std::span<const void* const> sources) {
   const Use use(*this);
   if (!use) return closed();
+  sweep();
   return cache_.create(std::move(name), std::move(layers), sources);
 }
 
@@ -416,7 +418,16 @@ base::Result<LinkCosts> Loader::measure_link(executor::Session& session, uint64_
   // The session's memory stays until the copies are done, whoever closes the session or its runtime meanwhile.
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, session.hold(GPUSHARE_NO_TIMEOUT));
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const void> block, runtime_->pin(scratch));
-  return calibrate_on(runtime_->device(), scratch, bytes, kCalibrationRounds, &*home);
+  // Pinning costs more than all the copies: a chunk of the images' serves, and serves the next image.
+  const struct WithinLimit {
+    ~WithinLimit() {
+      if (loader.pool_.kept_bytes() > loader.options_.limit_bytes - loader.cache_.bytes())
+        loader.pool_.trim();
+    }
+    Loader& loader;
+  } within_limit{*this};
+  GPUSHARE_ASSIGN_OR_RETURN(const ChunkPool::Lent chunk, pool_.lend());
+  return calibrate_on(runtime_->device(), scratch, bytes, chunk.bytes(), kCalibrationRounds, &*home);
 }
 
 LinkCosts Loader::link() const {

@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"
+#include "base/without_throwing.hpp"
 
 namespace gpushare::loader {
 
@@ -68,6 +69,8 @@ base::Status Model::unload() {
     } apart{*loader_};
     loader_->retire(take_apart());
   }
+  // The host memory of an image that nobody else holds goes now, unless its copies are still on their way.
+  if (!executor::NoWaitScope::active()) base::without_throwing([this] { loader_->sweep(); });
   base::Status freed;
   try {
     freed = session_->free(address_);

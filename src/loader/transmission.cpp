@@ -200,11 +200,12 @@ base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats) {
   constexpr uint64_t kBytes = 32ull << 20;
   Scratch scratch(device);
   GPUSHARE_ASSIGN_OR_RETURN(scratch.address, device.alloc(kBytes));
-  return calibrate_on(device, scratch.address, kBytes, repeats);
+  GPUSHARE_ASSIGN_OR_RETURN(scratch.host, device.host_alloc(kBytes));
+  return calibrate_on(device, scratch.address, kBytes, {static_cast<char*>(scratch.host), kBytes}, repeats);
 }
 
 base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address target, uint64_t bytes,
-                                     uint32_t repeats, const device::Stream* before) {
+                                     std::span<char> pinned, uint32_t repeats, const device::Stream* before) {
   constexpr uint64_t kSmall = 4096;
   constexpr int kCalls = 16;
   if (repeats == 0 || repeats > 1000)
@@ -212,14 +213,15 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
                         base::format("repeats is %u, allowed are 1 to 1000", repeats));
   if (bytes < (1u << 20))
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "a calibration needs at least 1 MiB");
+  // Copied in pieces as large as the pinned memory, as images are from their chunks.
   const uint64_t large_bytes = std::min<uint64_t>(bytes, 32ull << 20);
-  Scratch scratch(device);
-  GPUSHARE_ASSIGN_OR_RETURN(scratch.host, device.host_alloc(large_bytes));
+  const uint64_t piece_bytes = std::min<uint64_t>(pinned.size(), large_bytes);
+  const int pieces = static_cast<int>(large_bytes / piece_bytes);
   GPUSHARE_ASSIGN_OR_RETURN(const device::Stream copies, device.create_stream());
   GPUSHARE_ASSIGN_OR_RETURN(const device::Stream lane, device.create_stream());
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event begin, device.create_event(GPUSHARE_EVENT_TIMING));
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event end, device.create_event(GPUSHARE_EVENT_TIMING));
-  const auto host = reinterpret_cast<uintptr_t>(scratch.host);
+  const auto host = reinterpret_cast<uintptr_t>(pinned.data());
   const uint64_t half_bytes = large_bytes / 2;
   if (before != nullptr) {
     GPUSHARE_RETURN_IF_ERROR(before->record(begin));
@@ -257,7 +259,7 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
   std::vector<double> small, large, within, launches;
   for (uint32_t i = 0; i <= repeats; ++i) {
     GPUSHARE_ASSIGN_OR_RETURN(const double small_ms, time_copies(kSmall, kCalls));
-    GPUSHARE_ASSIGN_OR_RETURN(const double large_ms, time_copies(large_bytes, 1));
+    GPUSHARE_ASSIGN_OR_RETURN(const double large_ms, time_copies(piece_bytes, pieces));
     GPUSHARE_ASSIGN_OR_RETURN(const double within_ms, time_device_copy());
     // A group's own cost on the lane: wait for an event, launch one thing.
     GPUSHARE_RETURN_IF_ERROR(lane.record(begin));
@@ -277,7 +279,7 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
   }
   LinkCosts costs;
   const double large_ms = median(large), small_ms = median(small);
-  const double slope = std::max(large_ms - small_ms, 1e-6) / static_cast<double>(large_bytes - kSmall);
+  const double slope = std::max(large_ms - small_ms, 1e-6) / static_cast<double>(piece_bytes - kSmall);
   costs.bytes_per_ms = 1.0 / slope;
   costs.call_overhead_ms = std::max(0.0, small_ms - slope * static_cast<double>(kSmall));
   costs.group_overhead_ms = median(launches);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.hpp"
@@ -106,9 +107,10 @@ class Transmission {
 inline constexpr uint32_t kCalibrationRounds = 9;
 base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats = kCalibrationRounds);
 // The same on the `bytes` bytes at `scratch`, which it overwrites; 1 MiB or more. Work already on `before` (may be null)
-// comes first, because it may still use the bytes. All copies are done when it returns, whatever it returns.
+// comes first, because it may still use the bytes. All copies are done when it returns, whatever it returns. `host`: pinned
+// memory to copy from.
 base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address scratch, uint64_t bytes,
-                                     uint32_t repeats = kCalibrationRounds,
+                                     std::span<char> host, uint32_t repeats = kCalibrationRounds,
                                      const device::Stream* before = nullptr);
 
 // Fills transmit_ms of `layers` from the costs.

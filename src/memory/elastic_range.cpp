@@ -26,7 +26,7 @@ base::Status ElasticRange::open(const PersistentHeapImpl& heap, std::string name
                                            base::format_bytes(kMaxReservedBytes)};
   bytes = round_up(bytes, granule_bytes());
   Range range;
-  GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, &range));
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, true, &range));
   heap_ = &heap;
   if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
     shared_.layout->close_sparse(range);

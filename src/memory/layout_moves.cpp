@@ -84,12 +84,12 @@ base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t s
   if (home) {
     if (granule_ > capacity_ - promised_) return no_room(granule_);
     promised_ += granule_;
-    if (auto status = fill_pool(1, {false}, lock); !status.ok()) {
+    if (auto status = fill_pool(pool_, 1, {false}, lock); !status.ok()) {
       promised_ -= granule_;
       return status;
     }
-    memory = pool_.back();
-    pool_.pop_back();
+    memory = pool_.memories.back();
+    pool_.memories.pop_back();
   } else {
     GPUSHARE_ASSIGN_OR_RETURN(memory, take_host());
   }
@@ -143,7 +143,7 @@ base::Status VirtualLayout::end_move(const Range& range, size_t granule, bool ho
 
 void VirtualLayout::drop_moved(gpushare_backend_memory* memory, bool device) {
   if (device) {
-    pool_.push_back(memory);
+    pool_.memories.push_back(memory);
     promised_ -= granule_;
   } else {
     give_host(memory);

@@ -46,7 +46,7 @@ base::Status VirtualLayout::adopt_own(Range& range, Range& own) {
       to.cells[i] = std::move(cell);
       ++to.mapped;
     } else {
-      pool_.push_back(cell.memory);
+      pool_.memories.push_back(cell.memory);
       promised_ -= granule_;
     }
     cell = {};

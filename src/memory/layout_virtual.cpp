@@ -29,7 +29,7 @@ VirtualLayout::~VirtualLayout() {
     const base::Status ignored = device_.va_free(window_, window_bytes_);
   }
   base::MutexLock lock(mutex_);
-  release_pool();
+  release_pools();
   release_host_pool();
 }
 
@@ -137,10 +137,10 @@ void VirtualLayout::hollow(const Range& range, const std::vector<size_t>& granul
   region.left = region.intact = 0;
 }
 
-base::Status VirtualLayout::open_sparse(uint64_t bytes, Range* out_range) {
+base::Status VirtualLayout::open_sparse(uint64_t bytes, bool elastic, Range* out_range) {
   base::MutexLock lock(mutex_);
   Region* region = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(take_region(Use::kSparse, bytes, &region));
+  GPUSHARE_RETURN_IF_ERROR(take_region(elastic ? Use::kElastic : Use::kSparse, bytes, &region));
   *out_range = {region->base, bytes, region->slot};
   return {};
 }
@@ -167,10 +167,10 @@ uint64_t VirtualLayout::trim() {
   base::MutexLock lock(mutex_);
   sweep_host();
   release_host_pool();
-  (void)reclaim(SIZE_MAX, nullptr);
-  const uint64_t before = created_;
-  release_pool();
-  return (before - created_) * granule_;
+  (void)reclaim(UINT64_MAX, nullptr);
+  const uint64_t before = created_bytes_;
+  release_pools();
+  return before - created_bytes_;
 }
 
 uint64_t VirtualLayout::free_bytes() const {
@@ -180,41 +180,47 @@ uint64_t VirtualLayout::free_bytes() const {
 
 uint64_t VirtualLayout::mapped_bytes() const {
   base::MutexLock lock(mutex_);
-  return created_ * granule_;
+  return created_bytes_;
 }
 
 std::string VirtualLayout::check() const {
   base::MutexLock lock(mutex_);
-  uint64_t pieces = 0, promised = 0, on_host = 0;
+  uint64_t pieces = 0, bytes = 0, promised = 0, on_host = 0;
   for (const auto& region : regions_) {
+    const uint64_t granule = region->granule;
     size_t mapped = 0, committed = 0;
-    if (region->cells.size() * granule_ > region->limit)
+    if (region->cells.size() * granule > region->limit)
       return "a range has memory mapped beyond its addresses";
     for (size_t i = 0; i < region->cells.size(); ++i) {
       const Cell& cell = region->cells[i];
       if (cell.memory != nullptr) ++mapped;
-      if (cell.memory != nullptr && !cell.on_host) ++pieces;
+      if (cell.memory != nullptr && !cell.on_host) ++pieces, bytes += granule;
       if (cell.memory != nullptr && cell.on_host) ++on_host;
       if (!cell.committed) continue;
       if (!region->taken || (cell.memory == nullptr && !cell.lost))
         return "a granule is promised without memory";
-      if (!cell.on_host) promised += granule_;
-      if (i * granule_ < region->bytes) ++committed;
+      if (!cell.on_host) promised += granule;
+      if (i * granule < region->bytes) ++committed;
     }
     if (mapped != region->mapped) return "mapped granules of a range do not add up";
     if (region->taken && region->use == Use::kShared && region->imported_bytes < region->bytes)
       return "a shared range has less memory behind it than its bytes";
-    if (region->taken && region->backed && region->use <= Use::kLane && committed * granule_ != region->bytes)
+    if (region->taken && region->backed && region->use <= Use::kLane && committed * granule != region->bytes)
       return "a range has less memory behind it than promised";
   }
   for (gpushare_backend_memory* memory : moving_) {
     if (memory == nullptr || !moving_home_) continue;
     ++pieces;
+    bytes += granule_;
     promised += granule_;
   }
   if (on_host != host_granules_) return "granules of host memory do not add up";
-  if (pieces + pool_.size() != created_) return "physical granules do not add up";
-  if (created_ * granule_ > capacity_) return "more physical memory than the capacity";
+  for (const Pool* pool : {&pool_, &elastic_pool_}) {
+    pieces += pool->memories.size();
+    bytes += pool->memories.size() * pool->granule;
+  }
+  if (pieces != created_ || bytes != created_bytes_) return "physical granules do not add up";
+  if (created_bytes_ > capacity_) return "more physical memory than the capacity";
   if (promised != promised_) return "promised bytes do not add up";
   if (promised_ > capacity_) return "more promised than the capacity";
   return {};
@@ -237,7 +243,7 @@ size_t VirtualLayout::pick_retired(Use use, uint64_t bytes) {
     if (region.limit < (use == Use::kLane || use == Use::kShared ? capacity_ : bytes)) continue;
     if (std::max(region.use, Use::kLane) != std::max(use, Use::kLane)) continue;  // a kind of its own
     if (region.last != nullptr) prune(*region.last);
-    const uint64_t mapped = region.mapped * granule_, wanted = use > Use::kLane ? 0 : bytes;
+    const uint64_t mapped = region.mapped * region.granule, wanted = use > Use::kLane ? 0 : bytes;
     const uint64_t cost[3] = {region.last == nullptr || region.last->empty() ? 0u : 1u,
                               mapped < wanted ? wanted - mapped : 0, mapped + region.limit / 1024};
     if (best != kNone && !std::lexicographical_compare(cost, cost + 3, best_cost, best_cost + 3)) continue;
@@ -281,6 +287,7 @@ base::Status VirtualLayout::reserve(Use use, uint64_t bytes, Region** out_region
   }
   GPUSHARE_RETURN_IF_ERROR(status);
   region->use = use;
+  region->granule = use == Use::kElastic ? elastic_granule_ : granule_;
   region->limit = limit;
   region->slot = static_cast<uint32_t>(regions_.size());
   *out_region = region.get();
@@ -327,7 +334,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
     const Cell& cell = region.cells[first + i];
     mapped[i] = cell.memory != nullptr || cell.committed;
     committed[i] = cell.committed;
-    if (!cell.committed) bytes += granule_;
+    if (!cell.committed) bytes += region.granule;
   }
   if (bytes > capacity_ - promised_) return no_room(bytes);
   promised_ += bytes;
@@ -342,9 +349,9 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
     }
     size_t run = 1;
     while (i + run < count && !mapped[i + run]) ++run;
-    status = fill_pool(run, patience, lock);
+    status = fill_pool(pool_of(region), run, patience, lock);
     if (!status.ok()) break;
-    run = std::min(run, pool_.size());
+    run = std::min(run, pool_of(region).memories.size());
     status = map_cells(region, first + i, run);
     i += run;
   }
@@ -403,7 +410,7 @@ void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, c
     cell.committed = false;
     cell.fences = fences;
     set_unused(region, i);
-    if (!cell.on_host) promised_ -= granule_;
+    if (!cell.on_host) promised_ -= region.granule;
   }
   if (unused_.size() > 2 * created_ + 64)  // most are stale
     std::erase_if(unused_, [this](const Unused& entry)
@@ -413,11 +420,12 @@ void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, c
 // The last of the pool go to the first cells: granules that were neighbours become neighbours again, which the host
 // device maps with one call.
 base::Status VirtualLayout::map_cells(Region& region, size_t first, size_t count) {
-  const std::vector<gpushare_backend_memory*> memories(pool_.rbegin(),
-                                                       pool_.rbegin() + static_cast<ptrdiff_t>(count));
+  std::vector<gpushare_backend_memory*>& pool = pool_of(region).memories;
+  const std::vector<gpushare_backend_memory*> memories(pool.rbegin(),
+                                                       pool.rbegin() + static_cast<ptrdiff_t>(count));
   GPUSHARE_RETURN_IF_ERROR(
-      device_.va_map_run(region.base + first * granule_, granule_, memories.data(), count));
-  pool_.resize(pool_.size() - count);
+      device_.va_map_run(region.base + first * region.granule, region.granule, memories.data(), count));
+  pool.resize(pool.size() - count);
   for (size_t i = 0; i < count; ++i) {
     Cell& cell = region.cells[first + i];
     cell = {};
@@ -431,14 +439,15 @@ base::Status VirtualLayout::map_cells(Region& region, size_t first, size_t count
 // The granules go to the pool, or back to the host.
 size_t VirtualLayout::unmap_cells(Region& region, size_t first, size_t count, base::Status* out_status) {
   uint64_t done = 0;
-  base::Status status = device_.va_unmap_run(region.base + first * granule_, granule_, count, &done);
+  base::Status status =
+      device_.va_unmap_run(region.base + first * region.granule, region.granule, count, &done);
   for (size_t i = first + done; i-- > first;) {
     Cell& cell = region.cells[i];
     if (cell.on_host) {
       give_host(cell.memory);
       --host_granules_;
     } else {
-      pool_.push_back(cell.memory);
+      pool_of(region).memories.push_back(cell.memory);
     }
     cell = {};
   }
@@ -477,24 +486,31 @@ bool VirtualLayout::is_busy(const Unused& entry, FenceList* out_busy) {
   return true;
 }
 
-base::Status VirtualLayout::fill_pool(size_t wanted, const Patience& patience,
+base::Status VirtualLayout::fill_pool(Pool& pool, size_t wanted, const Patience& patience,
                                       base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   base::Status refused;
   // Another thread may empty the pool while this one waits.
-  while (pool_.size() < wanted) {
-    if ((created_ + 1) * granule_ <= capacity_ && refused.ok()) {
-      auto memory = device_.phys_create(granule_);
+  while (pool.memories.size() < wanted) {
+    if (pool.granule <= capacity_ - created_bytes_ && refused.ok()) {
+      auto memory = device_.phys_create(pool.granule);
       if (memory.ok()) {
         // Below the others, as the last are mapped to the first cells.
-        pool_.insert(pool_.begin(), *memory);
+        pool.memories.insert(pool.memories.begin(), *memory);
         ++created_;
+        created_bytes_ += pool.granule;
         continue;
       }
       refused = memory.status();  // others use the device too: take from what is cached here
     }
+    const uint64_t missing_bytes = (wanted - pool.memories.size()) * pool.granule;
+    if (Pool& other = other_pool(pool); !other.memories.empty()) {
+      release_from(other, missing_bytes);
+      refused = {};
+      continue;
+    }
     FenceList busy;
-    if (reclaim(std::max(wanted - pool_.size(), kBatch), &busy)) continue;
-    if (!pool_.empty()) return {};
+    if (reclaim(std::max(missing_bytes, kBatch * pool.granule), &busy)) continue;
+    if (!pool.memories.empty()) return {};
     if (busy.empty())
       return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
                           : refused;
@@ -503,9 +519,9 @@ base::Status VirtualLayout::fill_pool(size_t wanted, const Patience& patience,
   return {};
 }
 
-bool VirtualLayout::reclaim(size_t wanted, FenceList* out_busy) {
-  size_t taken = 0;
-  for (auto entry = unused_.begin(); entry != unused_.end() && taken < wanted;) {
+bool VirtualLayout::reclaim(uint64_t wanted_bytes, FenceList* out_busy) {
+  uint64_t taken_bytes = 0;
+  for (auto entry = unused_.begin(); entry != unused_.end() && taken_bytes < wanted_bytes;) {
     if (!is_unused(*entry)) {
       entry = unused_.erase(entry);
       continue;
@@ -514,32 +530,46 @@ bool VirtualLayout::reclaim(size_t wanted, FenceList* out_busy) {
       ++entry;
       continue;
     }
+    Region& region = *regions_[entry->slot];
+    const uint64_t wanted = (wanted_bytes - taken_bytes - 1) / region.granule + 1;
     // A decommit makes cells unused from the last to the first.
     auto end = entry + 1;
-    while (end != unused_.end() && static_cast<size_t>(end - entry) < wanted - taken &&
-           end->slot == entry->slot && end->cell + 1 == std::prev(end)->cell && is_unused(*end) &&
-           !is_busy(*end, nullptr))
+    while (end != unused_.end() && static_cast<uint64_t>(end - entry) < wanted && end->slot == entry->slot &&
+           end->cell + 1 == std::prev(end)->cell && is_unused(*end) && !is_busy(*end, nullptr))
       ++end;
     const auto count = static_cast<size_t>(end - entry);
-    const size_t done = unmap_cells(*regions_[entry->slot], std::prev(end)->cell, count);
-    taken += done;
+    const size_t done = unmap_cells(region, std::prev(end)->cell, count);
+    taken_bytes += done * region.granule;
     // The others, which cannot be unmapped, come first.
     entry = unused_.erase(end - static_cast<ptrdiff_t>(done), end);
   }
-  return taken > 0;
+  return taken_bytes > 0;
 }
 
-void VirtualLayout::release_pool() {
-  for (gpushare_backend_memory* memory : pool_) {
-    const base::Status ignored = device_.phys_release(memory);
+void VirtualLayout::release_from(Pool& pool, uint64_t bytes) {
+  for (uint64_t released = 0; released < bytes && !pool.memories.empty(); released += pool.granule) {
+    const base::Status ignored = device_.phys_release(pool.memories.back());
+    pool.memories.pop_back();
     --created_;
+    created_bytes_ -= pool.granule;
   }
-  pool_.clear();
 }
+
+void VirtualLayout::release_pools() {
+  release_from(pool_, UINT64_MAX);
+  release_from(elastic_pool_, UINT64_MAX);
+}
+
+namespace {
+
+uint64_t smallest_granule(const device::Device& device) {
+  return std::max<uint64_t>(AddressIndex::kGranuleBytes, device.info().mapping_granularity_bytes);
+}
+
+}  // namespace
 
 uint64_t virtual_granule(const device::Device& device, uint64_t capacity_bytes) {
-  const uint64_t smallest =
-      std::max<uint64_t>(AddressIndex::kGranuleBytes, device.info().mapping_granularity_bytes);
+  const uint64_t smallest = smallest_granule(device);
   const uint64_t wanted = std::bit_ceil(std::max<uint64_t>(capacity_bytes / 4096, 1));
   return std::clamp(wanted, smallest, std::max<uint64_t>(smallest, uint64_t{64} << 20));
 }
@@ -555,7 +585,7 @@ base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& d
                                                   " is no power of two; use the contiguous layout");
   const uint64_t granule = virtual_granule(device, capacity_bytes);
   const uint64_t capacity = capacity_bytes / granule * granule;
-  return std::unique_ptr<RangeLayout>(new VirtualLayout(device, granule, capacity));
+  return std::unique_ptr<RangeLayout>(new VirtualLayout(device, granule, smallest_granule(device), capacity));
 }
 
 }  // namespace gpushare::memory

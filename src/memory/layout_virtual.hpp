@@ -3,8 +3,10 @@
 // range's owner) or unused. Unused cells stay mapped until somebody needs their granules: a range that is taken again
 // soon costs no driver call, and unmapping happens in batches, off the hot path.
 //
-// One granule size for all, chosen so that a device has some thousands of granules: a size per range would save mapping
-// calls, but a shrunk range could then keep part of a large granule that others were promised.
+// One granule size for heaps, lanes and spilled blocks, chosen so that a device has some thousands of granules: a size per range
+// would save mapping calls, but a shrunk range could then keep part of a large granule that others were promised. Elastic ranges,
+// which give and take anywhere, have the smallest granules that the device maps. Memory that is behind no promise passes from one
+// size to the other by being released and created anew.
 //
 // Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given
 // back longest ago before others; only when all others are taken does the caller wait on the host, without the lock.
@@ -27,12 +29,14 @@ namespace gpushare::memory {
 
 class VirtualLayout final : public RangeLayout {
  public:
-  VirtualLayout(device::Device& device, uint64_t granule, uint64_t capacity)
-      : device_(device), granule_(granule), capacity_(capacity) {}
+  // elastic_granule: divides granule, which divides capacity.
+  VirtualLayout(device::Device& device, uint64_t granule, uint64_t elastic_granule, uint64_t capacity)
+      : device_(device), granule_(granule), elastic_granule_(elastic_granule), capacity_(capacity) {}
   ~VirtualLayout() override;
 
   Layout kind() const override { return Layout::kVirtual; }
   uint64_t granularity_bytes() const override { return granule_; }
+  uint64_t elastic_granularity_bytes() const override { return elastic_granule_; }
   uint64_t capacity_bytes() const override { return capacity_; }
   Range span() const override { return {}; }
 
@@ -52,7 +56,7 @@ class VirtualLayout final : public RangeLayout {
   base::Status back(Range& range, uint64_t* out_valid_bytes) override;
   void hollow(const Range& range, const std::vector<size_t>& granules, const FenceList& fences) override;
 
-  base::Status open_sparse(uint64_t bytes, Range* out_range) override;
+  base::Status open_sparse(uint64_t bytes, bool elastic, Range* out_range) override;
   base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
                       std::vector<bool>* out_intact, FenceList* out_busy) override;
   void decommit(const Range& range, size_t first, size_t count, const FenceList& fences) override;
@@ -77,7 +81,7 @@ class VirtualLayout final : public RangeLayout {
  private:
   static constexpr size_t kNone = SIZE_MAX;
   static constexpr size_t kBatch = 16;  // unmapped together at least, where they are there
-  enum class Use : uint8_t { kHeap, kLane, kSparse, kShared };
+  enum class Use : uint8_t { kHeap, kLane, kSparse, kElastic, kShared };
   using SharedFences = std::shared_ptr<FenceList>;  // one list for all granules that were given back together
 
   struct Cell {
@@ -88,6 +92,11 @@ class VirtualLayout final : public RangeLayout {
     bool on_host = false;
     bool lost = false;  // committed, but a move has left no memory there
   };
+  // Physical memory of one size that is behind no addresses.
+  struct Pool {
+    uint64_t granule;
+    std::vector<gpushare_backend_memory*> memories;
+  };
   struct Imported {
     gpushare_backend_memory* memory;
     uint64_t bytes;
@@ -95,6 +104,7 @@ class VirtualLayout final : public RangeLayout {
   struct Region {
     Use use = Use::kHeap;
     uint32_t slot = 0;
+    uint64_t granule = 0;
     Address reserved = 0;
     uint64_t reserved_bytes = 0;
     Address base = 0;    // reserved, aligned to the index's granule
@@ -157,20 +167,29 @@ class VirtualLayout final : public RangeLayout {
   // The device still works on an unused cell. *out_busy, if it is empty: what must pass.
   bool is_busy(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   // Leaves `wanted` granules in the pool; fewer, but at least one, where more would have to be waited for.
-  base::Status fill_pool(size_t wanted, const Patience& patience, base::MutexLock& lock);
+  base::Status fill_pool(Pool& pool, size_t wanted, const Patience& patience, base::MutexLock& lock);
+  Pool& pool_of(const Region& region) GPUSHARE_REQUIRES(mutex_) {
+    return region.granule == granule_ ? pool_ : elastic_pool_;
+  }
+  Pool& other_pool(const Pool& pool) GPUSHARE_REQUIRES(mutex_) {
+    return &pool == &pool_ ? elastic_pool_ : pool_;
+  }
+  // Releases up to `bytes` of it.
+  void release_from(Pool& pool, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Unmaps granules that nobody is promised, those given back longest ago first, since streams pass their fences in that
   // order. False if there is none that the device is done with; *out_busy are then fences of one that it still works on, if any.
-  bool reclaim(size_t wanted, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
+  bool reclaim(uint64_t wanted_bytes, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   void sweep_host() GPUSHARE_REQUIRES(mutex_);
   // Memory that a move does not need, or no longer; `device`: it was promised.
   void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_);
-  void release_pool() GPUSHARE_REQUIRES(mutex_);
+  void release_pools() GPUSHARE_REQUIRES(mutex_);
   base::Result<gpushare_backend_memory*> take_host() GPUSHARE_REQUIRES(mutex_);
   void give_host(gpushare_backend_memory* memory) GPUSHARE_REQUIRES(mutex_);
   void release_host_pool() GPUSHARE_REQUIRES(mutex_);
 
   device::Device& device_;
   const uint64_t granule_;
+  const uint64_t elastic_granule_;
   const uint64_t capacity_;
   mutable base::Mutex mutex_;
   std::vector<std::unique_ptr<Region>> regions_
@@ -179,8 +198,10 @@ class VirtualLayout final : public RangeLayout {
   std::deque<Unused> unused_ GPUSHARE_GUARDED_BY(mutex_);     // decommitted longest ago first; some are stale
   std::vector<Unused> unused_host_ GPUSHARE_GUARDED_BY(mutex_);  // the same of host memory, which goes soon
   uint64_t stamp_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
-  uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;        // granules of the device, mapped and pooled
+  Pool pool_ GPUSHARE_GUARDED_BY(mutex_){granule_, {}};
+  Pool elastic_pool_ GPUSHARE_GUARDED_BY(mutex_){elastic_granule_, {}};
+  size_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // granules of the device, mapped and pooled
+  uint64_t created_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of them
   uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // bytes of committed cells of the device
   uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of host memory, mapped
   // Host memory of granules that came home, for those that go out next: making it anew costs more than the copy.

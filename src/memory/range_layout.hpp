@@ -30,13 +30,15 @@ struct Range {
 enum class RangeUse : uint8_t { kHeap, kLane };
 
 // Thread-safe: each method takes the layout's lock. A Range is changed only by its owner, one call at a time.
-// Sizes are multiples of granularity_bytes(). Fences handed out must be ordered before the range is used;
+// Sizes are multiples of the range's granularity. Fences handed out must be ordered before the range is used;
 // fences handed in tell when the device is done with the bytes given back.
 class RangeLayout {
  public:
   virtual ~RangeLayout() = default;
   virtual Layout kind() const = 0;
   virtual uint64_t granularity_bytes() const = 0;
+  // Of elastic ranges: as small as the device maps, 2 MiB at least.
+  virtual uint64_t elastic_granularity_bytes() const { return granularity_bytes(); }
   virtual uint64_t capacity_bytes() const = 0;
   // All addresses that ranges will ever have, if that is known from the beginning (else empty).
   virtual Range span() const = 0;
@@ -87,7 +89,8 @@ class RangeLayout {
   // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED
   // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; decommitted granules
   // stay mapped until others need them. One call at a time for each range; granules are counted from its start.
-  virtual base::Status open_sparse(uint64_t bytes, Range* out_range);
+  // Its granules are elastic_granularity_bytes() large if it is elastic, else granularity_bytes(); only these move to host memory.
+  virtual base::Status open_sparse(uint64_t bytes, bool elastic, Range* out_range);
   // Puts memory behind the granules that have none. *out_fences must be passed before the bytes are used;
   // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so its content is intact.
   // Never waits for device work. Errors: NOT_READY (all other granules are in use by device work: try again once *out_busy
@@ -140,23 +143,23 @@ inline base::Status RangeLayout::take_shared(std::shared_ptr<base::Pieces>, uint
 inline base::Status RangeLayout::adopt_own(Range&, Range&) {
   return take_shared(nullptr, 0, nullptr);
 }
-inline base::Status RangeLayout::open_sparse(uint64_t, Range*) {
+inline base::Status RangeLayout::open_sparse(uint64_t, bool, Range*) {
   return {GPUSHARE_UNSUPPORTED,
           "elastic ranges need the virtual layout: open the runtime with GPUSHARE_LAYOUT_VIRTUAL on a device "
           "with virtual memory"};
 }
 inline base::Status RangeLayout::commit(const Range&, size_t, size_t, FenceList*, std::vector<bool>*,
                                         FenceList*) {
-  return open_sparse(0, nullptr);
+  return open_sparse(0, false, nullptr);
 }
 inline base::Status RangeLayout::commit_host(const Range&, size_t, FenceList*) {
-  return open_sparse(0, nullptr);
+  return open_sparse(0, false, nullptr);
 }
 inline base::Status RangeLayout::begin_move(const Range&, size_t, bool, size_t, Address*) {
-  return open_sparse(0, nullptr);
+  return open_sparse(0, false, nullptr);
 }
 inline base::Status RangeLayout::end_move(const Range&, size_t, bool, size_t, bool, bool*) {
-  return open_sparse(0, nullptr);
+  return open_sparse(0, false, nullptr);
 }
 inline void RangeLayout::decommit(const Range&, size_t, size_t, const FenceList&) {}
 inline void RangeLayout::close_sparse(Range&) {}

@@ -86,7 +86,7 @@ base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_
   bytes = round_up(std::max(kPoolBytes, bytes), granule);
   if (!tiered) GPUSHARE_RETURN_IF_ERROR(check_limit(bytes));
   Range range;
-  if (tiered) GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, &range));
+  if (tiered) GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, false, &range));
   if (tiered) bytes = range.bytes;
   HeapOptions options;
   options.capacity_bytes = bytes;

@@ -1,5 +1,7 @@
 // context.cpp: contexts and modules. A context brings a process into the books; its own memory, and that of modules, is measured.
 // SPDX-License-Identifier: Apache-2.0
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -186,15 +188,39 @@ bool overhead_now(int place, uint64_t kept, uint64_t* out_bytes, Ask ask) {
 // The addresses of the devices on which the process has a context, by place, and the process whose thread looks at them.
 char g_addresses[kDevices][32];
 int g_looks = 0;
+uint64_t g_looked_ns[kDevices];  // when what the process has of the device was asked for last
+uint32_t g_owed = 0;             // a futex; 1: a module has come since that was not measured
+
+// A runtime loads hundreds of libraries when a program starts, and NVML takes as long as some of them to answer. So what came
+// within kLookNs of a look is measured by the thread, kLookNs after it.
+constexpr uint64_t kLookNs = 100'000'000;
+timespec interval(uint64_t ns) {
+  return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+}
+bool put_off(int ordinal) {
+  const int place = place_of(ordinal);
+  if (!is_counted(place) || load(g_looks) != getpid() || load(g_addresses[place][0]) == 0) return false;
+  const uint64_t looked_ns = load(g_looked_ns[place]);
+  if (looked_ns == 0 || host_ns() - looked_ns >= kLookNs) return false;
+  if (__atomic_exchange_n(&g_owed, 1U, __ATOMIC_ACQ_REL) == 0)
+    syscall(SYS_futex, &g_owed, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  return true;
+}
 
 // Contexts grow after they were made: by a kernel that needs more local memory, by one that is loaded at its first
 // launch. No call tells of that, so it is measured again and again.
 void* look_again(void*) {
   for (;;) {
-    const timespec pause{load_settings().look_ms / 1000, load_settings().look_ms % 1000 * 1'000'000L};
-    nanosleep(&pause, nullptr);
+    const timespec pause = interval(static_cast<uint64_t>(load_settings().look_ms) * 1'000'000);
+    if (load(g_owed) == 0) syscall(SYS_futex, &g_owed, FUTEX_WAIT_PRIVATE, 0, &pause, nullptr, 0);
+    if (load(g_owed) != 0) {
+      const timespec rest = interval(kLookNs);
+      nanosleep(&rest, nullptr);
+      store(g_owed, 0);
+    }
     for (int place = 0; place < kDevices; ++place) {
       if (load(g_addresses[place][0]) == 0) continue;
+      store(g_looked_ns[place], host_ns());
       uint64_t bytes = 0;
       // A block on its way is on the device twice for a moment: what was asked meanwhile says nothing.
       const uint64_t holds = ended_holds();
@@ -226,8 +252,10 @@ bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   *out_bytes = 0;
   if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
+  const uint64_t began_ns = host_ns();
   if (!overhead_now(place, kept, out_bytes, [&](uint64_t* out) { return nvml_process_bytes(address, out); }))
     return true;
+  store(g_looked_ns[place], began_ns);
   if (!note_overhead(place, *out_bytes)) return false;
   look_from_now_on(place, address);
   note_kept(place, kept);  // the rest is in what was measured
@@ -272,22 +300,25 @@ bool know_context_of(I ordinal, uint64_t context) {
 uint64_t g_primary[kDevices * 4];
 
 // Measures the devices on which a module may have come: that of the current context, or with `all` each on which the
-// process has a primary context.
-bool fits_after_load(bool all) {
+// process has a primary context. Soon, if not at_once.
+bool fits_after_load(bool all, bool at_once) {
   int now = -1;
   uint64_t overhead = 0;
-  bool fits = real(kEntry_cuCtxGetDevice, &now) != kSuccess || measure_overhead(now, &overhead);
+  const auto measure = [&](int ordinal) {
+    return (!at_once && put_off(ordinal)) || measure_overhead(ordinal, &overhead);
+  };
+  bool fits = real(kEntry_cuCtxGetDevice, &now) != kSuccess || measure(now);
   for (int ordinal = 0; all && ordinal < kDevices * 4; ++ordinal)
-    if (ordinal != now && load(g_primary[ordinal]) != 0) fits = measure_overhead(ordinal, &overhead) && fits;
+    if (ordinal != now && load(g_primary[ordinal]) != 0) fits = measure(ordinal) && fits;
   return fits;
 }
 
 // A module is loaded in the current context, a library in all.
 Result after_load(Result result, int unload, void* const* out_module) {
   const bool library = unload == kEntry_cuLibraryUnload;
-  if (result != kSuccess || !limited() || fits_after_load(library)) return result;
+  if (result != kSuccess || !limited() || fits_after_load(library, false)) return result;
   real(unload, *out_module);
-  fits_after_load(library);
+  fits_after_load(library, true);
   return kOutOfMemory;
 }
 

@@ -163,6 +163,30 @@ assert runtime.info()["sessions_resident"] == 0
 """, cuda=False)
 
 
+def test_loads_share_what_was_pinned_and_keep_no_file(run, tmp_path):
+    run(NETWORK + f"""
+from safetensors.torch import save_file
+path = "{tmp_path}/weights.safetensors"
+source = network().eval()
+save_file(dict(source.state_dict()), path)
+kept = set()
+with gt.session("serving", device="host") as s:
+    loader = s._shared.loader()
+    for number in range(3):
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10)).eval()
+        weights = gt.load(model, path)
+        weights.wait()
+        info = loader.info()
+        assert info["images"] == 1 and info["misses"] == number + 1, info      # the file was read again
+        del weights, model
+        gc.collect()
+        assert loader.info()["images"] == 0, loader.info()
+        kept.add(loader.info()["kept_bytes"])
+    assert len(kept) == 1 and kept.pop() > 0, kept      # the chunks of the first load, and no more
+""", cuda=False)
+
+
 def test_tied_weights_and_bfloat16(run, tmp_path):
     run(NETWORK + f"""
 from safetensors.torch import save_file

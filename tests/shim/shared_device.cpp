@@ -291,6 +291,24 @@ TEST_CASE("two processes with long queues get equal parts, whatever their kernel
   }
 }
 
+TEST_CASE("a change from one process to another costs what the settings say") {
+  constexpr uint64_t kSwitch = 500'000;
+  Device device("slice_ns=1000000,switch_ns=500000");
+  for (int i = 0; i < 2; ++i) device.start([] { return busy("spin_1000ms"); });
+  recorder_device first{}, last{};
+  device.read_when([](const auto& all) {
+    return all.size() == 2 && all[0].compute_ns > kMillisecond && all[1].compute_ns > kMillisecond;
+  });
+  device.read(&first);
+  do device.read(&last);
+  while (last.switches < first.switches + 20);
+  // Both work all the time, so the engine is busy but for the changes; the first and the last may be under way.
+  const uint64_t idle_ns = last.now_ns - first.now_ns - (last.busy_ns - first.busy_ns);
+  const uint64_t switches = last.switches - first.switches;
+  CHECK(idle_ns >= (switches - 1) * kSwitch);
+  CHECK(idle_ns <= (switches + 1) * kSwitch);
+}
+
 TEST_CASE("memory is of all processes, and free when one is killed") {
   Device device("capacity_bytes=1000000000");
   const pid_t holder = device.start([] {

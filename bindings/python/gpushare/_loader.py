@@ -237,12 +237,13 @@ class Loader(Closable):
         self._own(out[0], lib.gpushare_loader_release, runtime)
 
     def open(self, path: Union[str, os.PathLike], order: Union[None, str, Iterable[str]] = None,
-             checksums: Union[None, str, os.PathLike] = None) -> Image:
+             checksums: Union[None, str, os.PathLike] = None, once: bool = False) -> Image:
         """Reads a .safetensors file or an index of shards, or finds it in the cache. Blocks on the disk.
 
         `order`: names of all tensors in execution order, or 'names' to derive it from the names; None: as the bytes lie.
+        `once`: the image leaves the cache with its last user. Its pinned memory serves the next image.
         """
-        params = struct("gpushare_image_params")
+        params = struct("gpushare_image_params", once=int(once))
         if order == "names":
             params.order_by = lib.GPUSHARE_ORDER_BY_NAMES
         elif order is not None:

@@ -78,7 +78,8 @@ class _Device:
         return home
 
     def loader(self) -> Loader:
-        """Of models that are loaded on demand: it keeps their files in host memory."""
+        """For all loads on the device that name none: memory that one of them pinned serves the next. It keeps the files of models that are
+        loaded on demand."""
         with _mutex:
             if self._loader is None:
                 self._loader = Loader(self.runtime)

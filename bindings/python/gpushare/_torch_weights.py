@@ -170,8 +170,8 @@ class Weights:
     """Weights of a file that are in a model, or on their way there: `load` made it. The memory returns with the last tensor that uses it."""
 
     def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]], *, strict: bool = True,
-                 cast: bool = False, allow_meta: bool = False) -> None:
-        self._session, self._path, self._loader = session, path, loader
+                 cast: bool = False, allow_meta: bool = False, once: bool = False) -> None:
+        self._session, self._path, self._loader, self._once = session, path, loader, once
         # Names that only the model has, and that only the file has: empty unless strict=False.
         self._slots, self.missing, self.unexpected = _slots(model, path, strict, cast)
         if not allow_meta:
@@ -182,7 +182,7 @@ class Weights:
 
     def _send(self) -> None:
         """Enqueues the copies, and gives the model tensors over the memory that they go to."""
-        image = self._loader.open(self._path, order=self._order)
+        image = self._loader.open(self._path, order=self._order, once=self._once)
         sent = self._loader.load(self._session, image)  # type: ignore[arg-type]
         _hold_session(sent, self._session)
         layers_of: dict[Any, list[int]] = {}
@@ -335,7 +335,8 @@ def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optiona
     The weights go to memory of the session `to`, by default that of the innermost `with` block, in the order of the model's state_dict or
     `order`; each module's first forward pass waits for its own weights alone, so the first pass runs while later layers are under way.
     Code that reads parameters before a forward pass calls `wait()` first. Parameters and buffers are replaced: make optimizers afterwards.
-    `loader`: keeps files in host memory for the next load; by default one for this call.
+    `loader`: keeps files in host memory for the next load. Without one a file's host memory goes with its weights; the loads of a device share
+    it, since pinning memory costs more than reading.
 
     `strict=False` loads what file and model both have; the result's `missing` and `unexpected` name the rest. `cast=True` converts tensors whose
     type in the file is another one than in the model, and waits for them. Types that this PyTorch does not know are taken by their size. A parameter or
@@ -347,9 +348,9 @@ def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optiona
     """
     session = innermost(to, "load()")
     kind = WeightsOnDemand if on_demand else Weights
-    if loader is None:
-        loader = session._shared.loader() if on_demand else Loader(session.runtime)
-    weights = kind(model, pathlib.Path(path), session, loader, order, strict=strict, cast=cast, allow_meta=allow_meta)
+    once = loader is None and not on_demand
+    weights = kind(model, pathlib.Path(path), session, loader or session._shared.loader(), order, strict=strict, cast=cast, allow_meta=allow_meta,
+                   once=once)
     if not on_demand:
         weights._send()
     return weights

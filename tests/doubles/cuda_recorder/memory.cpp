@@ -55,6 +55,7 @@ Books& books() {
 }
 int g_capturing = 0;
 std::atomic<int> g_nvml = 1;  // 0: refuses; 1: answers; 2: hangs
+std::atomic<uint64_t> g_nvml_looks = 0;
 
 // Pools keep memory of the first device only.
 uint64_t in_use(const Books& b, int device) {
@@ -463,6 +464,7 @@ RECORDER_API int nvmlDeviceGetRunningProcessDetailList(void* handle, char* list)
                         recorder_used_bytes_of(device_of(handle)));
 }
 RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, uint32_t* count, char* processes) {
+  ++g_nvml_looks;
   if (!nvml_answers() || *count < 1) return 9;
   if (!device::on()) return list_processes(count, processes, 24, recorder_used_bytes_of(device_of(handle)));
   recorder_process all[32] = {};
@@ -497,6 +499,40 @@ RECORDER_API int nvmlDeviceGetMemoryInfo_v2(void* device, uint64_t* memory) {
   return 0;
 }
 
+// Limits of cgroups, as of r615: the last that was asked for. Others than root, and older drivers, refuse (recorder_set_limits).
+namespace {
+std::atomic<int> g_limits_answer = 0;
+struct CgroupLimits {
+  char cgroup[256] = "";
+  uint64_t soft = 0, hard = 0, calls = 0;
+} g_limits;
+std::mutex g_limits_mutex;
+}  // namespace
+RECORDER_API int nvmlDeviceSetMemoryLimits_v1(void*, const void* limits) {
+  struct {
+    const char* cgroup;
+    uint64_t soft, hard;
+  } asked{};
+  std::memcpy(&asked, limits, sizeof asked);
+  const std::lock_guard lock(g_limits_mutex);
+  ++g_limits.calls;
+  if (g_limits_answer != 0) return g_limits_answer;
+  std::snprintf(g_limits.cgroup, sizeof g_limits.cgroup, "%s", asked.cgroup);
+  g_limits.soft = asked.soft;
+  g_limits.hard = asked.hard;
+  return 0;
+}
+RECORDER_API void recorder_set_limits(int answer) {
+  g_limits_answer = answer;
+}
+RECORDER_API uint64_t recorder_limits(char* cgroup, uint64_t size, uint64_t* soft, uint64_t* hard) {
+  const std::lock_guard lock(g_limits_mutex);
+  std::snprintf(cgroup, size, "%s", g_limits.cgroup);
+  *soft = g_limits.soft;
+  *hard = g_limits.hard;
+  return g_limits.calls;
+}
+
 RECORDER_API void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes) {
   const std::lock_guard lock(books().mutex);
   books().context_bytes = context_bytes;
@@ -524,6 +560,9 @@ RECORDER_API void recorder_set_capturing(int capturing) {
 }
 RECORDER_API void recorder_set_nvml(int answers) {
   g_nvml = answers;
+}
+RECORDER_API uint64_t recorder_nvml_looks() {
+  return g_nvml_looks;
 }
 RECORDER_API void recorder_set_graph_bytes(uint64_t bytes) {
   books().graph_bytes = bytes;

@@ -24,6 +24,7 @@ bool parse_settings(const char* text, Settings* out) {
   } const names[] = {{"capacity_bytes", &out->capacity_bytes},
                      {"side_by_side", &out->side_by_side},
                      {"slice_ns", &out->slice_ns},
+                     {"switch_ns", &out->switch_ns},
                      {"kernel_ns", &out->kernel_ns},
                      {"copy_ns", &out->copy_ns},
                      {"copy_bytes_per_s", &out->copy_bytes_per_s},
@@ -80,7 +81,7 @@ Mapped open_page(const std::string& path, const char* settings, bool make) {
   auto* mapped = static_cast<Page*>(memory);
   if (mapped->magic != kMagic) {
     if (!make) return {};
-    mapped->settings = {uint64_t{80} << 30, 0, 2'000'000, 10'000, 1'000, 25'000'000'000,
+    mapped->settings = {uint64_t{80} << 30, 0, 2'000'000, 0, 10'000, 1'000, 25'000'000'000,
                         1'000'000'000'000,  1};
     if (!parse_settings(settings, &mapped->settings)) {
       std::fprintf(stderr, "recorder: RECORDER_DEVICE_SETTINGS=%s cannot be read\n", settings);

@@ -64,14 +64,16 @@ struct State {
   int32_t processes;  // slots that were ever used
   int32_t active;     // time slices: whose turn it is
   uint64_t slice_end_ns;
+  uint64_t
+      switched_ns;  // time slices: until then the engine changes from one process to another and runs nothing
   int32_t copy_process, copy_stream;  // -1: the copy engine is free
   uint64_t switches;
   uint64_t busy_ns;
   ProcessState process[kProcesses];
 };
 struct Settings {
-  uint64_t capacity_bytes, side_by_side, slice_ns, kernel_ns, copy_ns, copy_bytes_per_s, fill_bytes_per_s,
-      dilation;
+  uint64_t capacity_bytes, side_by_side, slice_ns, switch_ns, kernel_ns, copy_ns, copy_bytes_per_s,
+      fill_bytes_per_s, dilation;
 };
 struct Page {
   uint32_t magic;

@@ -61,6 +61,12 @@ void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
 /* So many processes of others (of number 1) are before this one in NVML's lists; 0 at first. */
 void recorder_set_nvml_others(int processes);
+/* How often NVML was asked for the processes that have memory. */
+uint64_t recorder_nvml_looks(void);
+/* What nvmlDeviceSetMemoryLimits_v1 answers from now on: 0, or an error (3: not supported, 4: no permission). */
+void recorder_set_limits(int answer);
+/* The limits that NVML has set last, and how often it was asked to. */
+uint64_t recorder_limits(char* cgroup, uint64_t size, uint64_t* soft, uint64_t* hard);
 /* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
  * give it out again; 2 the same, and a trim frees nothing before the context is synchronised; 3 a trim frees nothing.
  * recorder_trims() counts the trims. */
@@ -86,6 +92,7 @@ uint64_t recorder_work(void);
  *   capacity_bytes    80 GiB
  *   side_by_side      0         0: processes get the compute engine by time slices. 1: all run at once, each at its part of the speed
  *   slice_ns          2000000   a time slice; one that has no more work gives it up at once
+ *   switch_ns         0         between the slices of two processes: the compute engine runs nothing
  *   kernel_ns         10000     cost of a kernel that does not say
  *   copy_ns           1000      cost of a copy, and beyond it its bytes by:
  *   copy_bytes_per_s  25e9      between host and device, on an engine of its own that all processes share

@@ -136,9 +136,16 @@ struct Simulation {
     }
     if (first < 0) return;
     if (first != s.active || expired) {
+      s.switched_ns = s.now_ns;
       if (first != s.active) ++s.switches;
+      if (first != s.active && s.active >= 0) s.switched_ns += page.settings.switch_ns;
       s.active = first;
-      s.slice_end_ns = s.now_ns + page.settings.slice_ns;
+      s.slice_end_ns = s.switched_ns + page.settings.slice_ns;
+    }
+    if (s.now_ns < s.switched_ns) {
+      *out_until = std::min(*out_until, s.switched_ns);
+      running->clear();
+      return;
     }
     if (others > 0) *out_until = std::min(*out_until, s.slice_end_ns);
     // As many as fit beside one another.

@@ -227,6 +227,45 @@ TEST_CASE(
   CHECK(device->close().ok());
 }
 
+TEST_CASE("an image that is opened once leaves the cache with its last user, and its chunks serve the next") {
+  test::Random random(test::seed());
+  const test::ModelFolder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", {40'000}, random, &contents);
+  const std::string other = folder.make("n.safetensors", {40'000}, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 16 << 10, kKeepAll);
+  loader::ImageCache cache(pool, 100'000, {});
+  loader::ReadOptions once;
+  once.once = true;
+  {
+    auto first = cache.get(path, once);
+    REQUIRE(first.ok());
+    auto shared = cache.get(path, once);  // while it is there others have it too
+    REQUIRE(shared.ok());
+    CHECK(shared->get() == first->get());
+    CHECK(cache.hits() == 1);
+    first = base::Status(GPUSHARE_NOT_FOUND, "");
+    CHECK(cache.images() == 1);
+    CHECK(bytes_of(**shared, 0) == contents[0]);
+  }
+  CHECK(cache.images() == 0);
+  CHECK(cache.bytes() == 0);
+  const uint64_t kept = pool.kept_bytes();
+  CHECK(kept >= 40'000);
+  const auto next = cache.get(other, once);
+  REQUIRE(next.ok());
+  CHECK(bytes_of(**next, 0) == contents[1]);
+  CHECK(pool.kept_bytes() + (*next)->held_bytes() == kept);
+  // One that somebody opens to keep stays, in whatever order the users come and go.
+  REQUIRE(cache.get(other).ok());
+  REQUIRE(cache.get(other, once).ok());
+  CHECK(cache.images() == 1);
+  // A kept one is no image of its once-users'.
+  CHECK(cache.get(other, once)->get() == next->get());
+  cache.clear();
+}
+
 TEST_CASE("images and kept chunks together stay within the cache's limit") {
   test::Random random(test::seed());
   const test::ModelFolder folder;

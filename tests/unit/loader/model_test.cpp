@@ -7,6 +7,7 @@
 
 #include "loader/profile.hpp"
 #include "support/catch.hpp"
+#include "support/model_folder.hpp"
 #include "support/random.hpp"
 #include "unit/loader/loading.hpp"
 
@@ -483,4 +484,32 @@ TEST_CASE("a model that a thread waits for is not unloaded in a callback of its 
   CHECK((unloaded.ok() || unloaded.code() == GPUSHARE_INVALID_STATE));
   CHECK(session->close().ok());
   CHECK(on.runtime->close().ok());
+}
+
+TEST_CASE("a model that goes gives its image's host memory back at once, for the next one") {
+  const test::ModelFolder folder;
+  test::Random random(test::seed());
+  const std::string path = folder.make("m.safetensors", {300'000}, random);
+  loader::LoaderOptions options;
+  options.keep = {.ns = UINT64_MAX, .available_share = [] { return 1.0; }};
+  Loading on(test::kSetups[0], 64 * kMiB, options);
+  loader::ReadOptions once = on.loader->read_options();
+  once.once = true;
+  uint64_t kept = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto session = test::open_session(*on.runtime, test::need("s", kMiB, kMiB));
+    auto image = on.loader->open_image(path, once);
+    REQUIRE(image.ok());
+    CHECK(on.loader->images().misses() == static_cast<uint64_t>(round) + 1);
+    auto model = *on.loader->load(session, *image, {});
+    image = base::Status(GPUSHARE_NOT_FOUND, "");
+    REQUIRE(model->wait(0, GPUSHARE_NO_TIMEOUT).ok());
+    CHECK(on.loader->images().images() == 1);
+    model.reset();
+    CHECK(on.loader->images().images() == 0);
+    CHECK(on.loader->chunks().kept_bytes() >= 300'000);
+    if (round == 0) kept = on.loader->chunks().kept_bytes();
+    CHECK(on.loader->chunks().kept_bytes() == kept);
+    REQUIRE(session->close().ok());
+  }
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/elastic_range.hpp"
 #include "support/bytes.hpp"
 #include "support/gate.hpp"
 #include "support/random.hpp"
@@ -402,4 +403,54 @@ TEST_CASE("sessions open and close without end") {
   }
   CHECK(f.memory->stats().mapped_bytes <= 64 * kMiB);
   CHECK(f.memory->stats().persistent_bytes == 0);
+}
+
+TEST_CASE("an elastic range takes and gives 2 MiB on a device of any size") {
+  for (const uint64_t gib : {uint64_t{80}, uint64_t{141}}) {
+    INFO(gib << " GiB");
+    const uint64_t capacity = gib << 30;
+    Fixture f("host?total_gib=" + std::to_string(gib), Layout::kVirtual, capacity);
+    auto stream = f.stream();
+    PersistentHeap* const heap = f.heap(1, 0);
+    const auto range = f.memory->open_range(*heap, "cache", capacity);
+    REQUIRE(range.ok());
+    CHECK((*range)->granule_bytes() == 2 * kMiB);
+    REQUIRE_OK((*range)->commit(6 * kMiB, 2 * kMiB));
+    CHECK((*range)->committed_bytes() == 2 * kMiB);
+    CHECK(f.memory->stats().free_bytes == capacity - 2 * kMiB);
+    CHECK((*range)->decommit(6 * kMiB, 2 * kMiB).ok());
+    f.memory->close_range(*range);
+    REQUIRE_OK(f.memory->close_heap(heap));
+  }
+}
+
+TEST_CASE("memory passes between ranges with small granules and heaps with large ones, to the last byte") {
+  constexpr uint64_t kCapacity = uint64_t{12} << 30;
+  Fixture f("host?total_gib=12", Layout::kVirtual, kCapacity);
+  REQUIRE(f.memory->granularity_bytes() > 2 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* const heap = f.heap(1, 0);
+  heap->set_stream(&stream);
+  memory::ElasticRange* const range = *f.memory->open_range(*heap, "cache", kCapacity);
+  // All of it to the range, every second granule back, the rest; then to a heap.
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE_OK(range->commit(0, kCapacity));
+    CHECK(f.memory->open_heap(2, "late", 1).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    for (uint64_t at = 0; at < kCapacity; at += 4 * kMiB) REQUIRE(range->decommit(at, 2 * kMiB).ok());
+    CHECK(f.memory->stats().free_bytes == kCapacity / 2);
+    PersistentHeap* const half = f.heap(2, kCapacity / 2);
+    CHECK(range->commit(0, 2 * kMiB).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(f.memory->check() == "");
+    REQUIRE(range->decommit(2 * kMiB, 2 * kMiB).ok());
+    REQUIRE_OK(range->commit(0, 2 * kMiB));
+    REQUIRE_OK(f.memory->close_heap(half));
+    REQUIRE(range->decommit(0, kCapacity).ok());
+    PersistentHeap* const whole = f.heap(3, kCapacity);
+    CHECK(must(whole->alloc(Kind::kModel, kCapacity, 0)) != 0);
+    CHECK(f.memory->check() == "");
+    REQUIRE_OK(f.memory->close_heap(whole));
+  }
+  CHECK(f.memory->stats().mapped_bytes <= kCapacity);
+  f.memory->close_range(range);
+  REQUIRE_OK(f.memory->close_heap(heap));
 }

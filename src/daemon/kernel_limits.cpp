@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/kernel_limits.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "base/dynamic_library.hpp"
+#include "base/log.hpp"
+#include "base/mutex.hpp"
+#include "base/no_signals.hpp"
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "daemon/metrics.hpp"
+
+namespace gpushare::daemon {
+namespace {
+
+// As nvml.h declares them.
+struct SetMemoryLimits {
+  const char* cgroup;
+  unsigned long long soft_bytes;
+  unsigned long long hard_bytes;
+};
+struct Memory {
+  unsigned long long total, free, used;
+};
+constexpr unsigned long long kNoLimit = ~0ull;
+constexpr int kNotSupported = 3, kNoPermission = 4, kFunctionNotFound = 13;
+constexpr uint64_t kEndNs = 1'000'000'000;
+
+struct Nvml {
+  int (*init)() = nullptr;
+  int (*find_device)(const char* address, void** out_device) = nullptr;
+  int (*memory)(void* device, Memory* out_memory) = nullptr;
+  int (*set_limits)(void* device, SetMemoryLimits* limits) = nullptr;
+  void* device = nullptr;
+  std::string missing;  // why there are no limits; empty: there are
+};
+
+template <class Function>
+void find(const base::DynamicLibrary& library, const char* name, Function* out_function) {
+  *out_function = reinterpret_cast<Function>(library.find(name));
+}
+
+Nvml load(const std::string& path, uint32_t pci_address) {
+  Nvml nvml;
+  base::Result<base::DynamicLibrary> library = base::DynamicLibrary::open(path);
+  if (!library.ok()) {
+    nvml.missing = library.status().message();
+    return nvml;
+  }
+  find(*library, "nvmlInit_v2", &nvml.init);
+  find(*library, "nvmlDeviceGetHandleByPciBusId_v2", &nvml.find_device);
+  find(*library, "nvmlDeviceGetMemoryInfo", &nvml.memory);
+  find(*library, "nvmlDeviceSetMemoryLimits_v1", &nvml.set_limits);
+  const std::string address = base::format("%04x:%02x:%02x.%x", pci_address >> 16, pci_address >> 8 & 0xff,
+                                           pci_address >> 3 & 0x1f, pci_address & 7);
+  if (nvml.init == nullptr || nvml.find_device == nullptr || nvml.memory == nullptr ||
+      nvml.set_limits == nullptr)
+    nvml.missing = "NVML has no such function: drivers from r615 on have it";
+  else if (const int failed = nvml.init(); failed != 0)
+    nvml.missing = base::format("nvmlInit failed (%d)", failed);
+  else if (const int unknown = nvml.find_device(address.c_str(), &nvml.device); unknown != 0)
+    nvml.missing = base::format("NVML knows no device at %s (%d)", address.c_str(), unknown);
+  library->release();
+  return nvml;
+}
+
+std::string why(int result) {
+  switch (result) {
+    case kNotSupported:
+    case kFunctionNotFound:
+      return "this driver or device does not support them";
+    case kNoPermission:
+      return "only a daemon of root may set them";
+    default:
+      return base::format("NVML error %d", result);
+  }
+}
+
+std::string read_all(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+std::string cgroup_in(const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (text.compare(at, 3, "0::") == 0) return text.substr(at + 3, end - at - 3);
+    at = end + 1;
+  }
+  return {};
+}
+
+struct KernelLimits::State {
+  struct Limit {
+    std::string cgroup;
+    uint64_t wanted_bytes = 0;
+    uint64_t asked_bytes = 0;  // of NVML; 0: none was asked
+    bool gone = false;         // to be cleared
+    bool set = false;
+  };
+
+  State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {}
+  void run();
+  // The next limit that is not as it should be; null: all are.
+  std::map<uint64_t, Limit>::iterator next() GPUSHARE_REQUIRES(mutex);
+  int apply(const std::string& cgroup, uint64_t limit_bytes);
+  void say(const std::string& reason) GPUSHARE_REQUIRES(mutex) {
+    if (!std::exchange(said, true))
+      base::log(base::kInfo, "daemon: the kernel does not limit the memory of groups as well: " + reason);
+  }
+
+  const uint32_t pci_address;
+  const Places places;
+  Nvml nvml;  // the thread's
+  bool loaded = false;
+  base::Mutex mutex;
+  base::ConditionVariable changed;
+  std::map<uint64_t, Limit> limits GPUSHARE_GUARDED_BY(mutex);
+  bool started GPUSHARE_GUARDED_BY(mutex) = false;
+  bool stop GPUSHARE_GUARDED_BY(mutex) = false;
+  bool ended GPUSHARE_GUARDED_BY(mutex) = false;
+  bool said GPUSHARE_GUARDED_BY(mutex) = false;
+};
+
+std::map<uint64_t, KernelLimits::State::Limit>::iterator KernelLimits::State::next() {
+  return std::find_if(limits.begin(), limits.end(), [](const auto& entry) {
+    const Limit& limit = entry.second;
+    return limit.gone || limit.asked_bytes != limit.wanted_bytes;
+  });
+}
+
+// limit_bytes of 0: none.
+int KernelLimits::State::apply(const std::string& cgroup, uint64_t limit_bytes) {
+  const std::string path = places.cgroups + cgroup;
+  SetMemoryLimits asked{path.c_str(), 0, kNoLimit};
+  Memory memory{};
+  if (limit_bytes > 0 && nvml.memory(nvml.device, &memory) == 0) {
+    asked.hard_bytes = std::min<uint64_t>(base::add_saturated(limit_bytes, kSlackBytes), memory.total);
+    asked.soft_bytes = std::min<uint64_t>(limit_bytes, asked.hard_bytes);
+  } else if (limit_bytes > 0) {
+    asked.hard_bytes = base::add_saturated(limit_bytes, kSlackBytes);
+  }
+  return nvml.set_limits(nvml.device, &asked);
+}
+
+void KernelLimits::State::run() {
+  base::MutexLock lock(mutex);
+  for (;;) {
+    const auto found = next();
+    if (found == limits.end()) {
+      if (stop) break;
+      changed.wait(mutex);
+      continue;
+    }
+    const uint64_t claim = found->first, wanted = found->second.gone ? 0 : found->second.wanted_bytes;
+    const std::string cgroup = found->second.cgroup;
+    const bool was_set = found->second.set;
+    found->second.asked_bytes = found->second.wanted_bytes;
+    if (found->second.gone) limits.erase(found);
+    if (wanted == 0 && !was_set) continue;
+    lock.unlock();
+    if (!std::exchange(loaded, true)) nvml = load(places.nvml, pci_address);
+    const int result = nvml.missing.empty() ? apply(cgroup, wanted) : kNotSupported;
+    lock.lock();
+    if (wanted != 0 && result != 0) say(nvml.missing.empty() ? why(result) : nvml.missing);
+    if (const auto still = limits.find(claim); still != limits.end() && wanted != 0)
+      still->second.set = result == 0 || (was_set && still->second.set);
+  }
+  ended = true;
+  changed.notify_all();
+}
+
+KernelLimits::KernelLimits(uint32_t pci_address, Places places)
+    : state_(std::make_shared<State>(pci_address, std::move(places))) {}
+
+KernelLimits::~KernelLimits() {
+  base::MutexLock lock(state_->mutex);
+  if (!state_->started) return;
+  for (auto& [claim, limit] : state_->limits) limit.gone = true;
+  state_->stop = true;
+  state_->changed.notify_all();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kEndNs);
+  // An NVML that hangs is left to the thread, which holds the state.
+  while (!state_->ended && state_->changed.wait_until(state_->mutex, until)) {
+  }
+}
+
+void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
+  if (limit_bytes == 0 || limit_bytes == UINT64_MAX) return clear(claim);
+  base::MutexLock lock(state_->mutex);
+  const auto known = state_->limits.find(claim);
+  if (known != state_->limits.end()) {
+    known->second.wanted_bytes = limit_bytes;
+    if (std::exchange(known->second.gone, false)) known->second.asked_bytes = 0;  // asked anew
+  } else {
+    const std::string text = read_all(state_->places.processes + "/" + std::to_string(process) + "/cgroup");
+    const std::string cgroup = cgroup_in(text);
+    const bool own = cgroup.compare(cgroup.rfind('/') + 1, sizeof kCgroupName - 1, kCgroupName) == 0;
+    if (cgroup.empty() || (!own && container_in(cgroup).empty()))
+      return state_->say("the cgroup '" + cgroup + "' of process " + std::to_string(process) +
+                         " is not its group's own");
+    for (const auto& [other, limit] : state_->limits)
+      if (limit.cgroup == cgroup && !limit.gone)
+        return state_->say("the cgroup '" + cgroup + "' has two groups");
+    state_->limits[claim] = {cgroup, limit_bytes, 0, false, false};
+  }
+  if (!std::exchange(state_->started, true)) {
+    try {
+      const base::NoSignals no_signals;
+      std::thread([state = state_] { state->run(); }).detach();
+    } catch (const std::system_error& error) {
+      state_->started = false;
+      state_->limits.erase(claim);
+      return state_->say(std::string("no thread can be started: ") + error.what());
+    }
+  }
+  state_->changed.notify_all();
+}
+
+void KernelLimits::clear(uint64_t claim) {
+  base::MutexLock lock(state_->mutex);
+  const auto known = state_->limits.find(claim);
+  if (known == state_->limits.end()) return;
+  known->second.gone = true;
+  state_->changed.notify_all();
+}
+
+bool KernelLimits::holds(uint64_t claim) const {
+  base::MutexLock lock(state_->mutex);
+  const auto known = state_->limits.find(claim);
+  return known != state_->limits.end() && known->second.set && !known->second.gone;
+}
+
+}  // namespace gpushare::daemon
