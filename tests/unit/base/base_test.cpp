@@ -7,6 +7,7 @@
 #include "base/dynamic_library.hpp"
 #include "base/log.hpp"
 #include "base/metrics_text.hpp"
+#include "base/move_budget.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "base/utf8.hpp"
@@ -180,4 +181,26 @@ TEST_CASE("figures for Prometheus are escaped, and whole numbers are written who
         "# HELP gpushare_some_bytes Some bytes.\n# TYPE gpushare_some_bytes gauge\n"
         "gpushare_some_bytes{name=\"a\\\\b\\\"c\\nd\xEF\xBF\xBD\",empty=\"\"} 9007199254740992\n"
         "gpushare_some_bytes 0.5\n");
+}
+
+TEST_CASE("bytes move within a budget of bytes and of time, judged by those that have moved") {
+  constexpr uint64_t kStep = 100;
+  base::MovePart part({1000, 50}, 7);
+  CHECK(part.next(7, kStep) == kStep);     // nobody knows yet how long it takes
+  CHECK(part.next(9999, kStep) == kStep);  // and something always moves
+  part.moved(kStep);
+  CHECK(part.next(7 + 10, kStep) == 400);  // 10 ns a step, 40 are left
+  CHECK(part.next(7 + 1, kStep) == 900);
+  CHECK(part.next(7, kStep) == 900);
+  CHECK(part.next(7 + 30, kStep) == 0);  // another one would take 30
+  CHECK(part.next(7 + 51, kStep) == 0);
+  part.moved(850);
+  CHECK(part.next(7 + 1, kStep) == 0);  // less than a step is left
+  CHECK(part.next(7 + 1, 1) == 50);
+  base::MovePart patient({1000, base::MoveBudget::kUnlimited}, 0);
+  CHECK(patient.next(0, 300) == 900);
+  patient.moved(900);
+  CHECK(patient.next(UINT64_MAX, 300) == 0);
+  CHECK(base::MovePart({10, base::MoveBudget::kUnlimited}, 0).next(0, 300) == 300);
+  CHECK(base::MovePart({UINT64_MAX, base::MoveBudget::kUnlimited}, 0).next(0, 1) == UINT64_MAX);
 }
