@@ -11,7 +11,6 @@
 #include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
-#include "memory/elastic_range.hpp"
 
 namespace gpushare::executor {
 
@@ -339,20 +338,17 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
     session.moving_since_ns_ = runtime_.now();
     session.moving_bytes_ = heap->stats().live_bytes;
     session.tries_out_ = 0;
-    session.parted_ = false;
   }
   Part part;
   {
     const Unlocked unlocked(runtime_.mutex_);
     part.status = make_paging_stream();
     if (out && begins) session.residence_gate_.close();
-    if (out && begins && part.status.ok()) part.status = save_ranges(session);
     if (part.status.ok()) move_timed(session, *heap, out, part);
     if (part.done && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
   }
   if (runtime_.collapsed_) return;
   paging_ns_ += part.device_ns;
-  session.parted_ = session.parted_ || part.given > 0;
   if (!part.status.ok() && part_failed(session, out, part.status, outbox)) return;
   if (part.done) return moved(session, lane, out, outbox);
   if (part.given > 0) {
@@ -366,7 +362,7 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
 // A part of the session's bytes, with the device's time for it. Without the lock.
 void ActionRunner::move_timed(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part) {
   const bool timed = paging_stream_.record(paging_start_).ok();
-  part.status = move_part(session, heap, out, &part.done, &part.given);
+  part.status = move_part(session, heap, out, part);
   if (timed && part.status.ok() && paging_stream_.record(paging_end_).ok() &&
       paging_end_.synchronize().ok()) {
     const auto elapsed = paging_end_.elapsed_since(paging_start_);
@@ -382,7 +378,7 @@ bool ActionRunner::part_failed(SessionImpl& session, bool out, const base::Statu
     runtime_.lose(status, outbox);
     return true;
   }
-  if (out && session.parted_) {
+  if (out && !session.heap_.load()->is_resident()) {
     if (++session.tries_out_ <= kMaxTriesIn) return false;
     runtime_.end_session(
         session, SessionState::kFailed,
@@ -395,12 +391,7 @@ bool ActionRunner::part_failed(SessionImpl& session, bool out, const base::Statu
     not_placed(session, status, outbox);
     return true;
   }
-  {
-    const Unlocked unlocked(runtime_.mutex_);
-    forget_ranges(session);
-    session.residence_gate_.open();
-  }
-  if (runtime_.collapsed_) return true;
+  session.residence_gate_.open();
   runtime_.authority_->page_out_failed(session.id_, runtime_.now());
   runtime_.sessions_.refresh_ready(session);
   return true;
@@ -462,8 +453,6 @@ void ActionRunner::turn_back(SessionImpl& session, Outbox& outbox) {
   if (heap != nullptr) {
     const Unlocked unlocked(runtime_.mutex_);
     heap->stop_page_in();
-    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
-    for (memory::ElasticRange* range : session.ranges_) range->leave_out();
     runtime_.ladder_.give_back();
   }
   if (runtime_.collapsed_) return;
@@ -522,86 +511,21 @@ base::Status ActionRunner::make_paging_stream() {
   return {};
 }
 
-base::Status ActionRunner::save_ranges(SessionImpl& session) {
-  base::Status status;
-  {
-    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
-    for (memory::ElasticRange* range : session.ranges_)
-      if (status.ok()) status = range->save();
-  }
-  return status;
-}
-
-void ActionRunner::forget_ranges(SessionImpl& session) {
-  const base::WorkLock lock(session.range_mutex_, base::kMustWait);
-  for (memory::ElasticRange* range : session.ranges_) range->forget();
-}
-
 base::Status ActionRunner::move_part(SessionImpl& session, memory::PersistentHeap& heap, bool out,
-                                     bool* out_done, uint64_t* out_given) {
-  const uint64_t granule = runtime_.granularity_bytes_, budget_ns = runtime_.spill_move_ns_;
-  const uint64_t most = std::max(granule, runtime_.spill_move_bytes_ / granule * granule);
-  const uint64_t start_ns = runtime_.now();
-  uint64_t step = granule;
-  for (uint64_t moved = 0;;) {
-    GPUSHARE_RETURN_IF_ERROR(out ? move_out(session, heap, step, out_done, out_given)
-                                 : move_in(session, heap, step, out_done));
-    moved += step;
-    const uint64_t spent_ns = runtime_.now() - start_ns;
-    if (*out_done || moved >= most || spent_ns >= budget_ns) return {};
-    // As many as the rest of the time is enough for, judged by what has moved.
-    const double fits = static_cast<double>(moved) * static_cast<double>(budget_ns - spent_ns) /
-                        static_cast<double>(std::max<uint64_t>(spent_ns, 1));
-    step = fits >= static_cast<double>(most - moved) ? most - moved
-                                                     : static_cast<uint64_t>(fits) / granule * granule;
+                                     Part& part) {
+  base::MovePart moves(runtime_.move_budget_, runtime_.now());
+  for (;;) {
+    const uint64_t step = moves.next(runtime_.now(), runtime_.granularity_bytes_);
     if (step == 0) return {};
+    if (heap.paged_out() != out)
+      GPUSHARE_RETURN_IF_ERROR(out ? heap.page_out(paging_stream_, step, &part.given)
+                                   : heap.page_in(paging_stream_, step));
+    // Spilled blocks that came home have gone out again.
+    if (out && heap.release_home() < session.home_promise_) session.claim_what_it_has(0);
+    part.done = heap.paged_out() == out;
+    if (part.done) return {};
+    moves.moved(step);
   }
-}
-
-base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes,
-                                    bool* out_done, uint64_t* out_given) {
-  // Spilled blocks that came home go out again. They come back at boundaries after the page-in.
-  if (heap.release_home() > 0) {
-    uint64_t moved = 0;
-    GPUSHARE_RETURN_IF_ERROR(heap.send_spilled_out(paging_stream_, bytes, &moved));
-    session.claim_what_it_has(0);
-    return {};
-  }
-  // Kept blocks go last: nobody gets their bytes before all of them are out.
-  const bool own_out = heap.own_blocks_out();
-  bool dropped = false, ranges_go = false;
-  {
-    const base::WorkLock lock(session.range_mutex_, base::kMustWait);
-    for (memory::ElasticRange* range : session.ranges_) {
-      if (own_out && !dropped && range->is_going()) {
-        GPUSHARE_RETURN_IF_ERROR(range->drop(paging_stream_, bytes, out_given));
-        dropped = true;
-      }
-      ranges_go = ranges_go || range->is_going();
-    }
-  }
-  if (!dropped && !heap.paged_out())
-    GPUSHARE_RETURN_IF_ERROR(heap.page_out(paging_stream_, bytes, out_given));
-  *out_done = heap.paged_out() && !ranges_go;
-  return {};
-}
-
-base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes,
-                                   bool* out_done) {
-  const base::WorkLock lock(session.range_mutex_, base::kMustWait);
-  base::Status status;
-  uint64_t moved = 0;
-  for (memory::ElasticRange* range : session.ranges_)
-    if (status.ok() && moved == 0) status = range->restore(paging_stream_, bytes, &moved);
-  if (status.ok() && moved == 0 && heap.paged_out()) status = heap.page_in(paging_stream_, bytes);
-  *out_done = status.ok() && moved == 0 && !heap.paged_out();
-  for (memory::ElasticRange* range : session.ranges_) {
-    if (!status.ok())
-      range->leave_out();
-    else if (*out_done)
-      range->forget();
-  }
-  return status;
 }
 
 void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
@@ -620,11 +544,6 @@ void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
     session.heap_.store(nullptr);
     session.drop_order_event();
     peak = heap->stats().peak_bytes;
-    {
-      const base::WorkLock ranges(session.range_mutex_, base::kMustWait);
-      for (memory::ElasticRange* range : session.ranges_) runtime_.memory_->close_range(range);
-      session.ranges_.clear();
-    }
     const base::Status status = runtime_.memory_->close_heap(heap);
     if (!status.ok()) base::log(base::kError, status.with_context("closing a session").to_string());
   }

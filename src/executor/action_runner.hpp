@@ -119,7 +119,7 @@ class ActionRunner {
   struct Part {
     base::Status status;
     bool done = false;
-    uint64_t device_ns = 0, given = 0;
+    uint64_t device_ns = 0, given = 0;  // given: what is out of P
   };
   void move_timed(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part);
   bool part_failed(SessionImpl& session, bool out, const base::Status& status, Outbox& outbox)
@@ -132,16 +132,8 @@ class ActionRunner {
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Called by the thread that acts, without the lock.
   base::Status make_paging_stream();
-  // Host memory for a page-out of the session's elastic ranges, and back.
-  static base::Status save_ranges(SessionImpl& session);
-  static void forget_ranges(SessionImpl& session);
-  // Moves as much as a boundary may. *out_done: all is out, or in. *out_given: what is out of P.
-  base::Status move_part(SessionImpl& session, memory::PersistentHeap& heap, bool out, bool* out_done,
-                         uint64_t* out_given);
-  // Steps of that, of `bytes` at most.
-  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes, bool* out_done,
-                        uint64_t* out_given);
-  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap, uint64_t bytes, bool* out_done);
+  // Moves as much as a boundary may, in steps.
+  base::Status move_part(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part);
   void serve();
   void serve_until_stopped(Outbox& outbox) GPUSHARE_REQUIRES(books);
 

@@ -7,8 +7,8 @@
 // does not take it: an iteration or session keeps its memory from going away with a Gate. On a shared device it is let go
 // while the daemon's answer is awaited.
 //
-// What waits for the device is ordered by WorkMutexes (base/work_mutex.hpp): SessionImpl::grow_mutex_, then its
-// range_mutex_ or LaneSlot::size_mutex, then those of memory. They are taken before any lock; builds with
+// What waits for the device is ordered by WorkMutexes (base/work_mutex.hpp): SessionImpl::grow_mutex_, then
+// LaneSlot::size_mutex, then those of memory. They are taken before any lock; builds with
 // GPUSHARE_CHECK_WAITS prove that no lock is held at a wait.
 //
 // A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in
@@ -28,6 +28,7 @@
 
 #include "base/clock.hpp"
 #include "base/fork.hpp"
+#include "base/move_budget.hpp"
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
@@ -270,12 +271,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   IterationImpl iteration_{*this};
 
   std::atomic<memory::PersistentHeap*> heap_{nullptr};
-  Gate heap_gate_;               // open from placement to teardown: users of heap_
-  Gate residence_gate_;          // the same, but closed while paged out
-  base::WorkMutex grow_mutex_;   // one growth of its promises, or move of its blocks, at a time
-  base::WorkMutex range_mutex_;  // opening, closing and paging its ranges; taken before memory's locks
-  std::vector<memory::ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(range_mutex_);
-  base::Mutex order_mutex_;                                      // held for the two calls of order_stream()
+  Gate heap_gate_;              // open from placement to teardown: users of heap_
+  Gate residence_gate_;         // the same, but closed while paged out
+  base::WorkMutex grow_mutex_;  // one growth of its promises, or move of its blocks, at a time
+  base::Mutex order_mutex_;     // held for the two calls of order_stream()
   device::Event order_event_ GPUSHARE_GUARDED_BY(order_mutex_);  // until its memory goes
   base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // what holds of the two below; 0 = none
@@ -340,9 +339,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waiting_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t resident_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
-  // A page-out or page-in that goes in parts: since when, and of how many bytes. `parted_`: a part is out, so it cannot stay.
+  // A page-out or page-in that goes in parts: since when, and of how many bytes.
   enum class Moving : uint8_t { kNot, kOut, kIn } moving_ GPUSHARE_GUARDED_BY(books) = Moving::kNot;
-  bool parted_ GPUSHARE_GUARDED_BY(books) = false;
   uint32_t tries_out_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t moving_since_ns_ GPUSHARE_GUARDED_BY(books) = 0, moving_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
   double weight_ GPUSHARE_GUARDED_BY(books);            // as the program said
@@ -608,7 +606,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::string interference_file_;           // written when the runtime closes; empty: none
   std::shared_ptr<client::Images> images_;  // the daemon's; set when the runtime opens
   uint32_t depth_ = 2;
-  uint64_t spill_move_bytes_ = kSpillMoveBytes, spill_move_ns_ = kSpillMoveNs;
+  base::MoveBudget move_budget_;
   double spill_move_loss_ = kSpillMoveLoss;
   uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
   // How lanes can share the compute units out; zeros without partitions.

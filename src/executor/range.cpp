@@ -106,10 +106,7 @@ base::Status RangeImpl::open() {
   }
   if (options_.name.empty()) options_.name = "range-" + std::to_string(id_);
   for (;;) {
-    base::WorkLock lock(session_->range_mutex_);
-    if (!lock) return base::WorkLock::refused();
-    const GatePass pass(session_->heap_gate_);
-    if (pass) {
+    if (const GatePass pass(session_->heap_gate_); pass) {
       auto opened =
           runtime_.memory_->open_range(*session_->heap_.load(), options_.name, options_.reserved_bytes);
       if (!opened.ok()) {
@@ -117,18 +114,16 @@ base::Status RangeImpl::open() {
         return opened.status();
       }
       memory_ = *opened;
-      session_->ranges_.push_back(memory_);
       break;
     }
-    lock.unlock();
     GPUSHARE_RETURN_IF_ERROR(session_->wait_admitted(GPUSHARE_NO_TIMEOUT));
   }
   if (options_.give_back) {
     try {
       thread_ = base::ServiceThread([this] { run(); });
     } catch (const std::system_error& error) {
-      const base::WorkLock lock(session_->range_mutex_, base::kMustWait);
-      if (std::erase(session_->ranges_, memory_) > 0) runtime_.memory_->close_range(memory_);
+      if (const GatePass pass(session_->heap_gate_); pass) runtime_.memory_->close_range(memory_);
+      memory_ = nullptr;
       return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start a range's thread: ") + error.what(),
               error.code().value()};
     }
@@ -165,11 +160,10 @@ base::Status RangeImpl::close_now() {
   const base::WorkLock growing(session_->grow_mutex_, base::kMustWait);
   uint64_t bytes = 0;
   {
-    const base::WorkLock lock(session_->range_mutex_, base::kMustWait);
     // The ranges of a session that has ended went with the session.
     const GatePass pass(session_->heap_gate_);
     given_back_ = true;
-    if (!pass || std::erase(session_->ranges_, memory_) == 0) return {};
+    if (!pass || memory_ == nullptr) return {};
     bytes = memory_->committed_bytes();
     runtime_.memory_->close_range(memory_);
     runtime_.ladder_.give_back();

@@ -75,8 +75,8 @@ base::Status RuntimeImpl::open_memory(RuntimeOptions& options) {
   memory_options.owner = static_cast<const Runtime*>(this);
   memory_options.spill_limit_bytes =
       options.spill_limit_bytes > 0 ? options.spill_limit_bytes : quarter_of_host_memory();
-  if (options.spill_move_bytes > 0) spill_move_bytes_ = options.spill_move_bytes;
-  if (options.spill_move_ns > 0) spill_move_ns_ = options.spill_move_ns;
+  if (options.spill_move_bytes > 0) move_budget_.bytes = options.spill_move_bytes;
+  if (options.spill_move_ns > 0) move_budget_.ns = options.spill_move_ns;
   if (options.spill_move_loss > 0) spill_move_loss_ = options.spill_move_loss;
   GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
   virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);

@@ -69,7 +69,6 @@ using ProgressFunction = std::function<void(const Progress&)>;
 // true if it has freed something and the allocation should be tried again. An exception counts as false.
 using OutOfMemoryFunction = std::function<bool(uint64_t session_id, uint64_t bytes)>;
 
-inline constexpr uint64_t kSpillMoveBytes = uint64_t{256} << 20, kSpillMoveNs = 10'000'000;
 inline constexpr double kSpillMoveLoss = 0.004;
 
 struct RuntimeOptions {
@@ -80,8 +79,8 @@ struct RuntimeOptions {
   uint32_t max_lanes = 0;                 // 0 = as the policy says, at most kMaxLanes
   uint32_t enqueue_depth = 0;      // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2
   uint64_t spill_limit_bytes = 0;  // host memory for spilled blocks; 0 = a quarter of what the host has
-  uint64_t spill_move_bytes = 0;   // moved at a boundary at most, home or out; 0 = kSpillMoveBytes
-  uint64_t spill_move_ns = 0;      // and for so long at most; 0 = kSpillMoveNs
+  uint64_t spill_move_bytes = 0;   // moved at a boundary at most, home or out; 0 = as base::MoveBudget
+  uint64_t spill_move_ns = 0;      // and for so long at most; 0 likewise
   double spill_move_loss =
       0;  // of a session's time, that moving its blocks to and fro may take; 0 = kSpillMoveLoss
   bool record_timeline = false;

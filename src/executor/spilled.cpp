@@ -113,8 +113,8 @@ base::Status SessionImpl::send_out(const device::Stream& stream, uint64_t bytes)
   uint64_t moved = 0;
   const uint64_t began_ns = runtime.now();
   const base::Status status = heap_.load()->move_spilled(
-      false, std::max(granule, std::min(base::round_up(bytes, granule), runtime.spill_move_bytes_)),
-      runtime.spill_move_ns_, stream, &moved);
+      false, std::max(granule, std::min(base::round_up(bytes, granule), runtime.move_budget_.bytes)),
+      runtime.move_budget_.ns, stream, &moved);
   if (moved > 0) {
     runtime.ladder_.give_back();
     asked_out_ -= std::min(asked_out_.load(), moved);
@@ -134,7 +134,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   const uint64_t granule = runtime.granularity_bytes_;
   // Blocks of a granule may be small, so the bytes may lie in more granules; those come at the next boundary.
   uint64_t wanted =
-      std::max(granule, std::min(heap.away_bytes(), runtime.spill_move_bytes_) / granule * granule);
+      std::max(granule, std::min(heap.away_bytes(), runtime.move_budget_.bytes) / granule * granule);
   if (const uint64_t quota = quota_bytes_.load(std::memory_order_relaxed); quota > 0) {
     // Only what P and E leave of the quota: a promise that passes it would take from E.
     const uint64_t most = sched::quota_in_granules(quota, granule);
@@ -147,7 +147,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   base::Status status, copied;
   for (uint64_t bytes = wanted; bytes > 0; bytes = bytes / 2 / granule * granule) {
     status = promise(0, bytes, 0, [&]() -> base::Status {
-      copied = heap.move_spilled(true, bytes, runtime.spill_move_ns_, lane.stream->device_stream(), &moved);
+      copied = heap.move_spilled(true, bytes, runtime.move_budget_.ns, lane.stream->device_stream(), &moved);
       return moved > 0 ? base::Status() : base::Status(GPUSHARE_NOT_READY, "nothing came home");
     });
     if (status.ok()) {

@@ -27,6 +27,7 @@
 namespace gpushare::memory {
 
 class SpillStore;
+class GranuleMover;
 
 // All are thread-safe and take the owner's lock; none blocks.
 class BlockOwner {
@@ -176,6 +177,7 @@ struct Shared {
   AddressIndex index;
   std::unique_ptr<RangeLayout> layout;
   std::unique_ptr<SpillStore> spill;
+  std::unique_ptr<GranuleMover> mover;
   EventRecorder recorder;
   std::atomic<uint64_t> persistent_bytes{0};
   std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)

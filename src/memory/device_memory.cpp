@@ -87,7 +87,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
 
   uint64_t trim() override {
     shared_.fences.trim();
-    return shared_.spill->trim() + shared_.layout->trim();
+    return shared_.mover->chunks().trim() + shared_.spill->trim() + shared_.layout->trim();
   }
   uint64_t compact() override;
   std::string report(size_t top_holders) const override;
@@ -152,6 +152,7 @@ base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
   const Range span = shared_.layout->span();
   GPUSHARE_RETURN_IF_ERROR(shared_.index.prepare(span.base, span.bytes));
   shared_.owner = options.owner;
+  shared_.mover = std::make_unique<GranuleMover>(shared_);
   shared_.spill = std::make_unique<SpillStore>(shared_);
   shared_.spill->set_limit(options.spill_limit_bytes);
   if (options.record_allocations) shared_.recorder.enable(device, options.max_recorded_events);
@@ -188,6 +189,7 @@ base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   FenceList fences;
   std::vector<LaneImpl*> lanes, borrowers;
   const bool promoted = closing->stats().promoted_bytes > 0;
+  for (ElasticRange* range : closing->ranges()) close_range(range);
   GPUSHARE_RETURN_IF_ERROR(closing->close(&fences, &borrowers));
   if (promoted) {  // else no lane has blocks of it
     base::MutexLock lock(mutex_);
@@ -316,7 +318,7 @@ base::Result<ElasticRange*> DeviceMemoryImpl::open_range(PersistentHeap& heap, s
     range = spare_ranges_.back();
     spare_ranges_.pop_back();
   }
-  const auto status = range->open(heap.impl(), std::move(name), reserved_bytes);
+  const auto status = heap.impl().open_range(*range, std::move(name), reserved_bytes);
   base::MutexLock lock(mutex_);
   (status.ok() ? open_ranges_ : spare_ranges_).push_back(range);
   if (!status.ok()) return status;
@@ -324,7 +326,7 @@ base::Result<ElasticRange*> DeviceMemoryImpl::open_range(PersistentHeap& heap, s
 }
 
 void DeviceMemoryImpl::close_range(ElasticRange* range) {
-  range->close();
+  range->heap().close_range(*range);
   base::MutexLock lock(mutex_);
   std::erase(open_ranges_, range);
   spare_ranges_.push_back(range);

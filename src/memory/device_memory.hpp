@@ -94,12 +94,9 @@ class PersistentHeap {
   // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves
   // granules home, for which the caller has had `most_bytes` promised beside stats().promised_bytes and home_bytes, or
   // out to host memory. Granules of spilled blocks count in home_bytes; those of the heap in its promise, which moves
-  // change. See SpillStore::move. UNSUPPORTED without a host tier.
+  // change. See GranuleMover::move. UNSUPPORTED without a host tier.
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
-  // For a page-out: spilled blocks that came home go out again, in whole granules of most_bytes together at most.
-  virtual base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
-                                        uint64_t* out_bytes) = 0;
   // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when
   // there is none.
   virtual uint64_t release_home() = 0;
@@ -123,15 +120,15 @@ class PersistentHeap {
   // before the new one. Set it before every iteration, and to null before the stream is destroyed, when no work
   // uses the blocks any more.
   virtual void set_stream(const device::Stream* stream) = 0;
-  // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses stay
-  // reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the contiguous
-  // layout. Promoted blocks lie in lanes. Where the device can map host memory they go and come last, and those that
-  // cannot move stay where they are. Spilled ones are in host memory anyway. From the first part of a page-out to the
-  // last part of a page-in blocks may be freed but not allocated.
+  // Copies live blocks and the session's elastic ranges to host memory over `stream`, waits, and gives the device bytes back;
+  // the addresses stay reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the
+  // contiguous layout. Promoted blocks lie in lanes. Where the device can map host memory they go and come last, and those
+  // that cannot move stay where they are. Spilled blocks that came home go out first, and lower stats().home_bytes. From the
+  // first part of a page-out to the last part of a page-in blocks may be freed but not allocated.
   //
   // A call copies most_bytes at most, or a granule. Until paged_out() tells the end, the same call is to follow. page_out
-  // adds to *out_given_bytes (may be null) what it has given back of the promise, and the rest of the promise is not held
-  // either once own_blocks_out(). After a failure no byte is lost: the heap is resident if it was before the call; it is paged
+  // adds to *out_given_bytes (may be null) what it has given back of the promise, and the rest of the promise but
+  // ranges is not held either once own_blocks_out(). After a failure no byte is lost: the heap is resident if it was before the call; it is paged
   // out if page_in failed; and if a later part of page_out failed, the call may be repeated. Errors:
   // HOST_OUT_OF_MEMORY (the first part of page_out), DEVICE_OUT_OF_MEMORY (the first part of page_in), INVALID_STATE,
   // the stream's own.
@@ -142,8 +139,9 @@ class PersistentHeap {
   // those that are in host memory stay there until the next page-in. Copies nothing.
   virtual void stop_page_in() = 0;
   virtual bool paged_out() const = 0;  // from the end of a page-out to the end of the page-in
-  // All but promoted blocks is out: a page-out may have to go on for these.
+  // Its own blocks are out: a page-out may have to go on for ranges and promoted blocks.
   virtual bool own_blocks_out() const = 0;
+  virtual bool is_resident() const = 0;  // neither out nor on the way
   virtual HeapStats stats() const = 0;
   // stats().peak_bytes counts from now on.
   virtual void reset_peak() = 0;
@@ -296,8 +294,8 @@ class DeviceMemory {
   // after the work now on its stream.
   virtual base::Status close_lane(Lane* lane) = 0;
 
-  // Reserves addresses for a range of the session; it has no memory yet. To be closed before the heap. Errors: UNSUPPORTED
-  // (contiguous layout), INVALID_ARGUMENT, the device's.
+  // Reserves addresses for a range of the session; it has no memory yet. close_heap() closes it too. Errors: UNSUPPORTED
+  // (contiguous layout), INVALID_ARGUMENT, INVALID_STATE (a page-out is under way, and the caller may not wait), the device's.
   virtual base::Result<ElasticRange*> open_range(PersistentHeap& heap, std::string name,
                                                  uint64_t reserved_bytes) = 0;
   virtual void close_range(ElasticRange* range) = 0;

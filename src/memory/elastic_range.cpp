@@ -18,7 +18,7 @@ base::Status closed() {
 
 }  // namespace
 
-base::Status ElasticRange::open(const PersistentHeapImpl& heap, std::string name, uint64_t bytes) {
+base::Status ElasticRange::open(PersistentHeapImpl& heap, std::string name, uint64_t bytes) {
   const base::WorkLock control(control_);
   if (!control) return base::WorkLock::refused();
   if (bytes == 0 || bytes > kMaxReservedBytes)
@@ -51,7 +51,7 @@ void ElasticRange::close() {
   (void)mark(0, count, false);
   if (state_ != State::kOut) shared_.layout->decommit(range_, 0, count, last);
   shared_.layout->close_sparse(range_);
-  shared_.spill->chunks().give(chunks_);
+  shared_.mover->chunks().give(chunks_);
   saved_.clear();
   state_ = State::kClosed;
   ShortLockGuard lock(lock_);
@@ -181,19 +181,14 @@ base::Result<uint64_t> ElasticRange::decommit(uint64_t offset, uint64_t bytes) {
 }
 
 base::Status ElasticRange::copy(const std::vector<Saved>& parts, const device::Stream& stream, bool out) {
-  for (const Saved& part : parts) {
-    const Address begin = range_.base + part.granule * granule_bytes();
-    for (uint64_t done = 0; done < granule_bytes();) {
-      const uint64_t at = part.at + done;
-      const uint64_t bytes = std::min(HostChunks::kBytes - at % HostChunks::kBytes, granule_bytes() - done);
-      const auto host =
-          reinterpret_cast<uintptr_t>(chunks_[at / HostChunks::kBytes] + at % HostChunks::kBytes);
-      GPUSHARE_RETURN_IF_ERROR(out ? stream.copy(host, begin + done, bytes, GPUSHARE_COPY_DEVICE_TO_HOST)
-                                   : stream.copy(begin + done, host, bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
-      done += bytes;
-    }
-  }
-  return {};
+  base::Status status;
+  for (const Saved& part : parts)
+    if (status.ok())
+      status = HostChunks::copy(chunks_, part.at, range_.base + part.granule * granule_bytes(),
+                                granule_bytes(), stream, out);
+  // Even after a failure: copies enqueued before it still use the chunks.
+  const base::Status finished = stream.synchronize();
+  return status.ok() ? finished : status;
 }
 
 base::Status ElasticRange::save() {
@@ -206,7 +201,7 @@ base::Status ElasticRange::save() {
     for (size_t i = 0; i < committed_.size(); ++i)
       if (committed_[i]) saved_.push_back({i, saved_.size() * granule_bytes()});
   }
-  if (auto status = shared_.spill->chunks().take(saved_.size() * granule_bytes(), &chunks_); !status.ok()) {
+  if (auto status = shared_.mover->chunks().take(saved_.size() * granule_bytes(), &chunks_); !status.ok()) {
     saved_.clear();
     return status.with_context("paging out elastic range '" + name() + "'");
   }
@@ -222,11 +217,8 @@ base::Status ElasticRange::drop(const device::Stream& stream, uint64_t most_byte
   for (size_t i = saved_.size(); i-- > 0 && (part.size() + 1) * granule <= std::max(most_bytes, granule);)
     if (saved_[i].here) part.push_back(saved_[i]);
   order_all(fences(), stream);
-  base::Status status = copy(part, stream, true);
-  // Even after a failure: copies enqueued before it still write to the chunks.
-  const base::Status finished = stream.synchronize();
-  if (status.ok()) status = finished;
-  if (!status.ok()) return status.with_context("paging out elastic range '" + name() + "'");
+  if (const base::Status status = copy(part, stream, true); !status.ok())
+    return status.with_context("paging out elastic range '" + name() + "'");
   // The copy came after everything that used the bytes. `part` has the last granules, the last one first.
   for (size_t i = 0; i < part.size();) {
     size_t end = i + 1;
@@ -270,8 +262,6 @@ base::Status ElasticRange::restore(const device::Stream& stream, uint64_t most_b
         part.push_back(each);
     order_all(before, stream);
     status = copy(part, stream, false);
-    const base::Status finished = stream.synchronize();
-    if (status.ok()) status = finished;
   }
   if (!status.ok()) {
     back_out();
@@ -299,7 +289,7 @@ void ElasticRange::forget() {
   if (state_ == State::kComing)
     shared_.paged_in_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
   if (state_ != State::kComing && state_ != State::kGoing) return;
-  shared_.spill->chunks().give(chunks_);
+  shared_.mover->chunks().give(chunks_);
   saved_.clear();
   spoilt_ = false;
   state_ = State::kResident;

@@ -6,9 +6,9 @@
 // work. Decommit is ordered by fences: the bytes go to somebody else after the work that the session's stream has now,
 // and after the uses on other streams that record_use has recorded for addresses in the range.
 //
-// A session has several ranges and a heap, which go out and come in together. save() takes all host memory that a
-// page-out needs, so that nothing is refused once the first bytes have gone; drop() copies in parts and gives the
-// device memory back. restore() has all device memory back before it copies in parts, and forget() ends the page-in.
+// A session has several ranges and a heap, which go out and come in together: the heap calls save() to forget(). save() takes
+// all host memory that a page-out needs, so that nothing is refused once the first bytes have gone; drop() copies in parts
+// and gives the device memory back. restore() has all device memory back before it copies in parts, and forget() ends the page-in.
 //
 // Locks: control_ serialises all that changes the range and is held across driver calls; lock_ is for finding out about
 // an address.
@@ -21,6 +21,7 @@
 
 #include "base/mutex.hpp"
 #include "memory/block_owner.hpp"
+#include "memory/granule_mover.hpp"
 #include "memory/short_lock.hpp"
 #include "memory/spill.hpp"  // Shared has one
 
@@ -32,10 +33,11 @@ class ElasticRange final : public BlockOwner {
  public:
   explicit ElasticRange(Shared& shared) : shared_(shared) {}
 
-  // Life cycle, for DeviceMemory. Objects are pooled and never destroyed before it. open: errors INVALID_ARGUMENT, UNSUPPORTED
+  // Life cycle, for the heap. Objects are pooled and never destroyed before it. open: errors INVALID_ARGUMENT, UNSUPPORTED
   // (contiguous layout), the device's. close: the next user of the bytes is ordered after the session's stream and recorded uses.
-  base::Status open(const PersistentHeapImpl& heap, std::string name, uint64_t bytes);
+  base::Status open(PersistentHeapImpl& heap, std::string name, uint64_t bytes);
   void close();
+  PersistentHeapImpl& heap() const { return *heap_; }
 
   Address address() const { return range_.base; }
   uint64_t reserved_bytes() const { return reserved_bytes_; }
@@ -107,7 +109,7 @@ class ElasticRange final : public BlockOwner {
   std::vector<uint8_t*> chunks_ GPUSHARE_GUARDED_BY(control_);
   Range range_;  // while open, constant; so the next two
   uint64_t reserved_bytes_ = 0;
-  const PersistentHeapImpl* heap_ = nullptr;
+  PersistentHeapImpl* heap_ = nullptr;
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);

@@ -1,5 +1,5 @@
 // Kept blocks of sessions that are paged out, which lie in lanes. A granule goes to host memory and comes home as those
-// of heaps do (spill_moves.cpp), when its session is paged out and in: after the session's own blocks, in parts as these.
+// of heaps do (granule_mover.hpp), when its session is paged out and in: after the session's own blocks, in parts as these.
 // Only granules move whose blocks nobody uses meanwhile: in an open lane, where other sessions place blocks, those that
 // such blocks fill; in a closed one, all in which nothing else lies. A closed lane that has no blocks left gives its
 // memory back.
@@ -84,7 +84,7 @@ void LaneImpl::begin_moves_of(bool home, std::vector<MovableGranule>* out_granul
     const bool goes_out =
         !each.of_others && each.live_bytes > 0 && (each.live_bytes == granularity || !is_open());
     if (away_[i] == home && (home ? comes_home(each) : goes_out))
-      out_granules->push_back({range_, i, 0, each.live_bytes, nullptr});
+      out_granules->push_back({range_, i, 0, each.live_bytes, this, nullptr});
   }
   const FenceList uses = uses_.outstanding();
   out_uses->insert(out_uses->end(), uses.begin(), uses.end());
@@ -109,6 +109,12 @@ void LaneImpl::moved(const MovableGranule& which, bool home, bool lost) {
   away_bytes_ = away ? away_bytes_ + granularity : away_bytes_ - granularity;
 }
 
+void LaneImpl::end_moves() {
+  ShortLockGuard lock(door_.lock_);
+  moving_ = false;
+  moves_for_ = nullptr;
+}
+
 uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, uint64_t most_bytes,
                              const FenceList& before, const device::Stream& stream) {
   {
@@ -117,12 +123,7 @@ uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, uint64_t
   }
   uint64_t bytes = 0;
   const base::Status status =
-      shared_.spill->move(spill_owner_, this, home, most_bytes, UINT64_MAX, before, stream, &bytes);
-  {
-    ShortLockGuard lock(door_.lock_);
-    moving_ = false;
-    moves_for_ = nullptr;
-  }
+      shared_.mover->move({this}, home, {most_bytes, base::MoveBudget::kUnlimited}, before, stream, &bytes);
   if (!status.ok())
     base::log(base::kInfo,
               status.with_context("moving kept blocks of lane " + std::to_string(id())).to_string());

@@ -37,7 +37,7 @@
 
 namespace gpushare::memory {
 
-class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
+class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
  public:
   // `drained` is called, without the lane's locks, when the last promoted block of a closed lane was freed.
   LaneImpl(Shared& shared, std::function<void(LaneImpl*)> drained)
@@ -139,12 +139,13 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
   // For the holder of control_: nobody changes them meanwhile.
   Range& range() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return range_; }
   uint64_t lent() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return lent_bytes_; }
-  // Moves kept blocks. MovingHeap:
+  // Moves kept blocks. MovingBlocks:
   void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
   // *out_streams: whose work until now uses the granules too.
   void begin_moves_of(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses,
                       std::vector<const device::Stream*>* out_streams);
   void moved(const MovableGranule& granule, bool home, bool lost) override;
+  void end_moves() override;
   // Returns how many bytes have moved.
   uint64_t move_kept(bool home, const PersistentHeapImpl* heap, uint64_t most_bytes, const FenceList& before,
                      const device::Stream& stream) GPUSHARE_REQUIRES(control_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/units.hpp"
+#include "memory/elastic_range.hpp"
 #include "memory/lane.hpp"
 
 namespace gpushare::memory {
@@ -102,8 +103,7 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
     }
   }
   shared_.spill->close(spill_owner_, fences);
-  shared_.spill->chunks().give(saved_chunks_);
-  saved_runs_.clear();
+  drop_saved();
   valid_.clear();
   coming_in_ = false;
   spill_owner_.set_stream(nullptr);
@@ -442,26 +442,32 @@ base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, ui
   const base::WorkLock control(control_);
   if (!control) return base::WorkLock::refused();
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
-  struct Moved {
-    ~Moved() {
-      ShortLockGuard lock(heap.lock_);
-      heap.moving_ = false;
-    }
-    PersistentHeapImpl& heap;
-  };
-  const Moved until_moved{*this};
-  MovingHeap* const granules = residency_.load() == Residency::kResident ? this : nullptr;
-  return shared_.spill
-      ->move(spill_owner_, granules, home, most_bytes, budget_ns, own_fences(), stream, out_bytes)
-      .with_context("session '" + name() + "': moving its blocks");
+  SpillStore::Granules spilled(*shared_.spill, spill_owner_);
+  const base::MoveBudget budget{most_bytes, budget_ns};
+  const base::Status status =
+      is_resident() ? shared_.mover->move({this, &spilled}, home, budget, own_fences(), stream, out_bytes)
+                    : shared_.mover->move({&spilled}, home, budget, own_fences(), stream, out_bytes);
+  return status.with_context("session '" + name() + "': moving its blocks");
 }
 
-base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
-                                                  uint64_t* out_bytes) {
-  const base::WorkLock control(control_, base::kMustWait);
-  return shared_.spill
-      ->move(spill_owner_, nullptr, false, most_bytes, UINT64_MAX, own_fences(), stream, out_bytes)
-      .with_context("session '" + name() + "': moving its spilled blocks");
+base::Status PersistentHeapImpl::open_range(ElasticRange& range, std::string name, uint64_t bytes) {
+  const base::WorkLock lock(ranges_mutex_);
+  if (!lock) return base::WorkLock::refused();
+  ranges_.reserve(ranges_.size() + 1);
+  GPUSHARE_RETURN_IF_ERROR(range.open(*this, std::move(name), bytes));
+  ranges_.push_back(&range);
+  return {};
+}
+
+void PersistentHeapImpl::close_range(ElasticRange& range) {
+  const base::WorkLock lock(ranges_mutex_, base::kMustWait);
+  std::erase(ranges_, &range);
+  range.close();
+}
+
+std::vector<ElasticRange*> PersistentHeapImpl::ranges() const {
+  const base::WorkLock lock(ranges_mutex_, base::kMustWait);
+  return ranges_;
 }
 
 uint64_t PersistentHeapImpl::release_home() {
@@ -552,8 +558,8 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
       const Granule& granule = extent.granules[i];
       if (!extent.is_hollow(i) && granule.away == home && (granule.live_bytes > 0 || !home))
         // One without live blocks goes out before all others: nothing is copied.
-        out_granules->push_back(
-            {extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0, granule.live_bytes, nullptr});
+        out_granules->push_back({extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0,
+                                 granule.live_bytes, this, nullptr});
     }
   }
   // The promise also covers promoted blocks, so only so many free bytes may go with what goes out.
@@ -584,6 +590,11 @@ void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
   promised_ = home ? promised_ + granularity : promised_ - granularity;
   const uint64_t live = extent->granules[which.granule].live_bytes;
   count_live(0, home ? 0 - live : live);
+}
+
+void PersistentHeapImpl::end_moves() {
+  ShortLockGuard lock(lock_);
+  moving_ = false;
 }
 
 bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {

@@ -8,13 +8,14 @@
 // they do not hold their bytes twice: the extents are then smaller than the promise by lent_. owed_ is the part
 // of lent_ that lanes have returned and the extents have not got back yet.
 //
-// Granules of the extents can be moved to host memory and back under their own addresses (SpillStore::move). Granules
+// Granules of the extents can be moved to host memory and back under their own addresses (granule_mover.hpp). Granules
 // in host memory do not count in the promise, which covers the other granules and lent_. Blocks in them stay live, and
 // a new block may be placed in a hole there.
 //
-// Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
-// the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's control_, then a lane's
-// lock, then lock_, then the layout's. A lane at its boundary comes the other way: it only tries control_.
+// Locks: control_ serialises open, close, resize and paging, and is held across driver calls, and so is ranges_mutex_, for the
+// list of elastic ranges; lock_ guards the blocks and is held for some tens of nanoseconds. Order: control_, then
+// ranges_mutex_ and a range's, or a lane's control_ and a lane's lock, then lock_, then the layout's. A lane at its boundary
+// comes the other way: it only tries control_.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -32,9 +33,10 @@
 
 namespace gpushare::memory {
 
+class ElasticRange;
 class LaneImpl;
 
-class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, private MovingHeap {
+class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, private MovingBlocks {
  public:
   explicit PersistentHeapImpl(Shared& shared) : shared_(shared) {}
 
@@ -52,10 +54,12 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
                             uint64_t* out_bytes) override;
-  base::Status send_spilled_out(const device::Stream& stream, uint64_t most_bytes,
-                                uint64_t* out_bytes) override;
   uint64_t release_home() override;
   uint64_t kept_away_bytes() const override;
+  // For DeviceMemory: an elastic range of the session, which goes out and comes in with the heap.
+  base::Status open_range(ElasticRange& range, std::string name, uint64_t bytes);
+  void close_range(ElasticRange& range);
+  std::vector<ElasticRange*> ranges() const;
   uint64_t away_bytes() const override {
     return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
            away_live_bytes_.load(std::memory_order_relaxed);
@@ -76,7 +80,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     const Residency residency = residency_.load();
     return residency == Residency::kOut || residency == Residency::kPagedOut;
   }
-  bool is_resident() const { return residency_.load() == Residency::kResident; }
+  bool is_resident() const override { return residency_.load() == Residency::kResident; }
   HeapStats stats() const override;
   void reset_peak() override;
   PersistentHeapImpl& impl() override { return *this; }
@@ -182,6 +186,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // Granules
   void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
   void moved(const MovableGranule& granule, bool home, bool lost) override;
+  void end_moves() override;
   void size_granules(Extent& extent) GPUSHARE_REQUIRES(lock_);
   void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(lock_);
   // Calls fn(granule, bytes) for each granule that the bytes lie in.
@@ -202,21 +207,31 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     return live_ - away_live_bytes_.load(std::memory_order_relaxed);
   }
   // Copies the saved runs to (`out`) or from the chunks, in order, from byte `from` of them on, and waits. It stops at
-  // byte `end` and after most_bytes, whichever comes first, and returns where. The first
-  // skip_bytes of each extent need no copy.
+  // byte `end` and after most_bytes, whichever comes first, and returns where. The first bytes of each extent, as valid_ says,
+  // need no copy.
   base::Result<uint64_t> copy_runs(uint64_t from, uint64_t end, uint64_t most_bytes,
-                                   const std::vector<uint64_t>& skip_bytes, const device::Stream& stream,
-                                   bool out) GPUSHARE_REQUIRES(control_);
+                                   const device::Stream& stream, bool out) GPUSHARE_REQUIRES(control_);
   // The saved runs have so many.
   uint64_t saved_bytes() const GPUSHARE_REQUIRES(control_);
-  FenceList begin_page_out() GPUSHARE_REQUIRES(control_);
-  // Gives the device memory back that only saved bytes from `at` on need; returns how much of the promise that was.
-  base::Result<uint64_t> give_saved(uint64_t at) GPUSHARE_REQUIRES(control_);
-  void unback_all() GPUSHARE_REQUIRES(control_);
+  base::Status may_page_out() GPUSHARE_REQUIRES(control_);
+  // Host memory for all that is to go, of its ranges too.
+  base::Status begin_page_out(const device::Stream& stream) GPUSHARE_REQUIRES(control_);
+  // No block is placed any more. Returns the uses that must have passed.
+  FenceList choose_runs() GPUSHARE_REQUIRES(control_);
+  // Gives the device memory back that only saved bytes from `at` on need, and adds how much of the promise that was.
+  base::Status give_saved(uint64_t at, uint64_t* out_given_bytes) GPUSHARE_REQUIRES(control_);
+  void drop_saved() GPUSHARE_REQUIRES(control_);
+  void forget_ranges() GPUSHARE_REQUIRES(control_);
+  // A page-in does not go on: the heap and its ranges are out.
+  void leave_out() GPUSHARE_REQUIRES(control_);
+  // Its ranges, then its own blocks. Returns what is left of most_bytes; it is not over before residency_ says so.
+  base::Result<uint64_t> bring_in(const device::Stream& stream, uint64_t most_bytes)
+      GPUSHARE_REQUIRES(control_);
   // Moves kept blocks, whole granules of most_bytes together at most. False: others may be to follow.
   bool move_kept(bool home, const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
-  void send_kept_out(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
-  base::Status bring_kept_home(const device::Stream& stream, uint64_t most_bytes) GPUSHARE_REQUIRES(control_);
+  // After its own blocks: its ranges, then kept blocks, which nobody has the bytes of before all are out.
+  base::Status send_rest_out(const device::Stream& stream, uint64_t most_bytes, uint64_t* out_given_bytes)
+      GPUSHARE_REQUIRES(control_);
   base::Status kept_lost() const;
 
   Shared& shared_;
@@ -235,9 +250,12 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // During a page-in: saved bytes before this are back, and the extents' first bytes never were away. Empty otherwise.
   uint64_t in_until_ GPUSHARE_GUARDED_BY(control_) = 0;
   std::vector<uint64_t> valid_ GPUSHARE_GUARDED_BY(control_);
-  bool coming_in_ GPUSHARE_GUARDED_BY(control_) = false;
+  bool coming_in_ GPUSHARE_GUARDED_BY(control_) = false;  // its extents have memory again
   // The promise before it shrank last. A caller that takes the shrinking back must get it, be it in pieces.
   uint64_t before_shrink_ GPUSHARE_GUARDED_BY(control_) = 0;
+
+  mutable base::WorkMutex ranges_mutex_;
+  std::vector<ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(ranges_mutex_);
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);

@@ -8,46 +8,6 @@
 
 namespace gpushare::memory {
 
-base::Status HostChunks::take(uint64_t bytes, std::vector<uint8_t*>* out_chunks) {
-  std::vector<uint8_t*> taken;
-  const uint64_t count = (bytes + kBytes - 1) / kBytes;
-  {
-    base::MutexLock lock(mutex_);
-    while (taken.size() < count && !free_.empty()) {
-      taken.push_back(free_.back());
-      free_.pop_back();
-    }
-  }
-  while (taken.size() < count) {
-    auto memory = device_.host_alloc(kBytes);
-    if (!memory.ok()) {
-      give(taken);
-      return memory.status().with_context(base::format_bytes(bytes) + " of host memory to page out to");
-    }
-    taken.push_back(static_cast<uint8_t*>(*memory));
-  }
-  *out_chunks = std::move(taken);
-  return {};
-}
-
-void HostChunks::give(std::vector<uint8_t*>& chunks) {
-  base::MutexLock lock(mutex_);
-  free_.insert(free_.end(), chunks.begin(), chunks.end());
-  chunks.clear();
-}
-
-uint64_t HostChunks::trim() {
-  std::vector<uint8_t*> dropped;
-  {
-    base::MutexLock lock(mutex_);
-    dropped.swap(free_);
-  }
-  for (uint8_t* chunk : dropped) {
-    const base::Status ignored = device_.host_free(chunk);
-  }
-  return dropped.size() * kBytes;
-}
-
 SpillStore::~SpillStore() {
   std::vector<FenceList> used;
   {
@@ -74,6 +34,16 @@ base::Status SpillStore::check_limit(uint64_t bytes) {
   return {GPUSHARE_HOST_OUT_OF_MEMORY,
           "spilled blocks have " + base::format_bytes(pinned) + " of host memory, and " +
               base::format_bytes(bytes) + " more would pass spill_limit_bytes, " + base::format_bytes(limit)};
+}
+
+size_t SpillStore::granules_within_limit(size_t granules, base::Status* out_status) {
+  base::MutexLock lock(mutex_);
+  for (; granules > 0; --granules) {
+    const base::Status fits = check_limit(granules * shared_.layout->granularity_bytes());
+    if (fits.ok()) break;
+    *out_status = fits;
+  }
+  return granules;
 }
 
 uint64_t SpillStore::pinned_bytes() const {
@@ -360,6 +330,59 @@ bool SpillStore::is_away(Address address, const Block& block) const {
   return false;
 }
 
+void SpillStore::Granules::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
+                                       FenceList* out_uses) {
+  base::MutexLock lock(store_.mutex_);
+  store_.sweep();
+  for (auto& pool : store_.pools_) {
+    if (pool->tenant != &tenant_) continue;
+    for (size_t i = 0; i < pool->granules.size(); ++i) {
+      const Granule& granule = pool->granules[i];
+      if (granule.where != (home ? Where::kAway : Where::kHome) || (granule.live_bytes == 0 && home))
+        continue;
+      out_granules->push_back({pool->range, i, granule.last_use, granule.live_bytes, this, pool.get()});
+      pool->moving = true;
+    }
+  }
+  for (const auto& [address, block] : store_.blocks_)
+    if (block.pool->moving) out_uses->insert(out_uses->end(), block.uses.begin(), block.uses.end());
+  for (const auto& freed : store_.freed_)
+    if (freed.pool->moving) out_uses->insert(out_uses->end(), freed.fences.begin(), freed.fences.end());
+}
+
+void SpillStore::Granules::moved(const MovableGranule& which, bool home, bool lost) {
+  base::MutexLock lock(store_.mutex_);
+  const uint64_t bytes = store_.shared_.layout->granularity_bytes();
+  Granule& granule = which.pool->granules[which.granule];
+  (home ? tenant_.away_bytes : tenant_.home_live_bytes).fetch_sub(granule.live_bytes);
+  if (granule.where == Where::kHome) tenant_.home_bytes.fetch_sub(bytes);
+  granule.where = lost ? Where::kNowhere : home ? Where::kHome : Where::kAway;
+  if (lost) return;
+  (home ? tenant_.home_live_bytes : tenant_.away_bytes).fetch_add(granule.live_bytes);
+  if (home) tenant_.home_bytes.fetch_add(bytes);
+}
+
+void SpillStore::Granules::end_moves() {
+  base::MutexLock lock(store_.mutex_);
+  for (auto& pool : store_.pools_) pool->moving = pool->moving && pool->tenant != &tenant_;
+}
+
+void SpillStore::drop_empty(SpillOwner& tenant) {
+  if (tenant.home_bytes.load(std::memory_order_relaxed) == 0) return;
+  base::MutexLock lock(mutex_);
+  sweep();
+  for (auto& pool : pools_) {
+    if (pool->tenant != &tenant || pool->moving) continue;
+    for (size_t i = 0; i < pool->granules.size(); ++i) {
+      Granule& granule = pool->granules[i];
+      if (granule.where != Where::kHome || granule.live_bytes > 0) continue;
+      shared_.layout->decommit(pool->range, i, 1, {});
+      granule.where = Where::kNowhere;
+      tenant.home_bytes.fetch_sub(shared_.layout->granularity_bytes());
+    }
+  }
+}
+
 void SpillStore::sweep() {
   for (size_t i = 0; i < freed_.size();) {
     if (all_passed(freed_[i].fences)) {
@@ -395,10 +418,9 @@ uint64_t SpillStore::release_empty(bool all) {
 }
 
 uint64_t SpillStore::trim() {
-  uint64_t released = chunks_.trim();
   base::MutexLock lock(mutex_);
   sweep();
-  return released + release_empty(true);
+  return release_empty(true);
 }
 
 uint64_t SpillStore::host_bytes() const {
@@ -435,6 +457,34 @@ std::string SpillStore::check() const {
   for (const auto& [address, block] : blocks_)
     if (!block.pool->heap.find(address - block.pool->base)) return "host memory: a block is not in its pool";
   return check_granules();
+}
+
+std::string SpillStore::check_granules() const {
+  uint64_t plain = 0;
+  const uint64_t bytes = shared_.layout->granularity_bytes();
+  for (const auto& pool : pools_) {
+    if (pool->memory != nullptr) {
+      plain += pool->bytes;
+      continue;
+    }
+    std::vector<uint64_t> sums(pool->granules.size(), 0);
+    pool->heap.for_each_block([&](const HeapBlock& block) {
+      if (!block.live) return;
+      for (uint64_t at = block.offset_bytes; at < block.offset_bytes + block.size_bytes;) {
+        const uint64_t end = std::min(block.offset_bytes + block.size_bytes, (at / bytes + 1) * bytes);
+        sums[at / bytes] += end - at;
+        at = end;
+      }
+    });
+    for (size_t i = 0; i < pool->granules.size(); ++i) {
+      if (pool->granules[i].live_bytes != sums[i])
+        return "host memory: live bytes of a granule do not add up";
+      if (pool->tenant != nullptr && sums[i] > 0 && pool->granules[i].where == Where::kNowhere)
+        return "host memory: a block has no memory";
+    }
+  }
+  if (plain != plain_bytes_) return "host memory: pinned bytes do not add up";
+  return {};
 }
 
 }  // namespace gpushare::memory

@@ -1,10 +1,8 @@
-// spill.hpp: host memory that stands in for device memory: chunks for the bytes of sessions that are paged
-// out, and blocks that the device addresses where they lie (spilled blocks).
+// spill.hpp: spilled blocks: blocks in host memory, which the device addresses where they lie.
 //
 // With a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own. Memory
 // of the host or of the device can be behind such a granule, so the blocks move home and out again at their own
-// addresses. The granules of the session's heap move likewise (spill_moves.cpp). Without a host tier spilled blocks lie
-// in plain host memory for good.
+// addresses (granule_mover.hpp). Without a host tier they lie in plain host memory for good.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -15,28 +13,10 @@
 
 #include "base/flat_hash.hpp"
 #include "memory/block_owner.hpp"
+#include "memory/granule_mover.hpp"
 #include "memory/short_lock.hpp"
 
 namespace gpushare::memory {
-
-// Chunks of one size, kept for the next time. Thread-safe. Taking one may call the driver.
-class HostChunks {
- public:
-  static constexpr uint64_t kBytes = uint64_t{16} << 20;
-  explicit HostChunks(device::Device& device) : device_(device) {}
-  ~HostChunks() { trim(); }
-
-  // Enough chunks for `bytes`, or none. Errors: HOST_OUT_OF_MEMORY.
-  base::Status take(uint64_t bytes, std::vector<uint8_t*>* out_chunks);
-  // No device work may touch them any more.
-  void give(std::vector<uint8_t*>& chunks);
-  uint64_t trim();
-
- private:
-  device::Device& device_;
-  base::Mutex mutex_;
-  std::vector<uint8_t*> free_ GPUSHARE_GUARDED_BY(mutex_);
-};
 
 // A native handle that no stream has.
 inline void* const kNoNativeStream =
@@ -83,29 +63,10 @@ struct SpillPool {
   bool moving = false;  // no block is placed in it
 };
 
-// A granule that may move.
-struct MovableGranule {
-  Range range;
-  size_t granule = 0;  // of the range
-  uint64_t last_use = 0;
-  uint64_t live_bytes = 0;
-  SpillPool* pool = nullptr;  // null: of a heap
-};
-
-// A heap whose granules move together with the session's spilled blocks. Only SpillStore::move calls it.
-class MovingHeap {
- public:
-  virtual ~MovingHeap() = default;
-  // The heap places no block in these granules until the move is over. Appends the granules that may move that way, and
-  // the uses that must have passed before.
-  virtual void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) = 0;
-  // The granule lies on the other side now; lost: nowhere.
-  virtual void moved(const MovableGranule& granule, bool home, bool lost) = 0;
-};
-
 // Blocks in host memory that the device can address. Slow path: one lock for all.
 class SpillStore final : public BlockOwner {
  public:
+  class Granules;
   explicit SpillStore(Shared& shared) : shared_(shared) {}
   ~SpillStore() override;
 
@@ -120,15 +81,8 @@ class SpillStore final : public BlockOwner {
   // free_all for a heap that closes: its granules go as well.
   void close(SpillOwner& tenant, const FenceList& fences);
 
-  // Moves granules of the tenant and of `heap` (may be null): home those with live blocks, used last and most first;
-  // out those used longest ago and least first. Only the tenant's thread at a boundary calls it: no work uses the
-  // blocks after `before`, and nobody touches them meanwhile. Stops before a batch that would pass the budget, judged
-  // by those before it; the first granule always moves. A budget below UINT64_MAX also leaves at once if another
-  // session moves. *out_bytes is what has moved, also with a failure. The caller has had the bytes that come home
-  // promised. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the stream's: what has not moved lies where it lay.
-  // INTERNAL: the device unmapped a granule and mapped nothing in its place; its bytes are lost.
-  base::Status move(SpillOwner& tenant, MovingHeap* heap, bool home, uint64_t most_bytes, uint64_t budget_ns,
-                    const FenceList& before, const device::Stream& stream, uint64_t* out_bytes);
+  // How many of `granules` host memory may be pinned for; *out_status is why not all.
+  size_t granules_within_limit(size_t granules, base::Status* out_status);
   // Gives device memory back that came home for blocks since freed.
   void drop_empty(SpillOwner& tenant);
   // Hands a lane's block to its session's heap. NOT_FOUND unless it is `from`'s.
@@ -145,8 +99,6 @@ class SpillStore final : public BlockOwner {
   uint64_t host_bytes() const;
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
   std::string check() const;
-
-  HostChunks& chunks() { return chunks_; }
 
  private:
   static constexpr uint64_t kPoolBytes = uint64_t{32} << 20;  // smaller blocks share pools of this size
@@ -188,26 +140,31 @@ class SpillStore final : public BlockOwner {
   bool is_away(Address address, const Block& block) const GPUSHARE_REQUIRES(mutex_);
   std::string check_granules() const GPUSHARE_REQUIRES(mutex_);
   uint64_t pinned_bytes() const GPUSHARE_REQUIRES(mutex_);
-  // Appends the tenant's granules, sorts all, and keeps as many as may move.
-  void choose(SpillOwner& tenant, bool home, uint64_t most_bytes, std::vector<MovableGranule>* granules,
-              FenceList* out_uses) GPUSHARE_REQUIRES(mutex_);
-  base::Status move_batch(const MovableGranule* batch, size_t count, MovingHeap* heap, bool home,
-                          const device::Stream& stream, uint64_t* out_bytes);
-  void moved(const MovableGranule& granule, bool home, bool lost) GPUSHARE_REQUIRES(mutex_);
   base::Status drop(Address address, const FenceList& fences) GPUSHARE_REQUIRES(mutex_);
   void sweep() GPUSHARE_REQUIRES(mutex_);
   uint64_t release_empty(bool all) GPUSHARE_REQUIRES(mutex_);
 
   Shared& shared_;
-  HostChunks chunks_{shared_.device};
   std::atomic<uint64_t> limit_bytes_{UINT64_MAX};
-  base::WorkMutex move_mutex_;  // one session moves at a time; taken before mutex_
   mutable base::Mutex mutex_;
   uint64_t plain_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of pools without granules
   std::vector<std::unique_ptr<Pool>> pools_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Address, Block> blocks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<const SpillOwner*, base::FlatHashSet<Address>> of_owner_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Freed> freed_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+// The spilled blocks of one session, to be moved.
+class SpillStore::Granules final : public MovingBlocks {
+ public:
+  Granules(SpillStore& store, SpillOwner& tenant) : store_(store), tenant_(tenant) {}
+  void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
+  void moved(const MovableGranule& granule, bool home, bool lost) override;
+  void end_moves() override;
+
+ private:
+  SpillStore& store_;
+  SpillOwner& tenant_;
 };
 
 }  // namespace gpushare::memory

@@ -2,7 +2,9 @@
 #include "sched/coordinator.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "base/saturate.hpp"
 #include "base/status.hpp"
@@ -11,6 +13,125 @@
 namespace gpushare::sched {
 
 using Kind = CoordinatorAction::Kind;
+
+namespace {
+
+// Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank.
+template <class Entry>  // of the coordinator
+class CoordinatorPlan {
+ public:
+  struct Decision {
+    Entry* entry;
+    SessionId id;
+    bool runs = false;
+    SessionClass cls = SessionClass::kOpportunistic;
+    uint64_t limit_bytes = 0;
+
+    bool was_guaranteed() const { return entry->running && entry->cls == SessionClass::kGuaranteed; }
+    bool stops() const { return entry->running && !runs; }
+    bool starts() const { return !entry->running && runs; }
+    bool gets_less() const { return limit_bytes < entry->limit_bytes; }
+    // What it could use beyond its limit.
+    uint64_t wants() const {
+      return runs && cls == SessionClass::kOpportunistic ? entry->job.bytes - limit_bytes : 0;
+    }
+  };
+
+  CoordinatorPlan(const CoordinatorOptions& options, std::map<SessionId, Entry>& jobs, uint64_t now_ns)
+      : options_(options), now_ns_(now_ns), left_(options.capacity_bytes) {
+    for (auto& [id, entry] : jobs) decisions_.push_back({&entry, id});
+    guarantee_jobs();
+    upgrade();
+    for (const bool running : {true, false}) run_opportunistic(running);
+    while (share_rest()) {
+    }
+  }
+  const std::vector<Decision>& decisions() const { return decisions_; }
+  uint64_t look_again_ns() const { return look_again_ns_; }
+
+ private:
+  bool room_for(const Decision& each) const {
+    return guaranteed_ < options_.max_guaranteed && each.entry->job.bytes <= left_;
+  }
+  void guarantee(Decision& each) {
+    each.runs = true;
+    each.cls = SessionClass::kGuaranteed;
+    each.limit_bytes = each.entry->job.bytes;
+    left_ -= each.limit_bytes;
+    ++guaranteed_;
+  }
+
+  // Guaranteed jobs that run keep what they have. Then those that wait, in order: the first that does not fit keeps its turn.
+  void guarantee_jobs() {
+    for (Decision& each : decisions_)
+      if (each.entry->job.cls == SessionClass::kGuaranteed && each.was_guaranteed() && room_for(each))
+        guarantee(each);
+    for (Decision& each : decisions_) {
+      if (each.runs || each.entry->job.cls != SessionClass::kGuaranteed) continue;
+      if (!waits_ && room_for(each))
+        guarantee(each);
+      else if (each.entry->job.bytes <= options_.capacity_bytes)
+        waits_ = true;
+    }
+  }
+
+  // Opportunistic jobs that may be upgraded: who was upgraded before comes first.
+  void upgrade() {
+    for (const bool before : {true, false})
+      for (Decision& each : decisions_)
+        if (!each.runs && each.entry->job.may_upgrade && each.was_guaranteed() == before && !waits_ &&
+            room_for(each))
+          guarantee(each);
+  }
+
+  // A guaranteed job runs as an opportunistic one only once it has waited long.
+  bool waits_for_guarantee(Entry& entry) {
+    if (entry.job.cls != SessionClass::kGuaranteed || entry.waited_long) return false;
+    const uint64_t due = base::add_saturated(entry.waiting_since_ns, options_.long_wait_ns);
+    entry.waited_long = entry.running || now_ns_ >= due;
+    if (!entry.waited_long) look_again_ns_ = std::min(look_again_ns_, due);
+    return !entry.waited_long;
+  }
+
+  // With their least bytes first.
+  void run_opportunistic(bool running) {
+    for (Decision& each : decisions_) {
+      Entry& entry = *each.entry;
+      if (each.runs || entry.running != running || waits_for_guarantee(entry)) continue;
+      if (opportunistic_ >= options_.max_opportunistic || entry.job.least_bytes > left_) continue;
+      each.runs = true;
+      each.limit_bytes = entry.job.least_bytes;
+      left_ -= each.limit_bytes;
+      ++opportunistic_;
+    }
+  }
+
+  // A round: the rest by weight. What one does not need is for the others in the next round, which there is if true.
+  bool share_rest() {
+    double weights = 0;
+    for (const Decision& each : decisions_)
+      if (each.wants() > 0) weights += each.entry->job.weight;
+    const uint64_t round = left_;
+    for (Decision& each : decisions_) {
+      const uint64_t wanted = each.wants();
+      if (wanted == 0) continue;
+      const auto part = static_cast<uint64_t>(static_cast<double>(round) * each.entry->job.weight / weights);
+      const uint64_t given = std::min({wanted, part, left_});
+      each.limit_bytes += given;
+      left_ -= given;
+    }
+    return left_ > 0 && left_ < round;
+  }
+
+  const CoordinatorOptions& options_;
+  const uint64_t now_ns_;
+  std::vector<Decision> decisions_;
+  uint64_t left_, look_again_ns_ = kUnknown;
+  uint32_t guaranteed_ = 0, opportunistic_ = 0;
+  bool waits_ = false;  // a guaranteed job, for room
+};
+
+}  // namespace
 
 void Coordinator::arrive(const CoordinatedJob& job, uint64_t now_ns) {
   Entry& entry = jobs_[job.id];
@@ -76,109 +197,29 @@ std::string Coordinator::describe() const {
       base::format_bytes(now.bytes).c_str(), base::format_bytes(options_.capacity_bytes).c_str());
 }
 
-// Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank, and tells
-// the differences.
+// Tells the differences in the order in which the room comes to be: who stops, who gets less, then who gets more and who
+// starts.
 void Coordinator::decide(uint64_t now_ns) {
-  struct Decision {
-    Entry* entry;
-    SessionId id;
-    bool runs = false;
-    SessionClass cls = SessionClass::kOpportunistic;
-    uint64_t limit_bytes = 0;
-  };
-  std::vector<Decision> decisions;
-  for (auto& [id, entry] : jobs_) decisions.push_back({&entry, id});
-  uint64_t left = options_.capacity_bytes;
-  uint32_t guaranteed = 0, opportunistic = 0;
-  look_again_ns_ = kUnknown;
-
-  const auto guarantee = [&](Decision& decision) {
-    decision.runs = true;
-    decision.cls = SessionClass::kGuaranteed;
-    decision.limit_bytes = decision.entry->job.bytes;
-    left -= decision.limit_bytes;
-    ++guaranteed;
-  };
-  const auto room_for = [&](const Decision& decision) {
-    return guaranteed < options_.max_guaranteed && decision.entry->job.bytes <= left;
-  };
-  // Guaranteed jobs that run keep what they have. Then those that wait, in order: the first that does not fit keeps its turn.
-  for (Decision& each : decisions)
-    if (each.entry->job.cls == SessionClass::kGuaranteed && each.entry->running &&
-        each.entry->cls == SessionClass::kGuaranteed && room_for(each))
-      guarantee(each);
-  bool waits = false;
-  for (Decision& each : decisions) {
-    if (each.runs || each.entry->job.cls != SessionClass::kGuaranteed) continue;
-    if (!waits && room_for(each))
-      guarantee(each);
-    else if (each.entry->job.bytes <= options_.capacity_bytes)
-      waits = true;
-  }
-  // Opportunistic jobs that may be upgraded: who was upgraded before comes first.
-  for (const bool before : {true, false})
-    for (Decision& each : decisions) {
-      const bool was = each.entry->running && each.entry->cls == SessionClass::kGuaranteed;
-      if (!each.runs && each.entry->job.may_upgrade && was == before && !waits && room_for(each))
-        guarantee(each);
-    }
-  // Opportunistic ones: those that run, then those that wait; with their least bytes first.
-  for (const bool running : {true, false})
-    for (Decision& each : decisions) {
-      Entry& entry = *each.entry;
-      if (each.runs || entry.running != running) continue;
-      if (entry.job.cls == SessionClass::kGuaranteed && !entry.waited_long) {
-        const uint64_t due = base::add_saturated(entry.waiting_since_ns, options_.long_wait_ns);
-        if (!running && now_ns < due) {
-          look_again_ns_ = std::min(look_again_ns_, due);
-          continue;
-        }
-        entry.waited_long = true;
-      }
-      if (opportunistic >= options_.max_opportunistic || entry.job.least_bytes > left) continue;
-      each.runs = true;
-      each.limit_bytes = entry.job.least_bytes;
-      left -= each.limit_bytes;
-      ++opportunistic;
-    }
-  // The rest is shared by weight; what one does not need goes to the others.
-  for (bool more = true; more && left > 0;) {
-    more = false;
-    double weights = 0;
-    for (const Decision& each : decisions)
-      if (each.runs && each.cls == SessionClass::kOpportunistic && each.limit_bytes < each.entry->job.bytes)
-        weights += each.entry->job.weight;
-    const uint64_t round = left;
-    for (Decision& each : decisions) {
-      if (!each.runs || each.cls != SessionClass::kOpportunistic) continue;
-      const uint64_t wanted = each.entry->job.bytes - each.limit_bytes;
-      if (wanted == 0) continue;
-      const auto part = static_cast<uint64_t>(static_cast<double>(round) * each.entry->job.weight / weights);
-      const uint64_t given = std::min({wanted, part, left});
-      each.limit_bytes += given;
-      left -= given;
-      more = more || given > 0;
-    }
-  }
-  // Told in the order in which the room comes to be: who stops, who gets less, then who gets more and who starts.
+  using Decision = CoordinatorPlan<Entry>::Decision;
+  const CoordinatorPlan<Entry> plan(options_, jobs_, now_ns);
+  look_again_ns_ = plan.look_again_ns();
   const auto tell = [&](const Decision& each, Kind kind) {
     actions_.push_back({kind, each.id, each.cls, each.limit_bytes});
   };
-  for (const Decision& each : decisions)
-    if (each.entry->running && !each.runs) tell(each, Kind::kStop);
+  for (const auto& each : plan.decisions())
+    if (each.stops()) tell(each, Kind::kStop);
   for (const bool less : {true, false})
-    for (const Decision& each : decisions) {
-      if (!each.entry->running || !each.runs || (each.limit_bytes < each.entry->limit_bytes) != less)
-        continue;
+    for (const auto& each : plan.decisions()) {
+      if (!each.entry->running || !each.runs || each.gets_less() != less) continue;
       if (each.entry->cls != each.cls)
         tell(each, Kind::kReclass);
       else if (each.entry->limit_bytes != each.limit_bytes)
         tell(each, Kind::kSetLimit);
     }
-  for (const Decision& each : decisions)
-    if (!each.entry->running && each.runs) tell(each, Kind::kStart);
-  for (const Decision& each : decisions) {
-    if (each.entry->running && !each.runs) {
+  for (const auto& each : plan.decisions())
+    if (each.starts()) tell(each, Kind::kStart);
+  for (const auto& each : plan.decisions()) {
+    if (each.stops()) {
       each.entry->waiting_since_ns = now_ns;
       each.entry->waited_long = false;
     }

@@ -92,5 +92,9 @@ constexpr bool comes_in(Bytes bytes) {
 constexpr bool on_device(Bytes bytes) {
   return bytes == Bytes::kResident || bytes == Bytes::kLeaving;
 }
+// It counts in what is promised of the device.
+constexpr bool has_promise(Bytes bytes) {
+  return bytes != Bytes::kWaiting && bytes != Bytes::kOut && bytes != Bytes::kGone;
+}
 
 }  // namespace gpushare::sched

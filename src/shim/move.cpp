@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/cuda_host_node.hpp"
+#include "base/move_budget.hpp"
 #include "shim/books.hpp"
 #include "shim/charged.hpp"
 #include "shim/driver.hpp"
@@ -21,9 +22,6 @@ namespace {
 // Attributes of a device, types of places.
 constexpr uint32_t kHasVirtualMemory = 102;
 constexpr int32_t kOnDevice = 1, kOnHostNode = 3;
-// At most so much moves at a time, home or out in a part, and for so long, but for a block that is larger: as
-// executor::kSpillMoveBytes and kSpillMoveNs.
-constexpr uint64_t kMostMoved = 256 << 20, kMostMovedNs = 10'000'000;
 
 struct Location {
   int32_t type, id;
@@ -210,17 +208,15 @@ Went page_out(int place, TellPart tell_part, void* who) {
   // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
   tell_part(who, there);
-  uint64_t bytes = 0, since_ns = host_ns();  // of the part
+  base::MovePart part({}, host_ns());
   bool went = true;
   Range range;
   for (uint64_t from = 0; went && hold_range(place, from, Lies::device, &range);
        from = range.begin + range.size) {
-    const uint64_t took_ns = host_ns() - since_ns;
-    if (bytes != 0 && (bytes + range.size > kMostMoved ||
-                       took_ns + took_ns / (bytes >> 20) * (range.size >> 20) > kMostMovedNs)) {
-      tell_part(who, bytes);
-      bytes = 0;
-      since_ns = host_ns();
+    const uint64_t now_ns = host_ns();
+    if (part.moved_bytes() != 0 && part.next(now_ns, 1) < range.size) {
+      tell_part(who, part.moved_bytes());
+      part = base::MovePart({}, now_ns);
     }
     // A thread that had looked before may have got one since.
     const uint64_t more = range.size > charged ? range.size - charged : 0;
@@ -229,7 +225,7 @@ Went page_out(int place, TellPart tell_part, void* who) {
     went = went && move(&range, Lies::away);
     if (went) charged -= range.size;
     release_range(range);
-    if (went) bytes += range.size;
+    if (went) part.moved(range.size);
   }
   discharge_host(-1, charged);
   return went ? Went::all : Went::in_part;
@@ -324,15 +320,16 @@ bool wants_home(int place) {
 void bring_home(int place) {
   if (!moves() || is_capturing_any()) return;
   come_back(place, nullptr, nullptr);
-  uint64_t moved = 0, from = 0;
+  base::MovePart part({}, host_ns());
+  uint64_t from = 0;
   Range range;
-  while (moved < kMostMoved && hold_range(place, from, Lies::spilled, &range)) {
+  while (part.next(host_ns(), 1) > 0 && hold_range(place, from, Lies::spilled, &range)) {
     const bool fits = charge(range.place, range.size);
     const bool came = fits && move(&range, Lies::device);
     release_range(range);
     if (came) {
       discharge_host(range.place, range.size);
-      moved += range.size;
+      part.moved(range.size);
     } else if (fits) {
       discharge(range.place, range.size);
       break;  // the device has no room in fact

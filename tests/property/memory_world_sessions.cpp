@@ -151,6 +151,7 @@ void World::page() {
     if (lanes_[i].lane != nullptr) before[i] = lanes_[i].lane->stats().size_bytes;
   if (!session->out) session->given = 0;
   const auto status = session->heap->page_out(stream, part, &session->given);
+  session->home = session->heap->stats().home_bytes;  // spilled blocks that came home go first
   if (!memory_->can_page()) {
     REQUIRE(status.code() == GPUSHARE_UNSUPPORTED);
     return;
@@ -161,7 +162,7 @@ void World::page() {
     REQUIRE(!session->out);
     return;
   }
-  session->out = true;
+  session->out = !session->heap->is_resident();
   REQUIRE(session->given <= session->promised);
   if (part == UINT64_MAX) REQUIRE(session->heap->paged_out());
   // Lanes give back what it lent, as far as no block pins it. A lane that was short of its size, because the device still

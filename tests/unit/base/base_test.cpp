@@ -7,6 +7,7 @@
 #include "base/dynamic_library.hpp"
 #include "base/figures_text.hpp"
 #include "base/log.hpp"
+#include "base/move_budget.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "base/utf8.hpp"
@@ -219,4 +220,26 @@ TEST_CASE("iterations are counted by device time and by slowdown, a bound in its
   CHECK(histogram.read().slowdown_milli == 0);
   CHECK(gpushare::base::IterationHistogram::slowdown_of(1, UINT64_MAX) ==
         1'000'000'000);  // what is added stays sound
+}
+
+TEST_CASE("bytes move within a budget of bytes and of time, judged by those that have moved") {
+  constexpr uint64_t kStep = 100;
+  base::MovePart part({1000, 50}, 7);
+  CHECK(part.next(7, kStep) == kStep);     // nobody knows yet how long it takes
+  CHECK(part.next(9999, kStep) == kStep);  // and something always moves
+  part.moved(kStep);
+  CHECK(part.next(7 + 10, kStep) == 400);  // 10 ns a step, 40 are left
+  CHECK(part.next(7 + 1, kStep) == 900);
+  CHECK(part.next(7, kStep) == 900);
+  CHECK(part.next(7 + 30, kStep) == 0);  // another one would take 30
+  CHECK(part.next(7 + 51, kStep) == 0);
+  part.moved(850);
+  CHECK(part.next(7 + 1, kStep) == 0);  // less than a step is left
+  CHECK(part.next(7 + 1, 1) == 50);
+  base::MovePart patient({1000, base::MoveBudget::kUnlimited}, 0);
+  CHECK(patient.next(0, 300) == 900);
+  patient.moved(900);
+  CHECK(patient.next(UINT64_MAX, 300) == 0);
+  CHECK(base::MovePart({10, base::MoveBudget::kUnlimited}, 0).next(0, 300) == 300);
+  CHECK(base::MovePart({UINT64_MAX, base::MoveBudget::kUnlimited}, 0).next(0, 1) == UINT64_MAX);
 }

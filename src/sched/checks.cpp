@@ -1,0 +1,144 @@
+// The check of the scheduler's invariants: each session against the state of its bytes (session_states.hpp), each lane
+// against its sessions, and the running totals. In the library only where tests are built.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/scheduler.hpp"
+
+#if defined(GPUSHARE_CHECKS)
+
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+namespace {
+
+struct Totals {
+  uint64_t persistent = 0, lane_bytes = 0, cached = 0;
+  size_t residents = 0, ready = 0, lanes_ready = 0, waiting = 0, slots = 0, spares = 0;
+  uint32_t open = 0, units = 0, overdue = 0, evicting = 0;
+};
+
+std::string check_members(const auto& of, LaneId id, const LaneRecord& lane) {
+  uint32_t overdue = 0;
+  for (const SessionRecord* member : lane.members) {
+    overdue += member->overdue ? 1 : 0;
+    if (member->lane != id) return base::format("lane %u has a session of another lane", id);
+    if (member->ephemeral_bytes > lane.bytes)
+      return base::format("lane %u is smaller than a session's E", id);
+    if (!of.suits(lane, *member))
+      return base::format("lane %u has a session of another share of the device, or trust group", id);
+  }
+  if (lane.overdue != overdue) return base::format("lane %u counts %u overdue sessions", id, lane.overdue);
+  return {};
+}
+
+std::string check_lane(const auto& of, LaneId id, Totals& totals) {
+  const LaneRecord& lane = of.lanes[id];
+  if (!lane.ready.empty() &&
+      (++totals.lanes_ready > of.ready_lanes.size() || of.ready_lanes[lane.ready_position] != id))
+    return base::format("lane %u is not among those with somebody ready", id);
+  for (const SessionView& view : lane.ready)
+    if (of.find(view.id)->ephemeral_bytes < lane.least_ready_bytes)
+      return base::format("a ready session of lane %u needs less than the least", id);
+  if (!lane.open) return lane.members.empty() ? "" : base::format("closed lane %u has sessions", id);
+  if (lane.members.empty()) return base::format("open lane %u is empty", id);
+  if (lane.held < lane.bytes) return base::format("lane %u holds less than its size", id);
+  if (of.options.shared_lanes && lane.held < lane.applied)
+    return base::format("lane %u has more memory than is promised to it", id);
+  ++totals.open;
+  totals.lane_bytes += lane.held;
+  totals.units += lane.compute_units;
+  totals.ready += lane.ready.size();
+  totals.residents += lane.members.size();
+  totals.overdue += lane.overdue;
+  return check_members(of, id, lane);
+}
+
+// What follows from the state of its bytes.
+std::string check_session(const auto& of, const SessionRecord& session) {
+  if (session.bytes == Bytes::kGone) return "a session that has left is in the books";
+  if (session.holds_promise() != has_promise(session.bytes))
+    return "a session without bytes on the device holds a promise, or the other way round";
+  if (session.gone_bytes > 0 && session.bytes != Bytes::kGoing)
+    return "a session that is not being paged out has bytes that are gone";
+  const bool candidate = session.slot != SessionRecord::kNoSlot;
+  if (candidate && (!on_device(session.bytes) || !session.ready))
+    return "a session that cannot run is a candidate";
+  if (candidate && of.lanes[session.lane].ready[session.slot].id != session.view.id)
+    return "a candidate's slot is another's";
+  if (!candidate && session.resident() && session.ready) return "a session that can run is no candidate";
+  if (session.holds_promise()) return {};
+  if (session.chunk == nullptr) return "a session without a promise is not queued";
+  if (session.queued_idle == session.wants_in())
+    return "a session that wants in is idle, or the other way round";
+  const WaitingList& list = session.queued_idle ? of.idle : of.waiting;
+  if (&list.at(list.position_of(session)) != &session) return "a queued session is not in its list";
+  return {};
+}
+
+std::string check_cache(const auto& of, const CacheRecord& cache) {
+  if (cache.dropping && !cache.held) return "a cache that is not held is being dropped";
+  if (cache.waiting && cache.users == 0) return "a cache waits that nobody wants";
+  const CacheRecord* first = of.find_cache(cache.first_part);
+  if (first != nullptr && first->dropping && cache.held && !cache.dropping)
+    return "first layers go before the rest";
+  return {};
+}
+
+std::string check_totals(const auto& of, const Totals& totals) {
+  if (totals.overdue != of.overdue) return "the count of overdue sessions is wrong";
+  if (totals.lanes_ready != of.ready_lanes.size()) return "a lane without a ready session counts as one with";
+  if (totals.cached != of.cache_bytes) return "the bytes of caches are miscounted";
+  if (totals.persistent != of.persistent_bytes || totals.lane_bytes != of.lane_bytes ||
+      totals.residents != of.residents || totals.open != of.lanes_open ||
+      totals.waiting != of.waiting.size() + of.idle.size() || totals.slots != totals.ready ||
+      totals.evicting != of.evicting || totals.spares != of.spares)
+    return "a running total is wrong";
+  if (totals.units != of.compute_units || totals.units > of.options.compute_units)
+    return base::format("lanes have %u compute units of %u", totals.units, of.options.compute_units);
+  const uint64_t promised = totals.persistent + totals.lane_bytes + totals.cached + of.context_bytes;
+  if (promised > of.capacity.effective_bytes)
+    return base::format("promised %s of %s", base::format_bytes(promised).c_str(),
+                        base::format_bytes(of.capacity.effective_bytes).c_str());
+  if (of.capacity.effective_bytes > std::max(of.capacity.target_bytes, promised))
+    return "the effective capacity did not fall with the promises";
+  return {};
+}
+
+}  // namespace
+
+std::string Scheduler::check() const {
+  const Impl& of = *impl_;
+  if (!of.unlisted.empty()) return of.unlisted;
+  Totals totals;
+  for (LaneId id = 0; id < of.lanes.size(); ++id)
+    if (std::string wrong = check_lane(of, id, totals); !wrong.empty()) return wrong;
+  for (const auto& [id, session] : of.sessions) {
+    if (std::string wrong = check_session(of, *session); !wrong.empty())
+      return base::format("session %llu, %s: ", static_cast<unsigned long long>(id),
+                          kBytesNames[static_cast<size_t>(session->bytes)]) +
+             wrong;
+    totals.persistent += session->holds_promise() ? session->held_bytes() : 0;
+    totals.waiting += session->holds_promise() ? 0 : 1;
+    totals.slots += session->slot != SessionRecord::kNoSlot ? 1 : 0;
+    totals.evicting += session->goes_out() ? 1 : 0;
+    totals.spares += session->worth_ns ? 1 : 0;
+  }
+  for (const auto& cache : of.caches) {
+    if (std::string wrong = check_cache(of, *cache); !wrong.empty()) return wrong;
+    totals.cached += cache->held ? cache->bytes : 0;
+    totals.evicting += cache->dropping ? 1 : 0;
+  }
+  return check_totals(of, totals);
+}
+
+}  // namespace gpushare::sched
+
+#else
+
+std::string gpushare::sched::Scheduler::check() const {
+  return {};
+}
+
+#endif
