@@ -14,6 +14,9 @@ SessionState Scheduler::state(SessionId id) const {
   if (session == nullptr || session->bytes == Bytes::kWaiting) return SessionState::kQueued;
   return session->out() ? SessionState::kPagedOut : SessionState::kResident;
 }
+size_t Scheduler::paged_out() const {
+  return impl_->paged_out;
+}
 LaneId Scheduler::lane_of(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   return session == nullptr ? kNoLane : session->lane;
@@ -125,13 +128,14 @@ std::string Scheduler::check() const {
   }
   if (overdue != state.overdue) return "the count of overdue sessions is wrong";
   if (lanes_ready != state.ready_lanes.size()) return "a lane without a ready session counts as one with";
-  size_t waiting = 0, slots = 0, spares = 0;
+  size_t waiting = 0, slots = 0, spares = 0, out = 0;
   uint32_t evicting = 0;
   for (const auto& [id, session] : state.sessions) {
     if (session->holds_promise()) persistent += session->held_bytes();
     if (session->gone_bytes > 0 && session->bytes != Bytes::kGoing)
       return "a session that is not being paged out has bytes that are gone";
     if (session->goes_out()) ++evicting;
+    if (session->out()) ++out;
     if (session->worth_ns) ++spares;
     if (session->holds_promise() == (session->bytes == Bytes::kWaiting || session->bytes == Bytes::kOut))
       return "a session without bytes on the device holds a promise, or the other way round";
@@ -161,6 +165,7 @@ std::string Scheduler::check() const {
     if (first != nullptr && first->dropping && cache->held && !cache->dropping)
       return "first layers go before the rest";
   }
+  if (out != state.paged_out) return "the sessions that are paged out are miscounted";
   if (cached != state.cache_bytes) return "the bytes of caches are miscounted";
   if (persistent != state.persistent_bytes || lanes != state.lane_bytes || residents != state.residents ||
       open != state.lanes_open || waiting != this->waiting() || slots != ready ||
@@ -174,7 +179,7 @@ std::string Scheduler::check() const {
                         base::format_bytes(state.capacity.effective_bytes).c_str());
   if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, promised))
     return "the effective capacity did not fall with the promises";
-  return {};
+  return impl_->check_peers();
 }
 
 }  // namespace gpushare::sched
