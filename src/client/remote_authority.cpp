@@ -49,8 +49,7 @@ base::Status RemoteAuthority::arrive(const SessionSpec& spec, uint64_t) {
     const base::Status answer =
         await(declare(*record, spec.may_queue, [this, of = record.get()](const base::Status& declared) {
           if (declared.ok() || of->bytes == Bytes::kEnding) return;
-          std::erase(dirty_, of);
-          sessions_.erase(of->spec.id);
+          forget(*of);
         }));
     if (answer.ok() || gone_.ok()) return answer;
     GPUSHARE_RETURN_IF_ERROR(await_daemon(nullptr));
@@ -68,10 +67,16 @@ void RemoteAuthority::allow_paging(SessionId session, uint64_t) {
   tell(MessageType::kAllowPaging, *record);
 }
 
+void RemoteAuthority::forget(Record& record) {
+  unmark(record);
+  set_turn(record, Turn::kNone);
+  sessions_.erase(record.spec.id);
+}
+
 void RemoteAuthority::leave(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  record->turn = Turn::kNone;
+  set_turn(*record, Turn::kNone);
   (void)end_page_in(*record);
   std::erase_if(actions_, [session](const Action& action) { return action.session == session; });
   close_lane(*record, Bytes::kEnding);
@@ -118,10 +123,14 @@ void RemoteAuthority::set_remaining(SessionId session, uint64_t remaining_ns, ui
 
 SessionState RemoteAuthority::state(SessionId session) const {
   const Record* record = find(session);
-  if (record == nullptr) return SessionState::kQueued;
-  switch (record->bytes) {
+  return record == nullptr ? SessionState::kQueued : state_of(*record);
+}
+
+SessionState RemoteAuthority::state_of(const Record& record) {
+  switch (record.bytes) {
     case Bytes::kWaiting:
     case Bytes::kUnplaced:
+    case Bytes::kEnding:
       return SessionState::kQueued;
     case Bytes::kResident:
     case Bytes::kDraining:
@@ -129,6 +138,12 @@ SessionState RemoteAuthority::state(SessionId session) const {
     default:
       return SessionState::kPagedOut;
   }
+}
+
+size_t RemoteAuthority::paged_out() const {
+  return static_cast<size_t>(std::count_if(sessions_.begin(), sessions_.end(), [](const auto& each) {
+    return state_of(*each.second) == SessionState::kPagedOut;
+  }));
 }
 
 LaneId RemoteAuthority::lane_of(SessionId session) const {

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "sched/authority.hpp"
+#include "sched/lane_ids.hpp"
 
 namespace gpushare::client {
 
@@ -120,9 +122,11 @@ class RemoteAuthority final : public sched::Authority {
   void page_out_failed(sched::SessionId session, uint64_t now_ns) override;
   void lane_applied(sched::LaneId lane, uint64_t bytes, uint64_t now_ns) override;
   std::optional<sched::SessionId> pick(sched::LaneId lane, uint64_t now_ns) override;
+  std::optional<std::span<const sched::LaneId>> lanes_to_ask() const override;
   uint64_t look_again_ns() const override { return sched::kUnknown; }  // the daemon tells
   std::vector<sched::Action> take_actions() override;
   sched::SessionState state(sched::SessionId session) const override;
+  size_t paged_out() const override;
   sched::LaneId lane_of(sched::SessionId session) const override;
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
@@ -207,6 +211,8 @@ class RemoteAuthority final : public sched::Authority {
     uint32_t slot = 0;
     uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
     uint32_t in_flight = 0;
+    size_t wanting_at = 0;                                    // in wanting_, while it wants a turn
+    bool dirty = false;                                       // it is in dirty_
     bool returned = false;                                    // a turn, which the daemon has yet to be told
     bool known_before = false;                                // by this daemon or one before it
     bool room_pending = false;                                // the daemon makes room
@@ -240,6 +246,7 @@ class RemoteAuthority final : public sched::Authority {
 
   explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
   static base::Result<std::shared_ptr<Connection>> connect(const RemoteOptions& options, uint64_t instance);
+  static sched::SessionState state_of(const Record& record);
   Record* find(sched::SessionId session);
   const Record* find(sched::SessionId session) const;
   std::vector<Record*> by_id() const;
@@ -272,6 +279,9 @@ class RemoteAuthority final : public sched::Authority {
   void send(std::span<const std::byte> message);
   void send_backlog();
   void mark(Record& record);
+  void unmark(Record& record);
+  void set_turn(Record& record, Turn turn);
+  void forget(Record& record);  // which is gone after that
   void accept_unwanted(Record& record);
   void say_unseen_returned(Record& record);
   void give_back(Record& record);
@@ -299,6 +309,7 @@ class RemoteAuthority final : public sched::Authority {
   bool shrink_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes);
   void has_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t told_bytes);
   void open_lane(Record& record);
+  void free_lane(sched::LaneId lane);
   void close_lane(Record& record, Bytes to);
   void lane_closed(Record& record);
   // A shared lane of a daemon that has gone: it closes, and the session has none until the next one admits it.
@@ -345,7 +356,10 @@ class RemoteAuthority final : public sched::Authority {
   base::Deadline backlog_until_ =
       base::Deadline::after(GPUSHARE_NO_TIMEOUT);  // then the daemon is taken for gone
   std::vector<Record*> lanes_;                     // by lane id; null = free
-  Record given_up_;                                // whose lane it is once its session has given it up
+  sched::LaneIds lane_ids_;
+  std::vector<Record*> wanting_;                    // a turn, in no order
+  mutable std::vector<sched::LaneId> asked_lanes_;  // room for lanes_to_ask()
+  Record given_up_;                                 // whose lane it is once its session has given it up
   std::vector<sched::Action> actions_;
   std::vector<RangesAsked> ranges_asked_;
   std::vector<Record*> dirty_;  // flush() has something to say about

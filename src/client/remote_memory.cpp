@@ -308,12 +308,16 @@ void RemoteAuthority::room_used(SessionId session, uint64_t) {
 }
 
 void RemoteAuthority::open_lane(Record& record) {
-  LaneId lane = 0;
-  while (lane < lanes_.size() && lanes_[lane] != nullptr) ++lane;
+  const LaneId lane = lane_ids_.take();
   if (lane == lanes_.size()) lanes_.emplace_back();
   lanes_[lane] = &record;
   record.lane = lane;
   actions_.push_back({ActionKind::kOpenLane, lane, sched::kNoSession, record.spec.ephemeral_bytes});
+}
+
+void RemoteAuthority::free_lane(LaneId lane) {
+  lanes_[lane] = nullptr;
+  lane_ids_.give_back(lane);
 }
 
 void RemoteAuthority::close_lane(Record& record, Bytes to) {
@@ -352,7 +356,7 @@ void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {
   Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
   if (record == nullptr) return;
   if (record == &given_up_) {
-    if (bytes == 0) lanes_[lane] = nullptr;
+    if (bytes == 0) free_lane(lane);
     return;
   }
   if (!record->closes()) {
@@ -368,15 +372,14 @@ void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {
 }
 
 void RemoteAuthority::lane_closed(Record& record) {
-  if (record.lane != kNoLane) lanes_[record.lane] = nullptr;
+  if (record.lane != kNoLane) free_lane(record.lane);
   record.lane = kNoLane;
   record.told_ephemeral_bytes = 0;
   take_pieces(record);
   if (record.pieces != nullptr) record.pieces = std::make_shared<base::Pieces>();
   if (record.bytes == Bytes::kEnding) {
     tell(MessageType::kLeave, record);
-    std::erase(dirty_, &record);
-    sessions_.erase(record.spec.id);
+    forget(record);
     return;
   }
   const Bytes was = record.bytes;

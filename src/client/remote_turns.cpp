@@ -17,13 +17,38 @@ using sched::LaneId;
 using sched::SessionId;
 
 void RemoteAuthority::mark(Record& record) {
-  if (std::find(dirty_.begin(), dirty_.end(), &record) == dirty_.end()) dirty_.push_back(&record);
+  if (!std::exchange(record.dirty, true)) dirty_.push_back(&record);
+}
+
+void RemoteAuthority::unmark(Record& record) {
+  if (std::exchange(record.dirty, false)) std::erase(dirty_, &record);
+}
+
+void RemoteAuthority::set_turn(Record& record, Turn turn) {
+  const bool wanted = record.wants_turn();
+  record.turn = turn;
+  if (wanted == record.wants_turn()) return;
+  if (!wanted) {
+    record.wanting_at = wanting_.size();
+    wanting_.push_back(&record);
+  } else {
+    wanting_.back()->wanting_at = record.wanting_at;
+    wanting_[record.wanting_at] = wanting_.back();
+    wanting_.pop_back();
+  }
+}
+
+std::optional<std::span<const LaneId>> RemoteAuthority::lanes_to_ask() const {
+  asked_lanes_.clear();
+  for (const Record* record : wanting_)
+    if (record->lane != kNoLane) asked_lanes_.push_back(record->lane);
+  return asked_lanes_;
 }
 
 void RemoteAuthority::ready(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || record->wants_turn()) return;
-  record->turn = Turn::kWanted;
+  set_turn(*record, Turn::kWanted);
   if (record->bytes != Bytes::kDropping) record->worth_ns.reset();  // as the daemon's scheduler does
   // With the turn in hand there is nothing to ask for: pick() looks again.
   if (record->epoch == 0 || record->bytes != Bytes::kResident) mark(*record);
@@ -32,7 +57,9 @@ void RemoteAuthority::ready(SessionId session, uint64_t) {
 void RemoteAuthority::not_ready(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || !record->wants_turn()) return;
-  if (std::exchange(record->turn, Turn::kNone) == Turn::kAsked) tell(MessageType::kNotReady, *record);
+  const bool asked = record->turn == Turn::kAsked;
+  set_turn(*record, Turn::kNone);
+  if (asked) tell(MessageType::kNotReady, *record);
   accept_unwanted(*record);
 }
 
@@ -60,7 +87,7 @@ void RemoteAuthority::say_unseen_returned(Record& record) {
 void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  record->turn = Turn::kNone;
+  set_turn(*record, Turn::kNone);
   if (record->in_flight++ == 0) count_shared(*record, true);
   if (record->is_known()) lease(*record).set_looks(true);
 }
@@ -169,6 +196,7 @@ void RemoteAuthority::flush() {
     else if (ask)
       tell(MessageType::kReady, record);
   }
+  for (Record* record : dirty_) record->dirty = false;
   dirty_.clear();
 }
 

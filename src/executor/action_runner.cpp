@@ -272,7 +272,7 @@ void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, O
   session.stream_lane_.store(&lane);
   session.heap_.store(heap);
   retry_ns_ = 0;
-  session.placed_ = true;
+  runtime_.sessions_.placed(session);
   session.persistent_promise_ = bytes;
   session.lane_ = &lane;
   session.heap_gate_.open();
@@ -324,10 +324,12 @@ void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   if (heap == nullptr) {
     // Ranked out again before there was anything to move; what comes in is then new.
     if (!out) admit(session, *lane, session.persistent_promise_, outbox);
-    if (out)
+    if (out) {
+      runtime_.sessions_.out_unplaced(session);
       page_out_done(session);
-    else if (session.placed_)
+    } else if (session.placed_) {
       runtime_.authority_->page_done(session.id_, runtime_.now());
+    }
     runtime_.sessions_.refresh_ready(session);
     session.state_changed_.notify_all();
     return;

@@ -14,17 +14,32 @@ constexpr uint32_t kMostAskedAhead = 64;  // times that a clock which stands sti
 
 }  // namespace
 
+// In the order in which the lanes opened.
+const std::vector<LaneSlot*>& RuntimeImpl::lanes_to_ask() {
+  const auto ids = authority_->lanes_to_ask();
+  if (!ids || 2 * ids->size() >= lanes_.opened().size()) return lanes_.opened();
+  asked_lanes_.clear();
+  for (const uint32_t id : *ids)
+    if (LaneSlot* lane = lanes_.find(id);
+        lane != nullptr && lane->memory.load(std::memory_order_relaxed) != nullptr)
+      asked_lanes_.push_back(lane);
+  std::sort(asked_lanes_.begin(), asked_lanes_.end(),
+            [](const LaneSlot* a, const LaneSlot* b)
+                GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return a->opened_at < b->opened_at; });
+  return asked_lanes_;
+}
+
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   if (!lost_.ok() || actions_.paused() || (!sessions_.any_ready() && !shared_)) return;
   std::optional<uint64_t> time;  // one reading for all lanes
-  bool dispatched = true, on_device = false;
+  bool dispatched = true;
   uint64_t look_again_ns = sched::kUnknown, ask_at_ns = 0;
   uint32_t asked_ahead = 0;
   // A dispatch in one lane may release another lane that was held back for it.
   while (dispatched) {
-    dispatched = on_device = false;
-    for (LaneSlot* lane : lanes_.opened()) {
-      on_device = on_device || lane->in_flight > 0;
+    dispatched = false;
+    const bool on_device = !lanes_.flying().empty();
+    for (LaneSlot* lane : lanes_to_ask()) {
       if (lane->holder != nullptr || lane->in_flight >= depth_ || lane->closes > 0 ||
           lane->memory.load(std::memory_order_relaxed) == nullptr)
         continue;

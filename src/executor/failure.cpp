@@ -10,7 +10,7 @@ namespace gpushare::executor {
 
 void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox) {
   if (session.ended_ || collapsed_) return;
-  session.ended_ = true;
+  sessions_.ended(session);
   session.end_state_ = state;
   session.end_status_ = std::move(status);
   reaper_.drop_demand(session.pushes_.size());

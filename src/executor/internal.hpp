@@ -300,8 +300,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
-  bool placed_ GPUSHARE_GUARDED_BY(books) = false;     // its heap exists
-  bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;  // a NeedTurn lives
+  bool placed_ GPUSHARE_GUARDED_BY(books) = false;        // its heap exists; by SessionTable::placed()
+  bool out_unplaced_ GPUSHARE_GUARDED_BY(books) = false;  // it was paged out before it had a heap
+  bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;     // a NeedTurn lives
   base::ConditionVariable need_asked_;
   bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
   uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
@@ -522,6 +523,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // ---- dispatch.cpp: who is granted a lane ----
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
   void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  const std::vector<LaneSlot*>& lanes_to_ask() GPUSHARE_REQUIRES(books);
   // The lane's next iteration, if the policy has one as of `ask_at_ns`. True if it was dispatched.
   bool dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns)
       GPUSHARE_REQUIRES(books);
@@ -627,6 +629,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   Reaper reaper_{*this};
   MemoryLadder ladder_{*this};
   uint64_t switches_ GPUSHARE_GUARDED_BY(books) = 0;
+  std::vector<LaneSlot*> asked_lanes_ GPUSHARE_GUARDED_BY(books);  // room for lanes_to_ask()
   RangeTable ranges_{*this};
   uint32_t staying_ GPUSHARE_GUARDED_BY(books) = 0;  // Stays, and progress calls that are due or under way
   SideStreams side_streams_;

@@ -249,7 +249,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, end.peak);
   if (session.profile_left_ > 0 && sessions_.profiled() == &session)
     sessions_.profile_end(session, lane, end.peak);
-  ++lane.in_flight;
+  lanes_.count_flight(lane, true);
   ++session.in_flight_;
   if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
   retire_ended(lane, begun, end.passed, end.device, outbox);

@@ -20,6 +20,18 @@ void LaneSet::want(uint32_t id, uint64_t bytes) {
     slot->want_bytes.store(bytes, std::memory_order_relaxed);
 }
 
+void LaneSet::count_flight(LaneSlot& lane, bool begins) {
+  if (!begins) {
+    if (--lane.in_flight > 0) return;
+    flying_.back()->flying_at = lane.flying_at;
+    flying_[lane.flying_at] = flying_.back();
+    flying_.pop_back();
+  } else if (lane.in_flight++ == 0) {
+    lane.flying_at = flying_.size();
+    flying_.push_back(&lane);
+  }
+}
+
 base::Result<LaneSlot*> LaneSet::make_slot(uint32_t id) {
   std::vector<InFlight> ring(runtime_.depth_ + 1);
   for (InFlight& entry : ring) {
@@ -155,6 +167,8 @@ base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) 
   slot->applied_bytes.store(base::round_up(bytes, runtime_.memory_->granularity_bytes()));
   slot->memory.store(opened);
   open_.push_back(slot);
+  flying_.reserve(open_.capacity());  // the end of an iteration needs no memory
+  slot->opened_at = ++openings_;
   return {};
 }
 

@@ -75,9 +75,12 @@ struct LaneSlot {
   uint64_t last_session_id GPUSHARE_GUARDED_BY(books) = 0;
   // depth + 1: the one before the head keeps its end event for the timeline.
   std::vector<InFlight> ring GPUSHARE_GUARDED_BY(books);
-  uint64_t head GPUSHARE_GUARDED_BY(books) = 0;       // sequence number of the oldest in flight
-  uint64_t next GPUSHARE_GUARDED_BY(books) = 0;       // of the next to be granted
-  uint32_t in_flight GPUSHARE_GUARDED_BY(books) = 0;  // ended by the host, not by the device
+  uint64_t head GPUSHARE_GUARDED_BY(books) = 0;  // sequence number of the oldest in flight
+  uint64_t next GPUSHARE_GUARDED_BY(books) = 0;  // of the next to be granted
+  uint32_t in_flight GPUSHARE_GUARDED_BY(books) =
+      0;  // ended by the host, not by the device; by LaneSet::count_flight()
+  size_t flying_at GPUSHARE_GUARDED_BY(books) = 0;    // in LaneSet::flying(), while anything is in flight
+  uint64_t opened_at GPUSHARE_GUARDED_BY(books) = 0;  // its place in LaneSet::opened(): larger is later
   bool reaping GPUSHARE_GUARDED_BY(books) = false;    // somebody waits for the head's end event
   std::atomic<bool> profiling{false};                 // its holder is being profiled
   // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
@@ -105,9 +108,14 @@ class LaneSet {
   // The open lanes; and all lanes by number, null where none was ever opened.
   const std::vector<LaneSlot*>& opened() const GPUSHARE_REQUIRES(books) { return open_; }
   const std::vector<std::unique_ptr<LaneSlot>>& all() const GPUSHARE_REQUIRES(books) { return slots_; }
+  // The lanes that have something in flight, in no order.
+  const std::vector<LaneSlot*>& flying() const GPUSHARE_REQUIRES(books) { return flying_; }
+  // One iteration more or less is in flight in the lane.
+  void count_flight(LaneSlot& lane, bool begins) GPUSHARE_REQUIRES(books);
   // The runtime closes.
   std::vector<std::unique_ptr<LaneSlot>> take_all() GPUSHARE_REQUIRES(books) {
     open_.clear();
+    flying_.clear();
     return std::move(slots_);
   }
   // Why a lane could not be made at all.
@@ -142,6 +150,8 @@ class LaneSet {
   RuntimeImpl& runtime_;
   std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(books);  // by lane id
   std::vector<LaneSlot*> open_ GPUSHARE_GUARDED_BY(books);
+  std::vector<LaneSlot*> flying_ GPUSHARE_GUARDED_BY(books);
+  uint64_t openings_ GPUSHARE_GUARDED_BY(books) = 0;
   std::vector<uint64_t> wants_ GPUSHARE_GUARDED_BY(books);  // sizes promised last, by lane id
   base::Status failure_ GPUSHARE_GUARDED_BY(books);
   bool have_workers_ GPUSHARE_GUARDED_BY(books) = false;  // somebody has submitted

@@ -34,7 +34,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     }
     lane.chained = slot.marked;
     ++lane.head;
-    --lane.in_flight;
+    runtime_.lanes_.count_flight(lane, false);
     --under_way_;
     --session.in_flight_;
     if (session.launch_gate_ != nullptr) {
@@ -88,9 +88,11 @@ void Reaper::poll(Outbox& outbox) {
     {
       BooksLock lock(runtime_.mutex_);
       if (!runtime_.lost_.ok()) return;
-      for (LaneSlot* lane : runtime_.lanes_.opened())
-        if (lane->in_flight > 0 && !lane->reaping)
-          heads.push_back({lane, &lane->at(lane->head).end, lane->head, {}});
+      for (LaneSlot* lane : runtime_.lanes_.flying())
+        if (!lane->reaping) heads.push_back({lane, &lane->at(lane->head).end, lane->head, {}});
+      std::sort(heads.begin(), heads.end(),
+                [](const Head& a, const Head& b)
+                    GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return a.lane->opened_at < b.lane->opened_at; });
     }
     for (Head& head : heads) head.status = head.end->query();
     Section lock(runtime_);
@@ -238,7 +240,7 @@ bool Reaper::wanted(const LaneSlot& lane) const {
 }
 
 void Reaper::wake() {
-  for (LaneSlot* lane : runtime_.lanes_.opened())
+  for (LaneSlot* lane : runtime_.lanes_.flying())
     if (lane->reaper_sleeps && wanted(*lane)) lane->reaper_wakes.notify_one();
 }
 

@@ -27,15 +27,10 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   info.device = device_->spec();
   BooksLock lock(mutex_);
   info.lanes = static_cast<uint32_t>(lanes_.opened().size());
-  for (const auto& [id, session] : sessions_) {
-    if (session->ended_) continue;
-    if (!session->placed_)
-      ++info.sessions_queued;
-    else if (authority_->state(id) == sched::SessionState::kPagedOut)
-      ++info.sessions_paged_out;
-    else
-      ++info.sessions_resident;
-  }
+  const SessionTable::Counts counts = sessions_.counts();
+  info.sessions_queued = counts.queued;
+  info.sessions_resident = counts.resident;
+  info.sessions_paged_out = counts.paged_out;
   const sched::Limit capacity = authority_->capacity();
   info.capacity_bytes = capacity.target_bytes;
   info.effective_capacity_bytes = capacity.effective_bytes;

@@ -375,7 +375,7 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
         sessions_.profile_end(session, *lane, 0);
         ++session.profile_left_;
       }
-      ++lane->in_flight;
+      lanes_.count_flight(*lane, true);
       ++session.in_flight_;
       if (lane->in_flight == 1) reaper_.retire(*lane, sequence, outbox);
       actions_.tear_down_if_over(session);

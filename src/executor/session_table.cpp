@@ -59,14 +59,47 @@ base::Result<EnvironmentLimits> EnvironmentLimits::read() {
 
 void SessionTable::add(std::shared_ptr<SessionImpl> session) {
   const uint64_t id = session->id();
+  ended_.reserve(sessions_.size() + 1);  // the end of a session needs no memory
   sessions_.emplace(id, std::move(session));
+  ++queued_;
   divide_weight();
 }
 
 void SessionTable::erase(SessionImpl& session) {
   if (profiled_ == &session) profiled_ = nullptr;
-  sessions_.erase(session.id());
+  if (sessions_.erase(session.id()) > 0 && ended_.erase(session.id()) == 0) leave_queue(session);
   divide_weight();
+}
+
+void SessionTable::leave_queue(SessionImpl& session) {
+  if (session.placed_) return;
+  --queued_;
+  if (std::exchange(session.out_unplaced_, false)) --out_unplaced_;
+}
+
+void SessionTable::placed(SessionImpl& session) {
+  if (!session.ended_) leave_queue(session);
+  session.placed_ = true;
+}
+
+void SessionTable::out_unplaced(SessionImpl& session) {
+  if (session.placed_ || session.ended_ || std::exchange(session.out_unplaced_, true)) return;
+  ++out_unplaced_;
+}
+
+void SessionTable::ended(SessionImpl& session) {
+  session.ended_ = true;
+  if (sessions_.contains(session.id()) && ended_.insert(session.id()).second) leave_queue(session);
+}
+
+SessionTable::Counts SessionTable::counts() const {
+  const sched::Authority& authority = *runtime_.authority_;
+  size_t out = authority.paged_out() - std::min(authority.paged_out(), out_unplaced_);
+  for (const uint64_t id : ended_)
+    if (out > 0 && authority.state(id) == sched::SessionState::kPagedOut) --out;
+  const size_t here = sessions_.size() - ended_.size() - queued_;
+  out = std::min(out, here);
+  return {static_cast<uint32_t>(queued_), static_cast<uint32_t>(here - out), static_cast<uint32_t>(out)};
 }
 
 std::vector<std::shared_ptr<SessionImpl>> SessionTable::all() const {
@@ -79,6 +112,8 @@ std::vector<std::shared_ptr<SessionImpl>> SessionTable::all() const {
 SessionTable::Map SessionTable::take_all() {
   Map all;
   all.swap(sessions_);
+  ended_.clear();
+  queued_ = out_unplaced_ = 0;
   return all;
 }
 

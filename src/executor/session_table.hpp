@@ -51,6 +51,16 @@ class SessionTable {
   Map::const_iterator end() const GPUSHARE_REQUIRES(books) { return sessions_.end(); }
   size_t size() const GPUSHARE_REQUIRES(books) { return sessions_.size(); }
   bool empty() const GPUSHARE_REQUIRES(books) { return sessions_.empty(); }
+  // By state, without those that have ended and are torn down later.
+  struct Counts {
+    uint32_t queued = 0, resident = 0, paged_out = 0;
+  };
+  Counts counts() const GPUSHARE_REQUIRES(books);
+  // What counts() goes by: the session's bytes have their place on the device for the first time; it is paged out before
+  // they had one; it has ended.
+  void placed(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  void out_unplaced(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  void ended(SessionImpl& session) GPUSHARE_REQUIRES(books);
   // A copy for callers that end the sessions, which changes the table.
   std::vector<std::shared_ptr<SessionImpl>> all() const GPUSHARE_REQUIRES(books);
   Map take_all() GPUSHARE_REQUIRES(books);  // the runtime closes
@@ -81,12 +91,16 @@ class SessionTable {
   void divide_weight() GPUSHARE_REQUIRES(books);
 
  private:
+  void leave_queue(SessionImpl& session) GPUSHARE_REQUIRES(books);
   double sum_of_weights() const GPUSHARE_REQUIRES(books);
   void refresh_unprofiled(const SessionImpl* but) GPUSHARE_REQUIRES(books);
 
   RuntimeImpl& runtime_;
   EnvironmentLimits limits_;
   Map sessions_ GPUSHARE_GUARDED_BY(books);
+  size_t queued_ GPUSHARE_GUARDED_BY(books) = 0;        // neither placed nor ended
+  size_t out_unplaced_ GPUSHARE_GUARDED_BY(books) = 0;  // of these
+  base::FlatHashSet<uint64_t> ended_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_id_ GPUSHARE_GUARDED_BY(books) = 1;
   uint64_t ready_ GPUSHARE_GUARDED_BY(books) = 0;  // those with told_ready_ set
   SessionImpl* profiled_ GPUSHARE_GUARDED_BY(books) = nullptr;

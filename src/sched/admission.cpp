@@ -130,11 +130,12 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
   if (found.kind == Placement::Kind::kNone) return false;
   LaneId id = found.lane;
   if (found.kind == Placement::Kind::kOpen) {
-    id = 0;
-    while (id < lanes.size() && lanes[id].open) ++id;
+    id = lane_ids.take();
     if (id == lanes.size()) lanes.emplace_back();
+    crowded.reserve(lanes.size());
     LaneRecord& lane = lanes[id];
     lane = LaneRecord{};
+    touch(lane);
     lane.open = true;
     lane.bytes = lane.held = found.bytes;
     lane.compute_units = session.compute_units;
@@ -144,7 +145,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
     ++lanes_open;
     actions.push_back({ActionKind::kOpenLane, id, kNoSession, lane.bytes, lane.compute_units});
   }
-  if (session.spec.profiling) session.ephemeral_bytes = found.bytes;
+  if (session.spec.profiling) set_ephemeral(session, found.bytes);
   LaneRecord& lane = lanes[id];
   if (session.ephemeral_bytes > lane.bytes) {
     lane.bytes = session.ephemeral_bytes;
@@ -170,10 +171,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
 }
 
 void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
-  LaneRecord& lane = lanes[id];
-  lane.members.push_back(&session);
-  make_places(lane);
-  session.lane = id;
+  join_lane(session, id);
   session.wake = session.turned_back = false;
   persistent_bytes += session.persistent_bytes;
   ++residents;
@@ -183,13 +181,11 @@ void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
 
 void Scheduler::Impl::quit(SessionRecord& session) {
   const LaneId id = session.lane;
-  LaneRecord& lane = lanes[id];
   set_ready_slot(session, false);
   stop_expecting(session);
   session.paused_since_ns = kUnknown;
-  lane.members.erase(std::find(lane.members.begin(), lane.members.end(), &session));
   set_overdue(session, false);
-  session.lane = kNoLane;
+  quit_lane(session);
   persistent_bytes -= session.held_bytes();
   session.gone_bytes = 0;
   gave_back();
@@ -197,19 +193,16 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   if (session.view.share.kind == Share::Kind::kWhole) --whole;
   ++changes;
   if (session.spec.profiling)
-    session.ephemeral_bytes = rounded(session.spec.ephemeral_bytes);  // not the lane it had
+    set_ephemeral(session, rounded(session.spec.ephemeral_bytes));  // not the lane it had
   shrink_or_close(id);
 }
 
 bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   const LaneId from = session.lane;
-  LaneRecord& lane = lanes[from];
   set_ready_slot(session, false);
   stop_expecting(session);
-  std::erase(lane.members, &session);
-  session.lane = to;
-  lanes[to].members.push_back(&session);
-  make_places(lanes[to]);
+  quit_lane(session);
+  join_lane(session, to);
   set_ready_slot(session, session.ready);
   actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});
   changed(session, now_ns);
@@ -236,11 +229,12 @@ void Scheduler::Impl::shrink_or_close(LaneId id) {
     lane.compute_units = 0;
     lane.closing = false;
     --lanes_open;
+    lane_ids.give_back(id);
+    touch(lane);
     actions.push_back({ActionKind::kCloseLane, id, kNoSession, 0});
     return;
   }
-  uint64_t need = 0;
-  for (const SessionRecord* member : lane.members) need = std::max(need, member->ephemeral_bytes);
+  const uint64_t need = lane.need();
   if (need == lane.bytes) return;
   lane.bytes = need;
   lane.settles_at = lane.dispatched;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -202,6 +203,9 @@ class Authority {
   // The session whose iteration runs next in `lane`; nullopt leaves it idle. After any event, ask again for
   // every free lane, because an event of one session may let another lane run.
   virtual std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) = 0;
+  // The lanes in which pick() could name a session now, in no order, valid until the next call; nullopt: any lane. A driver
+  // with many lanes asks for these alone.
+  virtual std::optional<std::span<const LaneId>> lanes_to_ask() const { return std::nullopt; }
   // The time to ask pick again although nothing has happened; kUnknown: none. pick may leave a lane idle for
   // sessions that are behind in service, and an iteration of these may take longer than expected because its
   // host holds it open.
@@ -217,6 +221,7 @@ class Authority {
 
   // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------
   virtual SessionState state(SessionId session) const = 0;
+  virtual size_t paged_out() const = 0;                 // sessions in the state kPagedOut
   virtual LaneId lane_of(SessionId session) const = 0;  // also while its page-in is under way
   virtual SessionView view(SessionId session) const = 0;
   virtual std::string policy_name() const = 0;

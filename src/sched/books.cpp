@@ -11,6 +11,9 @@ SessionState Scheduler::state(SessionId id) const {
   if (session == nullptr || session->bytes == Bytes::kWaiting) return SessionState::kQueued;
   return session->out() ? SessionState::kPagedOut : SessionState::kResident;
 }
+size_t Scheduler::paged_out() const {
+  return impl_->paged_out;
+}
 LaneId Scheduler::lane_of(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   return session == nullptr ? kNoLane : session->lane;

@@ -170,6 +170,7 @@ double Scheduler::link_ns_per_byte() const {
 void Scheduler::Impl::forget_worth(SessionRecord& session) {
   if (session.worth_ns) --spares;
   session.worth_ns.reset();
+  touch(session);
 }
 
 bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t now_ns) {
@@ -183,6 +184,7 @@ bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t
   ++impl_->spares;
   session->worth_ns = std::isnan(*worth_ns) ? 0 : std::clamp(*worth_ns, 0.0, kMostWorthNs);
   session->worth_since_ns = now_ns;
+  impl_->touch(*session);
   impl_->coordinate(now_ns);
   impl_->admit_waiting(now_ns);
   return true;

@@ -43,9 +43,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
     const uint64_t forgone = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
     const uint64_t gone = session->gone_bytes - std::min(session->gone_bytes, forgone);
     uint64_t shrunk = forgone - (session->gone_bytes - gone);
-    uint64_t lane_need = e;
-    for (const SessionRecord* member : lane.members)
-      if (member != session) lane_need = std::max(lane_need, member->ephemeral_bytes);
+    const uint64_t lane_need = std::max(e, lane.need_without(session->ephemeral_bytes));
     if (lane_need < lane.held && lane.completed == lane.dispatched && !impl_->options.shared_lanes)
       shrunk += lane.held - lane_need;  // settles at once
     if (grown > impl_->free_bytes() + shrunk)
@@ -65,7 +63,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   session->spec = std::move(spec);
   session->spec.profiling = false;
   session->persistent_bytes = p;
-  session->ephemeral_bytes = e;
+  impl_->set_ephemeral(*session, e);
   if (session->slot != SessionRecord::kNoSlot)
     impl_->lanes[session->lane].least_ready_bytes =
         std::min(impl_->lanes[session->lane].least_ready_bytes, e);
@@ -103,6 +101,7 @@ void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
   if (session == nullptr || session->spec.cls == cls) return;
   session->spec.cls = cls;
   if (!impl_->coordinator || !impl_->coordinator->knows(id)) session->view.cls = cls;
+  impl_->set_rank(*session);
   impl_->job_changed(*session, now_ns);
   impl_->rank_changed(*session);
   impl_->requeue(*session);

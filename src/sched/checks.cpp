@@ -15,7 +15,7 @@ namespace {
 
 struct Totals {
   uint64_t persistent = 0, lane_bytes = 0, cached = 0;
-  size_t residents = 0, ready = 0, lanes_ready = 0, waiting = 0, slots = 0, spares = 0;
+  size_t residents = 0, ready = 0, lanes_ready = 0, waiting = 0, slots = 0, spares = 0, out = 0;
   uint32_t open = 0, units = 0, overdue = 0, evicting = 0;
 };
 
@@ -89,6 +89,7 @@ std::string check_cache(const auto& of, const CacheRecord& cache) {
 std::string check_totals(const auto& of, const Totals& totals) {
   if (totals.overdue != of.overdue) return "the count of overdue sessions is wrong";
   if (totals.lanes_ready != of.ready_lanes.size()) return "a lane without a ready session counts as one with";
+  if (totals.out != of.paged_out) return "the sessions that are paged out are miscounted";
   if (totals.cached != of.cache_bytes) return "the bytes of caches are miscounted";
   if (totals.persistent != of.persistent_bytes || totals.lane_bytes != of.lane_bytes ||
       totals.residents != of.residents || totals.open != of.lanes_open ||
@@ -108,6 +109,56 @@ std::string check_totals(const auto& of, const Totals& totals) {
 
 }  // namespace
 
+// That the peers of each rank, and what lanes show others, are as the sessions say.
+std::string Scheduler::Impl::check_peers() {
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    const LaneRecord& lane = lanes[id];
+    std::map<uint64_t, size_t> needs;
+    for (const SessionRecord* member : lane.members) ++needs[member->ephemeral_bytes];
+    if (needs != lane.needs) return base::format("lane %u miscounts what its sessions need", id);
+    if (!lane.front.stale && lane.front != front_of(lane))
+      return base::format("lane %u shows others what it was", id);
+  }
+  std::map<uint64_t, size_t> of_rank;
+  for (const auto& [id, session] : sessions) {
+    const bool ranked = !asks.before || asks.ranks;
+    if (ranked != (session->peers != nullptr))
+      return "a session has peers though there are no ranks, or none though there are";
+    if (!ranked) continue;
+    ++of_rank[session->view.rank];
+    if (session->peers->rank != session->view.rank) return "a session is among peers of another rank";
+    if (session->touched) continue;
+    const bool in_lane = session->lane != kNoLane, placed = in_lane && weighted(*session);
+    const bool recent = placed && options.keeps_lag_ns > 0, listed = session->ByVirtualHook::is_linked();
+    if (session->counted != (in_lane && !session->worth_ns && lanes[session->lane].compute_units == 0))
+      return "a session is in the way of lower ranks and not counted, or the other way round";
+    if (listed ? !recent || session->virtual_key != session->view.virtual_ns : recent && session->wanted())
+      return "a session has another's place by virtual time";
+    if (session->ByBegunHook::is_linked() != (placed && asks.before) ||
+        (placed && asks.before &&
+         (session->begun_key != begun_ns(*session) || session->stands_wanting != wants_or_returns(*session))))
+      return "a session has another's place among those that want the device";
+  }
+  if (of_rank.size() != peers.size()) return "a rank has no session";
+  for (const auto& [rank, among] : peers) {
+    if (of_rank[rank] != among.sessions) return "the sessions of a rank are miscounted";
+    const FirstLanes behind = among.behind, above = among.above;
+    if (behind.version == turn_version) {
+      among.behind.version = 0;
+      const FirstLanes& now = lanes_behind(among, behind.now_ns);
+      if (now.first != behind.first || now.second != behind.second)
+        return "another lane is behind than was said";
+    }
+    if (above.version == turn_version) {
+      among.above.version = 0;
+      const FirstLanes& now = lanes_above(among, above.now_ns);
+      if (now.first != above.first || now.second != above.second)
+        return "another lane is above than was said";
+    }
+  }
+  return {};
+}
+
 std::string Scheduler::check() const {
   const Impl& of = *impl_;
   if (!of.unlisted.empty()) return of.unlisted;
@@ -124,13 +175,15 @@ std::string Scheduler::check() const {
     totals.slots += session->slot != SessionRecord::kNoSlot ? 1 : 0;
     totals.evicting += session->goes_out() ? 1 : 0;
     totals.spares += session->worth_ns ? 1 : 0;
+    totals.out += session->out() ? 1 : 0;
   }
   for (const auto& cache : of.caches) {
     if (std::string wrong = check_cache(of, *cache); !wrong.empty()) return wrong;
     totals.cached += cache->held ? cache->bytes : 0;
     totals.evicting += cache->dropping ? 1 : 0;
   }
-  return check_totals(of, totals);
+  if (std::string wrong = check_totals(of, totals); !wrong.empty()) return wrong;
+  return impl_->check_peers();
 }
 
 }  // namespace gpushare::sched

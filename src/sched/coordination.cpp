@@ -145,6 +145,7 @@ void Scheduler::Impl::look_at_limits(uint64_t now_ns) {
 
 void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
   if (!std::exchange(session.stopped, true)) {
+    touch(session);
     session.rigid = false;  // it begins anew
     set_terms(session, session.spec.cls, 0);
     requeue(session);
@@ -158,6 +159,7 @@ void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
 
 void Scheduler::Impl::release(SessionRecord& session) {
   if (!std::exchange(session.stopped, false)) return;
+  touch(session);
   requeue(session);
   if (session.bytes != Bytes::kLeaving) return;
   change(session, BytesEvent::kSpared);

@@ -474,7 +474,7 @@ void Scheduler::Impl::join_lanes(uint64_t now_ns) {
           return waits->wants_in() && waits->persistent_bytes + waits->ephemeral_bytes - there <= room;
         }))
       continue;
-    const Victims leaving{lane.members, {}};
+    const Victims leaving{lane.members.all(), {}};
     for (SessionRecord* member : leaving.sessions) member->changes_lane = true;
     evict(leaving, now_ns);
     return;

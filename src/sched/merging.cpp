@@ -96,7 +96,7 @@ void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
 }
 
 bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {
-  const std::vector<SessionRecord*> members = lanes[from].members;
+  const std::vector<SessionRecord*> members = lanes[from].members.all();
   const uint64_t before = promised();
   for (SessionRecord* session : members) {
     if (session->view.in_flight > 0 || !session->resident()) continue;

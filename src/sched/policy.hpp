@@ -65,6 +65,7 @@ enum class MayJoin : uint32_t {
 // and join, and nobody gives way.
 struct Answers {
   bool before = false, may_run = false, gives_way = false, may_join = false;
+  bool ranks = false;  // before() goes by rank() alone, so that turns cost less: it is asked less often
   bool by_interference = false;  // its answers use DeviceView::interference(), so that is to be measured
   std::optional<LaneFinderKind> lane_finder = std::nullopt;  // unless the scheduler's options name one
 };
@@ -78,6 +79,8 @@ class Policy {
   // Who goes first? True if `a` ranks above `b`: a strict weak order. While a session has work, no session of lower rank
   // begins an iteration. Sessions of equal rank run as share() says, and wait in line.
   virtual bool before(const SessionView& /*a*/, const SessionView& /*b*/) const { return false; }
+  // Of those that answer so: a session of a lesser number ranks above. Asked like share().
+  virtual uint64_t rank(const SessionView& /*session*/) const { return 0; }
 
   // May this one run now? The time from which it may: at most `now_ns` is yes, kUnknown is "not before something happens".
   virtual uint64_t may_run(const SessionView& /*session*/, const DeviceView& /*device*/,

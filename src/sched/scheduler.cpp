@@ -29,17 +29,23 @@ bool Scheduler::Impl::change(SessionRecord& session, BytesEvent event) {
   }
   const Bytes to = kBytesTable[row].to;
   evicting += (goes_out(to) ? 1u : 0u) - (session.goes_out() ? 1u : 0u);
+  paged_out -= session.out() ? 1 : 0;
   session.bytes = to;
+  paged_out += session.out() ? 1 : 0;
+  touch(session);
   taken |= uint64_t{1} << row;
   return true;
 }
 
 void Scheduler::Impl::show(SessionRecord& session) {
-  if (session.slot != SessionRecord::kNoSlot) lanes[session.lane].ready[session.slot] = session.view;
+  if (session.slot == SessionRecord::kNoSlot) return;
+  lanes[session.lane].ready[session.slot] = session.view;
+  touch(session);
 }
 
 void Scheduler::Impl::set_ready_slot(SessionRecord& session, bool present) {
   if (present == (session.slot != SessionRecord::kNoSlot)) return;
+  touch(session);
   LaneRecord& lane = lanes[session.lane];
   auto& ready = lane.ready;
   if (present) {
@@ -133,9 +139,12 @@ void Scheduler::Impl::take_policy(std::unique_ptr<Policy> asked) {
 }
 
 void Scheduler::Impl::set_share(SessionRecord& session) {
-  const bool was_whole = session.view.share.kind == Share::Kind::kWhole;
+  const Share before = session.view.share;
+  const bool was_whole = before.kind == Share::Kind::kWhole;
   session.view.share = policy->share(session.view);
+  if (session.view.share.kind != before.kind || session.view.share.weight != before.weight) touch(session);
   const bool is_whole = session.view.share.kind == Share::Kind::kWhole;
+  set_rank(session);
   if (was_whole != is_whole && session.holds_promise()) whole += is_whole ? 1 : static_cast<size_t>(-1);
 }
 
@@ -147,7 +156,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   SessionRecord& session = *owned;
   session.spec = spec;
   session.persistent_bytes = impl_->rounded(spec.persistent_bytes);
-  session.ephemeral_bytes = impl_->rounded(spec.ephemeral_bytes);
+  impl_->set_ephemeral(session, impl_->rounded(spec.ephemeral_bytes));
   session.compute_units = static_cast<uint32_t>(impl_->rounded_units(spec.compute_units));
   session.declared_ns = session.work_ns = spec.remaining_ns;
   SessionView& view = session.view;
@@ -161,6 +170,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   view.alternates = spec.alternates;
   impl_->estimate_remaining(session);
   impl_->join_line(session, now_ns);
+  impl_->touched.reserve(impl_->sessions.size() + 1);  // the end of an iteration needs no memory
   impl_->set_share(session);
   if (spec.alternates) ++impl_->alternating;
   if (impl_->options.shared_lanes && !impl_->several_groups)
@@ -192,6 +202,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   impl_->dequeue(session);
   if (spec.alternates) --impl_->alternating;
   if (impl_->measured != nullptr) impl_->measured->left(spec.id);
+  impl_->join_peers(session, nullptr);
   impl_->sessions.erase(spec.id);
   if (impl_->coordinator) {
     impl_->coordinator->leave(spec.id, now_ns);
@@ -215,6 +226,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
     session->pauses.note(now_ns - std::min(now_ns, std::exchange(session->paused_since_ns, kUnknown)));
   session->ready = true;
   session->view.ready_since_ns = now_ns;
+  impl_->touch(*session);
   if (on_device(session->bytes)) {
     const bool keeps_lag = now_ns - std::min(now_ns, session->last_wanted_ns) < impl_->options.keeps_lag_ns;
     impl_->catch_up(*session, keeps_lag ? session->lag_ns : 0);
@@ -248,6 +260,7 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   if (session == nullptr || !session->ready) return;
   session->ready = false;
   session->last_wanted_ns = now_ns;
+  impl_->touch(*session);
   impl_->note_lag(*session, now_ns);
   impl_->set_ready_slot(*session, false);
   ++impl_->changes;
@@ -277,6 +290,7 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
   if (view.in_flight++ == 0) lane.flying.push_back(session);
   view.virtual_ns += virtual_cost(expected, view.share.weight);
   session->expected_in_flight_ns += expected;
+  impl_->touch(*session);
   impl_->advance(now_ns);
   if (impl_->measured != nullptr) impl_->measured->dispatched(id, lane_id, now_ns);
   impl_->changed(*session, now_ns);
@@ -312,6 +326,7 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
   session->expected_in_flight_ns -= expected;
   if (--view.in_flight == 0) std::erase(lane.flying, session);
   view.virtual_ns += virtual_cost(static_cast<double>(device_ns) - expected, view.share.weight);
+  impl_->touch(*session);
   if (iterations > 1) {  // the lane has moved on to the start of the last of them
     const double last = static_cast<double>(device_ns) / static_cast<double>(iterations);
     lane.start_tag_ns =
@@ -355,6 +370,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
     LaneRecord& lane = impl_->lanes[session->lane];
     lane.completed += session->view.in_flight;
     std::erase(lane.flying, session);
+    impl_->touch(*session);
     const LaneId lane_id = session->lane;
     impl_->quit(*session);
     impl_->boundary(lane_id);
@@ -368,6 +384,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   if (impl_->measured != nullptr) impl_->measured->left(id);
+  impl_->join_peers(*session, nullptr);
   impl_->sessions.erase(id);
   for (const SessionId other : std::exchange(impl_->pinned, {}))
     if (SessionRecord* record = impl_->find(other)) record->pinned = false;

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -136,6 +137,7 @@ class Scheduler final : public Authority {
   std::shared_ptr<MeasuredInterference> measured() const override;
   // ---- Authority: what next -------------------------------------------------------------------------------
   std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) override;
+  std::optional<std::span<const LaneId>> lanes_to_ask() const override;
   uint64_t look_again_ns() const override;
   void look(uint64_t now_ns) override;
   bool may_lend(SessionId session, LaneId lane) const override;
@@ -153,6 +155,7 @@ class Scheduler final : public Authority {
 
   // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------
   SessionState state(SessionId session) const override;
+  size_t paged_out() const override;
   LaneId lane_of(SessionId session) const override;  // also while its page-in is under way
   SessionView view(SessionId session) const override;
   bool knows(SessionId session) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,8 @@
 #include "base/flat_hash.hpp"
 
 #include "sched/claims.hpp"
+#include "sched/lane_ids.hpp"
+#include "sched/peers.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/session_states.hpp"
 #include "sched/stays.hpp"
@@ -33,20 +36,28 @@ inline double virtual_cost(double ns, double weight) {
   return std::clamp(ns / weight, -1e30, 1e30);
 }
 
-struct SessionRecord {
+struct Peers;
+
+struct SessionRecord : ByVirtualHook, ByBegunHook {
   static constexpr size_t kNoSlot = static_cast<size_t>(-1);
 
   SessionSpec spec;
   SessionView view;
   Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
   LaneId lane = kNoLane;
-  uint64_t persistent_bytes = 0;  // rounded to the granularity
-  uint64_t gone_bytes = 0;        // of these, during a page-out: promised no more
-  uint64_t ephemeral_bytes = 0;
-  uint32_t compute_units = 0;       // rounded likewise
-  size_t slot = kNoSlot;            // in its lane's ready views
-  uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
-  uint64_t work_ns = kUnknown;      // remaining when it was declared, after `work_since` iterations
+  size_t member_at = 0;                   // in its lane's members
+  Peers* peers = nullptr;                 // of its rank; null: ranks are no numbers
+  double virtual_key = 0, begun_key = 0;  // as it stands in their order
+  bool counted = false;                   // among Peers::in_the_way
+  bool stands_wanting = false;            // in Peers::wanting, else in Peers::resting
+  bool touched = false;                   // it is in Impl::touched
+  uint64_t persistent_bytes = 0;          // rounded to the granularity
+  uint64_t gone_bytes = 0;                // of these, during a page-out: promised no more
+  uint64_t ephemeral_bytes = 0;           // by Impl::set_ephemeral()
+  uint32_t compute_units = 0;             // rounded likewise
+  size_t slot = kNoSlot;                  // in its lane's ready views
+  uint64_t declared_ns = kUnknown;        // remaining, declared, less what was received since
+  uint64_t work_ns = kUnknown;            // remaining when it was declared, after `work_since` iterations
   uint64_t work_since = 0;
   double expected_in_flight_ns = 0;
   uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
@@ -103,6 +114,47 @@ struct SessionRecord {
   bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }
 };
 
+inline void Members::push_back(SessionRecord& session) {
+  session.member_at = places_.size();
+  places_.push_back(&session);
+  ++size_;
+}
+
+inline void Members::erase(SessionRecord& session) {
+  places_[session.member_at] = nullptr;
+  if (2 * --size_ >= places_.size()) return;
+  std::erase(places_, nullptr);
+  for (size_t at = 0; at < places_.size(); ++at) places_[at]->member_at = at;
+}
+
+// The sessions of one rank. Those in lanes that share by weight are in order, where they are up to date.
+struct Peers {
+  struct ByVirtual {
+    bool operator()(const SessionRecord& a, const SessionRecord& b) const {
+      return a.virtual_key != b.virtual_key ? a.virtual_key < b.virtual_key : a.view.id < b.view.id;
+    }
+  };
+  struct ByBegun {
+    bool operator()(const SessionRecord& a, const SessionRecord& b) const {
+      return a.begun_key != b.begun_key ? a.begun_key < b.begun_key : a.view.id < b.view.id;
+    }
+  };
+  template <class Hook, class Order>
+  using Set =
+      boost::intrusive::set<SessionRecord, boost::intrusive::base_hook<Hook>,
+                            boost::intrusive::compare<Order>, boost::intrusive::constant_time_size<false>>;
+  uint64_t rank = 0;
+  size_t sessions = 0;    // in lanes or not
+  size_t in_the_way = 0;  // of lanes that share the device, and not spare
+  // By virtual time: without those that have wanted nothing for so long that their lag is forgotten.
+  Set<ByVirtualHook, ByVirtual> recent;
+  // Where there are ranks, by the virtual time at which what they have in flight began: those that want the device or are
+  // back soon, and the others.
+  Set<ByBegunHook, ByBegun> wanting, resting;
+  mutable FirstLanes behind;  // lanes with sessions of the rank, the least virtual time first
+  mutable FirstLanes above;   // lanes with sessions of a higher rank, the lowest number first
+};
+
 struct LaneRecord {
   bool open = false;
   bool closing = false;        // its sessions go to other lanes at their boundaries, to make room
@@ -119,7 +171,9 @@ struct LaneRecord {
   uint64_t progress_ns = 0;          // when it was dispatched to while empty, or finished one
   uint64_t held_back_ns = kUnknown;  // pick left it idle for others' sake: until when at most
   SessionId picked = kNoSession;
-  std::vector<SessionRecord*> members;
+  Members members;
+  std::map<uint64_t, size_t> needs;  // how many members have this E
+  Front front;
   std::vector<SessionRecord*> flying;  // those with something in flight
   std::vector<SessionRecord*> paused;  // those that have nothing to run, and usually come back soon
   std::vector<SessionView> ready;
@@ -127,6 +181,16 @@ struct LaneRecord {
   uint64_t least_ready_bytes = 0;  // at most the least E of those ready
 
   bool busy() const { return dispatched != completed; }
+  void forget_need(uint64_t ephemeral_bytes) {
+    if (const auto found = needs.find(ephemeral_bytes); --found->second == 0) needs.erase(found);
+  }
+  uint64_t need() const { return needs.empty() ? 0 : needs.rbegin()->first; }  // the largest E
+  // The largest E without one session, which has this one.
+  uint64_t need_without(uint64_t ephemeral_bytes) const {
+    for (auto each = needs.rbegin(); each != needs.rend(); ++each)
+      if (each->first != ephemeral_bytes || each->second > 1) return each->first;
+    return 0;
+  }
   // Enqueueing another iteration only when this one has ended would cost little.
   bool long_in_flight() const {
     return std::any_of(flying.begin(), flying.end(),
@@ -164,6 +228,10 @@ struct ComingBack {
   uint64_t bytes = 0;
 };
 
+// peers.cpp: the session's virtual time without what it has in flight, and whether it wants the device or is soon back.
+double begun_ns(const SessionRecord& session);
+bool wants_or_returns(const SessionRecord& session);
+
 struct Scheduler::Impl {
   // The device as a policy sees it.
   struct Device final : DeviceView {
@@ -184,12 +252,19 @@ struct Scheduler::Impl {
   std::shared_ptr<const Interference> interference;
   std::shared_ptr<MeasuredInterference> measured;  // null: nobody asked for it
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
+  std::map<uint64_t, Peers> peers;  // by rank
   std::vector<LaneRecord> lanes;
+  LaneIds lane_ids;
   std::vector<LaneId> ready_lanes;  // lanes with somebody ready, in no order
-  WaitingList waiting;              // those that want in
-  WaitingList idle;                 // paged-out ones without work, and those that the coordinator has stopped
-  std::vector<SessionId> blocked;   // since the last time that something was freed; some may have left
-  std::vector<SessionId> pinned;    // likewise, since the last time that a session left
+  // Sessions whose place among their peers is out of date; and how often anything has changed that turns go by.
+  std::vector<SessionRecord*> touched;
+  uint64_t turn_version = 1;
+  std::vector<LaneId> crowded;  // lanes that are busy and have somebody ready, as of crowded_version
+  uint64_t crowded_version = 0;
+  WaitingList waiting;             // those that want in
+  WaitingList idle;                // paged-out ones without work, and those that the coordinator has stopped
+  std::vector<SessionId> blocked;  // since the last time that something was freed; some may have left
+  std::vector<SessionId> pinned;   // likewise, since the last time that a session left
   std::vector<Action> actions;
   Limit capacity;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
@@ -216,6 +291,7 @@ struct Scheduler::Impl {
   uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
   uint64_t above_limit_bytes = 0;        // what sessions have above their limits, together
   size_t alternating = 0;                // sessions that do
+  size_t paged_out = 0;                  // sessions that are paged out, or on their way
   SessionId place_for = kNoSession;      // who has the place of those whose stays are over
   uint64_t stays_end_ns = kUnknown;      // when that is to be asked again
   uint64_t last_in_line = 0;
@@ -278,11 +354,11 @@ struct Scheduler::Impl {
   // `picked` is not ready yet: nothing is dispatched before it is.
   bool waits_for(LaneRecord& lane, const SessionView& picked, uint64_t now_ns);
   // A resident session ranks above this one, so what this one has in flight in advance would be in the other one's way.
-  bool runs_ahead(const LaneRecord& lane, const SessionView& view) const;
+  bool runs_ahead(const LaneRecord& lane, const SessionView& view);
   void advance(uint64_t now_ns);  // the device's virtual time
   // By the policy: `a` ranks above `b`; neither ranks above the other.
   bool before(const SessionView& a, const SessionView& b) const {
-    return asks.before && policy->before(a, b);
+    return asks.before && (asks.ranks ? a.rank < b.rank : policy->before(a, b));
   }
   bool equal(const SessionView& a, const SessionView& b) const { return !before(a, b) && !before(b, a); }
   bool runs_before(const SessionView& a, const SessionView& b) const;
@@ -308,18 +384,42 @@ struct Scheduler::Impl {
   }
   // The candidate that runs next; the number of candidates if none may now, and then `until` is when to ask again.
   size_t first_of(std::span<const SessionView> candidates, uint64_t now_ns, uint64_t& until) const;
-  double shared_virtual_ns(const SessionRecord& session) const;
+  double shared_virtual_ns(const SessionRecord& session);
   void catch_up(SessionRecord& session, double lag_ns);
   void start_with_others(SessionRecord& session);
-  void note_lag(SessionRecord& session, uint64_t now_ns) const;  // it wants nothing from now on
+  void note_lag(SessionRecord& session, uint64_t now_ns);  // it wants nothing from now on
   void rebase();
-  uint64_t patience_ends_ns(const SessionView& view) const;
+  uint64_t patience_ends_ns(uint64_t ready_since_ns) const;
+  // peers.cpp
+  // Something has changed that turns go by: of the session, or of its lane.
+  void touch(SessionRecord& session);
+  void touch(LaneRecord& lane) {
+    lane.front.stale = true;
+    ++turn_version;
+  }
+  void settle();  // brings the touched sessions' places among their peers up to date
+  void take_place(SessionRecord& session, Peers* among);
+  void set_rank(SessionRecord& session);                  // asks the policy
+  void join_peers(SessionRecord& session, Peers* among);  // null: leaves them
+  void set_ephemeral(SessionRecord& session, uint64_t bytes);
+  void join_lane(SessionRecord& session, LaneId id);
+  void quit_lane(SessionRecord& session);
+  static uint64_t overdue_ns(const LaneRecord& lane);
+  Front front_of(const LaneRecord& lane) const;
+  const Front& front(LaneRecord& lane);
+  // Of the rank's sessions in the lane, those that others wait for: the least virtual time, and until when. Infinity: none.
+  FirstLanes::Of behind_in(LaneId id, uint64_t rank, uint64_t now_ns);
+  const FirstLanes& lanes_behind(const Peers& among, uint64_t now_ns);
+  const FirstLanes& lanes_above(const Peers& below, uint64_t now_ns);
+  FirstLanes::Of above_in(LaneId id, uint64_t rank, uint64_t now_ns);
+  const std::vector<LaneId>& crowded_lanes();
+  std::string check_peers();
   // Least virtual time at which a backlogged session of another lane than `own` that shares with this one will be; beyond
   // that `own` waits, until `until` at most.
-  double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
+  double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   void hold_back(LaneRecord& lane, uint64_t until_ns);
   bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
-  bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
+  bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
   std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
   // For schedulers in which one lane at a time has iterations: the next session of the device, if it is in lane `id`.

@@ -30,29 +30,17 @@ void Scheduler::Impl::rebase() {
     lane.start_tag_ns -= virtual_ns;
     for (SessionRecord* member : lane.members) {
       member->view.virtual_ns -= virtual_ns;
+      touch(*member);
       show(*member);
     }
   }
   virtual_ns = 0;
 }
 
-namespace {
-
-// When what is in flight in the lane has taken so much longer than expected that others need not wait for it:
-// its host may be holding it open.
-uint64_t overdue_ns(const LaneRecord& lane) {
-  double expected = 0;
-  for (const SessionRecord* member : lane.flying)
-    expected = std::max(expected, member->expected_in_flight_ns);
-  return base::add_saturated(lane.progress_ns, base::to_uint64(2 * expected + kPatienceNs));
-}
-
-}  // namespace
-
 // When others no longer wait for a session that is ready, in a lane with nothing in flight: its driver does not
 // run it.
-uint64_t Scheduler::Impl::patience_ends_ns(const SessionView& view) const {
-  return base::add_saturated(view.ready_since_ns, base::add_saturated(longest_ns, longest_ns) + kPatienceNs);
+uint64_t Scheduler::Impl::patience_ends_ns(uint64_t ready_since_ns) const {
+  return base::add_saturated(ready_since_ns, base::add_saturated(longest_ns, longest_ns) + kPatienceNs);
 }
 
 void Scheduler::Impl::advance(uint64_t now_ns) {
@@ -65,7 +53,7 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
     }
     // The lane's sessions are about to run, and keep their arrears.
     for (const SessionView& view : lane.ready)
-      if (view.virtual_ns < least && now_ns < patience_ends_ns(view)) least = view.virtual_ns;
+      if (view.virtual_ns < least && now_ns < patience_ends_ns(view.ready_since_ns)) least = view.virtual_ns;
     for (const SessionRecord* back : lane.paused)
       if (expected(*back, now_ns)) least = std::min(least, back->view.virtual_ns);
   }
@@ -104,8 +92,17 @@ size_t Scheduler::Impl::first_of(std::span<const SessionView> candidates, uint64
 // Virtual time of those that the session shares with. Under a policy without ranks the device's; else the least of those of
 // equal rank that want the device, or the most of those that do not: sessions of other ranks run before it or after it.
 // Nobody: infinity.
-double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) const {
+double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) {
   if (!asks.before) return virtual_ns;
+  if (session.peers != nullptr) {
+    settle();
+    for (const SessionRecord& other : session.peers->wanting)
+      if (&other != &session) return other.begun_key;
+    const auto& resting = session.peers->resting;
+    for (auto other = resting.rbegin(); other != resting.rend(); ++other)
+      if (&*other != &session) return other->begun_key;
+    return INFINITY;
+  }
   double least = INFINITY, most = -INFINITY;
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* other : lane.members) {
@@ -125,30 +122,52 @@ double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) const {
 void Scheduler::Impl::catch_up(SessionRecord& session, double lag_ns) {
   const double others = shared_virtual_ns(session);
   if (others < INFINITY) session.view.virtual_ns = std::max(session.view.virtual_ns, others - lag_ns);
+  touch(session);
 }
 
 // A newcomer in its lane.
 void Scheduler::Impl::start_with_others(SessionRecord& session) {
   const double others = shared_virtual_ns(session);
   if (others < INFINITY) session.view.virtual_ns = others;
+  touch(session);
 }
 
 // The others are those that want the device, and those that may be back soon: two sessions that pause by turns do not
 // take each other's lag.
-void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) const {
+void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) {
   session.lag_ns = 0;
   if (options.keeps_lag_ns == 0 || session.wanted() || !weighted(session)) return;
+  const auto counts = [&](const SessionRecord& other) {
+    return other.wanted() || now_ns - std::min(now_ns, other.last_wanted_ns) < options.keeps_lag_ns;
+  };
   double least = INFINITY;
-  for (const LaneRecord& lane : lanes)
-    for (const SessionRecord* other : lane.members)
-      if (other != &session && weighted(*other) && equal(other->view, session.view) &&
-          (other->wanted() || now_ns - std::min(now_ns, other->last_wanted_ns) < options.keeps_lag_ns))
-        least = std::min(least, other->view.virtual_ns);
+  if (session.peers != nullptr) {
+    settle();
+    auto& recent = session.peers->recent;
+    for (auto other = recent.begin(); other != recent.end() && least == INFINITY;) {
+      if (&*other != &session && !counts(*other)) {
+        other = recent.erase(other);  // it comes in again when it wants something
+        continue;
+      }
+      if (&*other != &session) least = other->virtual_key;
+      ++other;
+    }
+  } else {
+    for (const LaneRecord& lane : lanes)
+      for (const SessionRecord* other : lane.members)
+        if (other != &session && weighted(*other) && equal(other->view, session.view) && counts(*other))
+          least = std::min(least, other->view.virtual_ns);
+  }
   if (least < INFINITY) session.lag_ns = std::max(least - session.view.virtual_ns, 0.0);
 }
 
 double Scheduler::Impl::others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns,
-                                          uint64_t& until) const {
+                                          uint64_t& until) {
+  if (const auto among = peers.find(view.rank); !asks.before || asks.ranks) {
+    const FirstLanes::Of& found = lanes_behind(among->second, now_ns).without(own);
+    if (found.virtual_ns < INFINITY) until = found.until_ns;
+    return found.virtual_ns;
+  }
   const auto shares = [&](const SessionView& other) {
     return other.share.kind == Share::Kind::kWeighted && equal(other, view);
   };
@@ -161,7 +180,7 @@ double Scheduler::Impl::others_virtual_ns(LaneId own, const SessionView& view, u
     for (const SessionView& other : lane.ready) {
       if (!shares(other)) continue;
       mine = std::min(mine, other.virtual_ns);
-      ends = std::max(ends, patience_ends_ns(other));
+      ends = std::max(ends, patience_ends_ns(other.ready_since_ns));
     }
     // One of unknown length says nothing yet.
     for (const SessionRecord* member : lane.flying)
@@ -192,7 +211,8 @@ std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
   auto picked = impl_->options.shared_lanes ? impl_->pick_of_all(id, now_ns) : impl_->pick_in(id, now_ns);
-  if (!picked && !impl_->options.shared_lanes && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
+  if (!picked && !impl_->options.shared_lanes && impl_->lanes_open > 1 && !impl_->lanes[id].busy() &&
+      !impl_->crowded_lanes().empty())
     picked = impl_->move_in(id, now_ns);
   if (picked) impl_->lanes[id].picked = *picked;
   return picked;
@@ -215,7 +235,13 @@ bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now
 }
 
 // By a session of another lane that has work: the iteration would slow it. Until when at most, in `until`.
-bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const {
+bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) {
+  if (asks.ranks) {
+    const FirstLanes::Of& found = lanes_above(peers.find(view.rank)->second, now_ns).without(own);
+    if (found.lane == kNoLane) return false;
+    until = found.until_ns;
+    return true;
+  }
   for (LaneId id = 0; id < lanes.size(); ++id) {
     const LaneRecord& lane = lanes[id];
     if (id == own || !lane.open || lane.compute_units != 0) continue;
@@ -224,7 +250,7 @@ bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t no
       if (before(member->view, view)) ends = overdue_ns(lane);
     for (const SessionView& other : lane.ready)
       if (before(other, view))
-        ends = std::max(ends, lane.busy() ? overdue_ns(lane) : patience_ends_ns(other));
+        ends = std::max(ends, lane.busy() ? overdue_ns(lane) : patience_ends_ns(other.ready_since_ns));
     for (const SessionRecord* back : lane.paused)
       if (expected(*back, now_ns) && before(back->view, view)) ends = std::max(ends, back->expected_until_ns);
     if (now_ns >= ends) continue;
@@ -237,7 +263,9 @@ bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t no
 std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   LaneRecord& lane = lanes[id];
   if (lane.ready.empty()) return std::nullopt;
-  const std::span<const SessionView> candidates = with_expected(lane.ready, id, now_ns);
+  const bool others_come = !lane.paused.empty() || !lane.flying.empty();
+  const std::span<const SessionView> candidates =
+      others_come ? with_expected(lane.ready, id, now_ns) : lane.ready;
   uint64_t until = kUnknown;
   const size_t picked = first_of(candidates, now_ns, until);
   if (picked == candidates.size()) {
@@ -245,13 +273,15 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
     return std::nullopt;
   }
   const SessionView& view = candidates[picked];
-  if (waits_for(lane, view, now_ns) || runs_ahead(lane, view) || !may_start(id, view, now_ns))
+  const bool is_ready = picked < lane.ready.size();  // those that are expected stand behind the ready ones
+  if ((!is_ready && waits_for(lane, view, now_ns)) || runs_ahead(lane, view) || !may_start(id, view, now_ns))
     return std::nullopt;
   return view.id;
 }
 
 void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   session.last_wanted_ns = now_ns;
+  touch(session);
   note_lag(session, now_ns);
   if (session.wanted()) return;
   session.paused_since_ns = now_ns;
@@ -264,19 +294,22 @@ void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   session.expected_from_ns = now_ns + back.from_ns;
   session.expected_until_ns = back.until_ns == 0 ? 0 : base::add_saturated(now_ns, back.until_ns);
   session.soon_until_ns = base::add_saturated(now_ns, soon_ns);
+  touch(session);
 }
 
 // An iteration's end, which may pick the next one, needs no memory.
 void Scheduler::Impl::make_places(LaneRecord& lane) {
   for (auto* list : {&lane.flying, &lane.paused})
-    if (list->capacity() < lane.members.size()) list->reserve(lane.members.capacity());
+    if (list->capacity() < lane.members.size()) list->reserve(2 * lane.members.size());
   const size_t most = 2 * residents + 2;  // those ready, and those expected
   if (movable.capacity() < most) movable.reserve(2 * most);
 }
 
 void Scheduler::Impl::stop_expecting(SessionRecord& session) {
   session.expected_until_ns = 0;
-  if (std::exchange(session.soon_until_ns, 0) != 0) std::erase(lanes[session.lane].paused, &session);
+  if (std::exchange(session.soon_until_ns, 0) == 0) return;
+  std::erase(lanes[session.lane].paused, &session);
+  touch(session);
 }
 
 std::span<const SessionView> Scheduler::Impl::with_expected(std::span<const SessionView> ready, LaneId id,
@@ -292,8 +325,10 @@ std::span<const SessionView> Scheduler::Impl::with_expected(std::span<const Sess
     std::erase_if(lane.paused, [&](SessionRecord* session) {
       if (expected(*session, now_ns) || (enqueues && now_ns < session->soon_until_ns)) add(*session);
       const bool over = now_ns >= session->soon_until_ns;
-      if (over) session->soon_until_ns = session->expected_until_ns = 0;
-      return over;
+      if (!over) return false;
+      session->soon_until_ns = session->expected_until_ns = 0;
+      touch(*session);
+      return true;
     });
     for (const SessionRecord* member : lane.flying)
       if (member->returns && !member->ready) add(*member);
@@ -313,8 +348,14 @@ bool Scheduler::Impl::waits_for(LaneRecord& lane, const SessionView& picked, uin
   return true;
 }
 
-bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view) const {
+bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view) {
   if (!options.enqueues || !lane.busy() || !asks.before || lane.compute_units != 0) return false;
+  if (asks.ranks) {
+    settle();
+    for (const auto& [rank, among] : peers)
+      if (rank < view.rank && among.in_the_way > 0) return true;
+    return false;
+  }
   for (const LaneRecord& other : lanes) {
     if (other.compute_units != 0) continue;
     for (const SessionRecord* member : other.members)
@@ -327,8 +368,8 @@ bool Scheduler::Impl::runs_ahead(const LaneRecord& lane, const SessionView& view
 std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   const LaneRecord& lane = lanes[id];
   movable.clear();
-  for (const LaneId from : ready_lanes) {
-    if (from == id || !lanes[from].busy() || lanes[from].least_ready_bytes > lane.bytes) continue;
+  for (const LaneId from : crowded_lanes()) {
+    if (from == id || lanes[from].least_ready_bytes > lane.bytes) continue;
     for (const SessionView& view : lanes[from].ready)
       if (view.share.kind == Share::Kind::kWeighted && view.in_flight == 0 && takes(lane, *find(view.id)))
         movable.push_back(view);
@@ -360,6 +401,7 @@ void Scheduler::set_overdue(SessionId id, bool overdue, uint64_t now_ns) {
 void Scheduler::Impl::set_overdue(SessionRecord& session, bool is) {
   if (session.overdue == is) return;
   session.overdue = is;
+  touch(session);
   lanes[session.lane].overdue += is ? 1 : static_cast<uint32_t>(-1);
   overdue += is ? 1 : static_cast<uint32_t>(-1);
 }
@@ -410,6 +452,17 @@ bool Scheduler::outranked(SessionId id) const {
   const std::vector<SessionView>& ready = impl_->lanes[session->lane].ready;
   return std::any_of(ready.begin(), ready.end(),
                      [&](const SessionView& view) { return impl_->before(view, session->view); });
+}
+
+std::optional<std::span<const LaneId>> Scheduler::lanes_to_ask() const {
+  Impl& state = *impl_;
+  if (state.options.shared_lanes || state.ready_lanes.empty() || !state.crowded_lanes().empty())
+    return std::nullopt;  // free lanes take sessions of busy ones
+  // A lane that was held back for a session that has gone is asked once more.
+  const auto held = std::count_if(state.ready_lanes.begin(), state.ready_lanes.end(),
+                                  [&](LaneId id) { return state.lanes[id].held_back_ns != kUnknown; });
+  if (static_cast<size_t>(held) != state.held_back) return std::nullopt;
+  return state.ready_lanes;
 }
 
 uint64_t Scheduler::look_again_ns() const {

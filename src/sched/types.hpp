@@ -69,6 +69,7 @@ struct SessionView {
   // of the line.
   uint64_t in_line = 0;
   Share share;              // the policy's last answer
+  uint64_t rank = 0;        // likewise, where it gives ranks as numbers
   bool alternates = false;  // SessionSpec::alternates
 };
 

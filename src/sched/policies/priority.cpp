@@ -12,9 +12,13 @@ namespace {
 class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
-  Answers answers() const override { return {.before = true, .gives_way = true}; }
+  Answers answers() const override { return {.before = true, .gives_way = true, .ranks = true}; }
   bool before(const SessionView& a, const SessionView& b) const override {
     return a.cls != b.cls ? a.cls < b.cls : a.priority > b.priority;
+  }
+  uint64_t rank(const SessionView& session) const override {
+    return static_cast<uint64_t>(session.cls) << 32 |
+           (static_cast<uint32_t>(INT32_MAX) - static_cast<uint32_t>(session.priority));
   }
   GivesWay gives_way(const SessionView& victim, const SessionView& other) const override {
     if (before(other, victim)) return GivesWay::kAtOnce;
