@@ -14,51 +14,39 @@
 
 namespace gpushare::executor {
 
+namespace {
+
+// The others are not for this driver, which has no caches; and a session that moves takes the lane that its next iteration is
+// dispatched to.
+constexpr std::pair<sched::ActionKind, Action::Kind> kActions[] = {
+    {sched::ActionKind::kOpenLane, Action::Kind::kOpenLane},
+    {sched::ActionKind::kResizeLane, Action::Kind::kResizeLane},
+    {sched::ActionKind::kCloseLane, Action::Kind::kCloseLane},
+    {sched::ActionKind::kAdmit, Action::Kind::kAdmit},
+    {sched::ActionKind::kPageOut, Action::Kind::kPageOut},
+    {sched::ActionKind::kPageIn, Action::Kind::kPageIn},
+    {sched::ActionKind::kTurnBack, Action::Kind::kTurnBack},
+    {sched::ActionKind::kDrop, Action::Kind::kDrop},
+    {sched::ActionKind::kTerms, Action::Kind::kLimit},
+};
+
+}  // namespace
+
 void ActionRunner::collect() {
   if (runtime_.collapsed_) return;
   for (const sched::Action& decided : runtime_.authority_->take_actions()) {
-    Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr, decided.compute_units};
-    switch (decided.kind) {
-      case sched::ActionKind::kOpenLane:
-        action.kind = Action::Kind::kOpenLane;
-        runtime_.lanes_.want(decided.lane, decided.bytes);
-        break;
-      case sched::ActionKind::kResizeLane:
-        action.kind = Action::Kind::kResizeLane;
-        runtime_.lanes_.want(decided.lane, decided.bytes);
-        break;
-      case sched::ActionKind::kCloseLane:
-        action.kind = Action::Kind::kCloseLane;
-        if (LaneSlot* const lane = runtime_.lanes_.find(decided.lane); lane != nullptr) ++lane->closes;
-        break;
-      case sched::ActionKind::kAdmit:
-        action.kind = Action::Kind::kAdmit;
-        break;
-      case sched::ActionKind::kPageOut:
-        action.kind = Action::Kind::kPageOut;
-        break;
-      case sched::ActionKind::kPageIn:
-        action.kind = Action::Kind::kPageIn;
-        break;
-      case sched::ActionKind::kTurnBack:
-        action.kind = Action::Kind::kTurnBack;
-        break;
-      case sched::ActionKind::kDrop:
-        action.kind = Action::Kind::kDrop;
-        break;
-      case sched::ActionKind::kTerms:
-        action.kind = Action::Kind::kLimit;
-        if (SessionImpl* const session = runtime_.sessions_.find(decided.session); session != nullptr)
-          session->set_terms(decided.cls, decided.bytes);
-        break;
-      case sched::ActionKind::kFillCache:  // this driver has no caches
-      case sched::ActionKind::kDropCache:
-      case sched::ActionKind::kMove:  // its next iteration takes the lane that it is dispatched to
-        continue;
-    }
+    const auto* const kind = std::find_if(std::begin(kActions), std::end(kActions),
+                                          [&](const auto& each) { return each.first == decided.kind; });
+    if (kind == std::end(kActions)) continue;
+    Action action{kind->second, decided.lane, decided.bytes, nullptr, decided.compute_units};
+    if (action.kind == Action::Kind::kOpenLane || action.kind == Action::Kind::kResizeLane)
+      runtime_.lanes_.want(decided.lane, decided.bytes);
+    if (action.kind == Action::Kind::kCloseLane)
+      if (LaneSlot* const lane = runtime_.lanes_.find(decided.lane); lane != nullptr) ++lane->closes;
     if (decided.session != sched::kNoSession) {
       SessionImpl* const session = runtime_.sessions_.find(decided.session);
       if (session == nullptr) continue;
+      if (action.kind == Action::Kind::kLimit) session->set_terms(decided.cls, decided.bytes);
       action.session = session->shared_from_this();
     }
     if (action.kind == Action::Kind::kTurnBack)
@@ -174,46 +162,18 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
       break;
     }
     case Action::Kind::kResizeLane:
-      if (lane != nullptr && lane->memory.load() != nullptr) {
-        base::Status status;
-        {
-          const Unlocked unlocked(runtime_.mutex_);
-          status = runtime_.lanes_.apply_size(*lane, true);
-          runtime_.ladder_.give_back();
-        }
-        lane->place_status = std::move(status);
-        runtime_.authority_->lane_applied(action.lane, lane->applied_bytes.load(), runtime_.now());
-      }
+      if (lane != nullptr && lane->memory.load() != nullptr) resize(*lane);
       break;
     case Action::Kind::kCloseLane:
       if (lane != nullptr) runtime_.lanes_.close(*lane, outbox);
       runtime_.authority_->lane_applied(action.lane, 0, runtime_.now());
       break;
-    case Action::Kind::kAdmit: {
-      // The session may have changed lanes since the decision.
-      const uint32_t id = runtime_.authority_->lane_of(action.session->id_);
-      if (id == sched::kNoLane) break;                // it has none any more, and is admitted anew
-      if (action.session->heap_.load() != nullptr) {  // it has its place, and another lane now
-        if (LaneSlot* const its = runtime_.lanes_.find(id); its != nullptr && its->memory.load() == nullptr)
-          not_placed(*action.session, its->place_status, outbox);
-        runtime_.sessions_.refresh_ready(*action.session);
-        break;
-      }
-      LaneSlot* const slot = runtime_.lanes_.find(id);
-      if (slot == nullptr)
-        not_placed(*action.session, runtime_.lanes_.failure(), outbox);
-      else
-        admit(*action.session, *slot, action.bytes, outbox);
+    case Action::Kind::kAdmit:
+      admit(*action.session, action.bytes, outbox);
       break;
-    }
     case Action::Kind::kPageOut:
-      page(action, lane, outbox);
-      break;
     case Action::Kind::kPageIn:
-      if (lane == nullptr || lane->memory.load() == nullptr)
-        not_placed(*action.session, lane == nullptr ? runtime_.lanes_.failure() : lane->place_status, outbox);
-      else
-        page(action, lane, outbox);
+      page(action, lane, outbox);
       break;
     case Action::Kind::kTurnBack:
       turn_back(*action.session, outbox);
@@ -241,7 +201,33 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
   }
 }
 
-void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
+void ActionRunner::resize(LaneSlot& lane) {
+  base::Status status;
+  {
+    const Unlocked unlocked(runtime_.mutex_);
+    status = runtime_.lanes_.apply_size(lane, true);
+    runtime_.ladder_.give_back();
+  }
+  lane.place_status = std::move(status);
+  runtime_.authority_->lane_applied(lane.id, lane.applied_bytes.load(), runtime_.now());
+}
+
+// The session may have changed lanes since the decision.
+void ActionRunner::admit(SessionImpl& session, uint64_t bytes, Outbox& outbox) {
+  const uint32_t id = runtime_.authority_->lane_of(session.id_);
+  if (id == sched::kNoLane) return;  // it has none any more, and is admitted anew
+  LaneSlot* const lane = runtime_.lanes_.find(id);
+  if (session.heap_.load() != nullptr) {  // it has its place, and another lane now
+    if (lane != nullptr && lane->memory.load() == nullptr) not_placed(session, lane->place_status, outbox);
+    runtime_.sessions_.refresh_ready(session);
+  } else if (lane == nullptr) {
+    not_placed(session, runtime_.lanes_.failure(), outbox);
+  } else {
+    admit_to(*lane, session, bytes, outbox);
+  }
+}
+
+void ActionRunner::admit_to(LaneSlot& lane, SessionImpl& session, uint64_t bytes, Outbox& outbox) {
   if (lane.memory.load() == nullptr) {
     not_placed(session, lane.place_status, outbox);
     return;
@@ -263,7 +249,7 @@ void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, O
     // The session may have changed lanes meanwhile.
     LaneSlot* const other = runtime_.lanes_.find(runtime_.authority_->lane_of(session.id_));
     if (other != nullptr && other != &lane)
-      admit(session, *other, bytes, outbox);
+      admit_to(*other, session, bytes, outbox);
     else
       not_placed(session, status, outbox);
     return;
@@ -317,23 +303,26 @@ void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, 
       status.with_context("session '" + session.name() + "' cannot be placed in device memory"), outbox);
 }
 
+// Ranked out again before there was anything to move; what comes in is then new.
+void ActionRunner::page_nothing(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
+  if (!out) admit_to(*lane, session, session.persistent_promise_, outbox);
+  if (out) {
+    runtime_.sessions_.out_unplaced(session);
+    page_out_done(session);
+  } else if (session.placed_) {
+    runtime_.authority_->page_done(session.id_, runtime_.now());
+  }
+  runtime_.sessions_.refresh_ready(session);
+  session.state_changed_.notify_all();
+}
+
 void ActionRunner::page(const Action& action, LaneSlot* lane, Outbox& outbox) {
   SessionImpl& session = *action.session;
   const bool out = action.kind == Action::Kind::kPageOut;
+  if (!out && (lane == nullptr || lane->memory.load() == nullptr))
+    return not_placed(session, lane == nullptr ? runtime_.lanes_.failure() : lane->place_status, outbox);
   memory::PersistentHeap* heap = session.heap_.load();
-  if (heap == nullptr) {
-    // Ranked out again before there was anything to move; what comes in is then new.
-    if (!out) admit(session, *lane, session.persistent_promise_, outbox);
-    if (out) {
-      runtime_.sessions_.out_unplaced(session);
-      page_out_done(session);
-    } else if (session.placed_) {
-      runtime_.authority_->page_done(session.id_, runtime_.now());
-    }
-    runtime_.sessions_.refresh_ready(session);
-    session.state_changed_.notify_all();
-    return;
-  }
+  if (heap == nullptr) return page_nothing(session, lane, out, outbox);
   const bool begins = session.moving_ == SessionImpl::Moving::kNot;
   if (begins) {
     session.moving_ = out ? SessionImpl::Moving::kOut : SessionImpl::Moving::kIn;

@@ -114,8 +114,12 @@ class ActionRunner {
   class Acting;
   struct Counted;
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void resize(LaneSlot& lane) GPUSHARE_REQUIRES(books);
+  void admit(SessionImpl& session, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void admit_to(LaneSlot& lane, SessionImpl& session, uint64_t bytes, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
   void page(const Action& action, LaneSlot* lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void page_nothing(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
   struct Part {
     base::Status status;
     bool done = false;

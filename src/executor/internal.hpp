@@ -88,8 +88,7 @@ class TicketImpl final : public Ticket {
   // The ticket's iteration has run, or never will.
   void complete(base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
- private:
-  friend class RuntimeImpl;
+  // For the runtime and its sessions.
   // With `poll` the device is asked, and nothing is waited for.
   base::Status wait_until(const base::Deadline& deadline, bool poll);
 
@@ -126,9 +125,7 @@ class IterationImpl final : public Iteration {
   // The iteration's thread exits: ends the iteration as failed, unless another thread ends it.
   static void abandon(const Binding& binding) noexcept;
 
- private:
-  friend class RuntimeImpl;
-  friend class SessionImpl;
+  // For the runtime and its sessions.
   base::Status end_with(base::Status outcome);
 
   SessionImpl& session_;
@@ -180,20 +177,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
 
- private:
-  friend class ActionRunner;
-  friend class Books;
-  friend class IterationImpl;
-  friend class LaneSet;
-  friend class MemoryLadder;
-  friend class RangeImpl;
-  friend class RangeTable;
-  friend class Reaper;
-  friend class RuntimeImpl;
-  friend class SessionTable;
-  friend class StreamImpl;
-  friend class TicketImpl;
-
+  // ---- for the parts of the executor, which alone see this header ----
   // allocation.cpp
   base::Result<memory::Address> attempt(const Attempt& wanted);
   base::Result<memory::Address> attempt_within_quota(const Attempt& wanted);
@@ -459,23 +443,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   device::Device& device() override { return *device_; }
   std::string check() override;
 
- private:
-  friend class ActionRunner;
-  friend class Books;
-  friend class IterationImpl;
-  friend class LaneSet;
-  friend class MemoryLadder;
-  friend class Outbox;
-  friend class RangeImpl;
-  friend class RangeTable;
-  friend class Reaper;
-  friend class Section;
-  friend class SessionImpl;
-  friend class SessionTable;
-  friend class Stay;
-  friend class StreamImpl;
-  friend class TicketImpl;
-
+  // ---- for the parts of the executor, which alone see this header ----
   // Null without one. INVALID_STATE: the stream's runtime is closed.
   base::Result<std::shared_ptr<Session>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);

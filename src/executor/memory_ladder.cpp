@@ -50,11 +50,125 @@ void MemoryLadder::Room::let_go() {
   ladder_ = nullptr;
 }
 
+// One allocation on its way up. It lives as long as the room that it made.
+class MemoryLadder::Climb {
+ public:
+  Climb(MemoryLadder& ladder, SessionImpl& session, const Attempt& wanted)
+      : ladder_(ladder),
+        runtime_(ladder.runtime_),
+        session_(session),
+        wanted_(wanted),
+        may_spill_(session.options_.allow_spill),
+        may_ask_(session.guaranteed()),
+        may_ask_ranges_(may_ask_) {}
+  Climb(const Climb&) = delete;
+  Climb& operator=(const Climb&) = delete;
+  base::Result<memory::Address> run(base::Status why) {
+    auto result = climb(std::move(why));
+    stop_asking();
+    return result;
+  }
+  bool made_room() const { return made_room_; }
+  ~Climb() { stop_asking(); }
+
+ private:
+  void stop_asking() {
+    if (std::exchange(asks_, false)) --runtime_.askers_;
+    if (ranges_.want == 0) return;
+    Section lock(runtime_);
+    runtime_.ranges_.leave(ranges_);
+    ranges_.want = 0;
+  }
+
+  uint64_t whole() const { return wanted_.bytes + wanted_.alignment; }
+
+  // What memory keeps for speed. While promises are short it does not help, and a page-out would make the host memory anew
+  // that it gives up.
+  bool trimmed() {
+    if (!may_trim_) return false;
+    {
+      BooksLock lock(runtime_.mutex_);
+      if (runtime_.free_bytes() < wanted_.bytes) return false;
+    }
+    may_trim_ = false;
+    return runtime_.memory_->trim() > 0;
+  }
+
+  // What opportunistic sessions send out, and what their elastic ranges give back. `code`: of the growth.
+  bool others_gave(int32_t code) {
+    if (not_grown_.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_, false)) {
+      asks_ = true;
+      ++runtime_.askers_;
+      if (session_.wait_for_others(whole())) return true;
+    }
+    return code == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_ranges_, false) &&
+           ladder_.ask_ranges(session_, whole(), boundaries_, ranges_);
+  }
+
+  // The memory of sessions of lower rank, or what the caller's function frees. False: nobody is left.
+  bool room_was_made(int32_t code) {
+    if (not_grown_.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED)
+      room_ = ladder_.make_room(session_, whole(), boundaries_);
+    made_room_ = made_room_ || room_;
+    return room_ || (functions_++ < kMaxCallbackTries && ladder_.ask_owner(session_, wanted_.bytes));
+  }
+
+  base::Result<memory::Address> climb(base::Status why) {
+    for (int round = 0; round < kMaxRounds; ++round) {
+      not_grown_ = wanted_.lane != nullptr
+                       ? session_.grow_ephemeral(wanted_, &seen_bytes_)
+                       : session_.grow_persistent(wanted_.bytes, wanted_.alignment, &seen_bytes_);
+      if (!not_grown_.ok()) {
+        room_.let_go();
+        const int32_t code = not_grown_.code();
+        if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
+            code != GPUSHARE_QUOTA_EXCEEDED) {
+          runtime_.note(not_grown_);
+          return not_grown_;
+        }
+        if (std::exchange(may_spill_, false)) {
+          auto spilled = session_.attempt_spilled(wanted_);
+          if (spilled.ok() || spilled.status().code() == base::kAway) return spilled;
+          not_grown_ = spilled.status().with_context(not_grown_.message() + "; spilling");
+        }
+        if (wanted_.bytes > runtime_.memory_->capacity_bytes()) break;
+        if (trimmed() || others_gave(code)) continue;
+        if (!room_was_made(code)) break;
+      }
+      auto result = session_.attempt(wanted_);
+      if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
+      why = result.status();
+    }
+    return refused(why);
+  }
+
+  base::Status refused(const base::Status& why) const {
+    std::string message = why.message();
+    if (!not_grown_.ok()) message += "; " + not_grown_.message();
+    message += "; " + runtime_.memory_->report();
+    return {not_grown_.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED
+                                                         : GPUSHARE_DEVICE_OUT_OF_MEMORY,
+            std::move(message), why.native_code(), why.backend()};
+  }
+
+  MemoryLadder& ladder_;
+  RuntimeImpl& runtime_;
+  SessionImpl& session_;
+  const Attempt& wanted_;
+  bool may_spill_, may_ask_, may_ask_ranges_, may_trim_ = true;
+  bool asks_ = false, made_room_ = false;
+  int functions_ = 0;
+  uint64_t seen_bytes_ = 0;
+  const base::Deadline boundaries_ = base::Deadline::after(sched::kBoundaryWaitNs);
+  base::Status not_grown_;
+  RangeWait ranges_{};
+  Room room_;
+};
+
 base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const Attempt& wanted,
                                                   base::Status why) {
   const Stay stay(runtime_);
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
-  bool made_room = false;
   uint64_t promised_bytes = 0, ephemeral_bytes = 0, began_ns = 0;
   {
     BooksLock lock(runtime_.mutex_);
@@ -62,8 +176,8 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
     promised_bytes = session.persistent_promise_ - session.range_promise_;
     ephemeral_bytes = session.ephemeral_promise_;
   }
-  Room room;
-  auto result = climb_steps(session, wanted, std::move(why), &made_room, &room);
+  Climb steps(*this, session, wanted);
+  auto result = steps.run(std::move(why));
   // A growth that did not help is given back.
   if (!result.ok() && wanted.lane == nullptr) session.shrink_persistent(promised_bytes, ephemeral_bytes);
   if (!result.ok() && wanted.lane != nullptr) session.shrink_ephemeral(ephemeral_bytes);
@@ -72,87 +186,9 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
   Section lock(runtime_);
   const uint64_t time = runtime_.now();
   session.room_waited_ns_ += time - std::min(time, began_ns);
-  if (made_room && runtime_.check_open().ok()) runtime_.authority_->room_used(session.id_, time);
-  if (made_room) runtime_.carry_out(nullptr, outbox);
+  if (steps.made_room() && runtime_.check_open().ok()) runtime_.authority_->room_used(session.id_, time);
+  if (steps.made_room()) runtime_.carry_out(nullptr, outbox);
   return result;
-}
-
-base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, const Attempt& wanted,
-                                                        base::Status why, bool* out_made_room, Room* room) {
-  memory::DeviceMemory& memory = *runtime_.memory_;
-  bool may_spill = session.options_.allow_spill, may_trim = true;
-  bool may_ask = session.guaranteed(), may_ask_ranges = may_ask;
-  struct RangeAsking {
-    ~RangeAsking() {
-      if (wait.want == 0) return;
-      Section lock(runtime);
-      runtime.ranges_.leave(wait);
-    }
-    RuntimeImpl& runtime;
-    RangeWait wait{};
-  } ranges{runtime_};
-  struct Asking {
-    ~Asking() {
-      if (asked) --runtime.askers_;
-    }
-    RuntimeImpl& runtime;
-    bool asked = false;
-  } asking{runtime_};
-  int asked = 0;
-  uint64_t seen_bytes = 0;
-  const base::Deadline boundaries = base::Deadline::after(sched::kBoundaryWaitNs);
-  base::Status not_grown;
-  for (int round = 0; round < kMaxRounds; ++round) {
-    not_grown = wanted.lane != nullptr ? session.grow_ephemeral(wanted, &seen_bytes)
-                                       : session.grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
-    if (!not_grown.ok()) {
-      room->let_go();
-      const int32_t code = not_grown.code();
-      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
-          code != GPUSHARE_QUOTA_EXCEEDED) {
-        runtime_.note(not_grown);
-        return not_grown;
-      }
-      if (std::exchange(may_spill, false)) {
-        auto spilled = session.attempt_spilled(wanted);
-        if (spilled.ok() || spilled.status().code() == base::kAway) return spilled;
-        not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
-      }
-      if (wanted.bytes > memory.capacity_bytes()) break;
-      // While promises are short it does not help, and a page-out would make the host memory anew that it gives up.
-      const auto promises_cover = [&] {
-        BooksLock lock(runtime_.mutex_);
-        return runtime_.free_bytes() >= wanted.bytes;
-      };
-      if (may_trim && promises_cover()) {
-        may_trim = false;
-        if (memory.trim() > 0) continue;
-      }
-      if (not_grown.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask, false)) {
-        asking.asked = true;
-        ++runtime_.askers_;
-        if (session.wait_for_others(wanted.bytes + wanted.alignment)) continue;
-      }
-      if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_ranges, false) &&
-          ask_ranges(session, wanted.bytes + wanted.alignment, boundaries, ranges.wait))
-        continue;
-      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED)
-        *room = make_room(session, wanted.bytes + wanted.alignment, boundaries);
-      if (*room)
-        *out_made_room = true;
-      else if (asked++ == kMaxCallbackTries || !ask_owner(session, wanted.bytes))
-        break;
-    }
-    auto result = session.attempt(wanted);
-    if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
-    why = result.status();
-  }
-  std::string message = why.message();
-  if (!not_grown.ok()) message += "; " + not_grown.message();
-  message += "; " + memory.report();
-  return base::Status(
-      not_grown.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED : GPUSHARE_DEVICE_OUT_OF_MEMORY,
-      std::move(message), why.native_code(), why.backend());
 }
 
 bool MemoryLadder::ask_ranges(SessionImpl& session, uint64_t bytes, const base::Deadline& until,
@@ -184,8 +220,8 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
   if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
   const uint64_t free = runtime_.free_bytes();
   if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now())) {
-    room.made_ = wait_for_boundaries(session, bytes, until, outbox);
-    return room.made_ ? std::move(room) : Room();
+    room.set_made(wait_for_boundaries(session, bytes, until, outbox));
+    return room ? std::move(room) : Room();
   }
   runtime_.actions_.run(true, outbox);
   // On a shared device the daemon says when there is enough. Here a page-out may go on after that, for others.
@@ -197,7 +233,7 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
     runtime_.reaper_.wait(session.state_changed_,
                           base::Deadline::after(shared ? GPUSHARE_NO_TIMEOUT : kBoundaryLookNs), outbox);
   }
-  room.made_ = true;
+  room.set_made(true);
   return room;
 }
 

@@ -45,9 +45,11 @@ class MemoryLadder {
     explicit operator bool() const { return made_; }
     void let_go();
 
-   private:
-    friend class MemoryLadder;
+    // For make_room().
     void begin(MemoryLadder& ladder) GPUSHARE_REQUIRES(books);
+    void set_made(bool made) { made_ = made; }
+
+   private:
     MemoryLadder* ladder_ = nullptr;
     bool made_ = false;
   };
@@ -76,8 +78,7 @@ class MemoryLadder {
   void give_back();
 
  private:
-  base::Result<memory::Address> climb_steps(SessionImpl& session, const Attempt& wanted, base::Status why,
-                                            bool* out_made_room, Room* room);
+  class Climb;
   bool wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   // Has elastic ranges of opportunistic sessions give back what is missing, and waits until `until` at most. False:

@@ -53,8 +53,6 @@ class RangeImpl final : public Range {
   void keeps_silent() GPUSHARE_REQUIRES(books) { ++info_.silences; }
   uint64_t answer_ns() const { return options_.answer_ns; }
 
- private:
-  friend class RangeTable;
   base::Status close_now();
   // kAway: the session is paged out. NOT_READY: to be tried again once *out_busy has passed.
   base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,

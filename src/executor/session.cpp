@@ -401,18 +401,24 @@ void RuntimeImpl::look_for_turn(const SessionImpl& session, Outbox& outbox) {
   actions_.hand_over();
 }
 
+namespace {
+
+// The bell that a session's wait for its turn expects. Made and destroyed with the lock held.
+struct Expecting {
+  ~Expecting() { expect(nullptr); }
+  void expect(std::shared_ptr<base::Bell> bell) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    if (bell == session.bell_) return;
+    if (session.bell_ != nullptr) session.bell_->expect(false);
+    session.bell_ = std::move(bell);
+    if (session.bell_ != nullptr) session.bell_->expect(true);
+  }
+  SessionImpl& session;
+};
+
+}  // namespace
+
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
-  struct Expecting {  // made and destroyed with the lock held
-    ~Expecting() { expect(nullptr); }
-    void expect(std::shared_ptr<base::Bell> bell) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      if (bell == session.bell_) return;
-      if (session.bell_ != nullptr) session.bell_->expect(false);
-      session.bell_ = std::move(bell);
-      if (session.bell_ != nullptr) session.bell_->expect(true);
-    }
-    SessionImpl& session;
-  };
   Expecting expecting{session};
   for (bool polled = false;; polled = true) {
     uint32_t rung = 0;
@@ -428,7 +434,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
     const sched::LaneId id = resident ? authority_->lane_of(session.id_) : sched::kNoLane;
     LaneSlot* lane = lanes_.find(id);
-    if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
+    const bool full = lane != nullptr && lane->in_flight >= depth_;
+    if (full && !polled && timeout_ns != GPUSHARE_NO_TIMEOUT) {
       const Unlocked unlocked(mutex_);
       outbox.flush();
       reaper_.poll(outbox);
@@ -438,8 +445,7 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
     GPUSHARE_RETURN_IF_ERROR(check_wait(session));
     // This thread waits anyway, so it waits for the device itself.
-    if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
-        (deadline.never() || virtual_time()))
+    if (full && !lane->reaping && (deadline.never() || virtual_time()))
       reaper_.reap(*lane, outbox);
     else if (session.bell_ != nullptr)
       reaper_.wait(*session.bell_, rung, deadline, outbox);

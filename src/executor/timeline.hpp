@@ -14,6 +14,10 @@
 #include "base/flat_hash.hpp"
 #include "base/status.hpp"
 
+namespace gpushare::base {
+class TraceWriter;
+}
+
 namespace gpushare::executor {
 
 class Timeline {
@@ -51,7 +55,9 @@ class Timeline {
   base::Status write_to(const std::string& path) const;
 
  private:
+  struct Tracks;
   std::string name_of(uint64_t session) const;
+  void write_record(base::TraceWriter& writer, Tracks& tracks, const Record& record) const;
 
   std::vector<Record> records_;  // a ring once full
   size_t oldest_ = 0;

@@ -56,60 +56,65 @@ std::string RuntimeImpl::holders(const SessionImpl& waiting) const {
   return text;
 }
 
+namespace {
+
+std::string explain_admission(const RuntimeImpl& runtime, const SessionImpl& session, const std::string& what)
+    GPUSHARE_REQUIRES(books) {
+  if (runtime.actions_.decided_for(session))
+    return what + ": there is room, and its memory is about to be made ready";
+  const sched::Authority& authority = *runtime.authority_;
+  if (const std::string why = authority.coordinated_wait(session.id_); !why.empty()) return what + ": " + why;
+  if (const std::string why = authority.policy_wait(session.id_); !why.empty())
+    return what + ": " + why + "; " + runtime.holders(session);
+  if (runtime.actions_.retries())
+    return what +
+           ": its bytes are promised, but the device does not have them, and it is tried again from "
+           "time to time";
+  return what + ": it needs " + base::format_bytes(session.persistent_promise_) + " persistent and " +
+         base::format_bytes(session.ephemeral_promise_) + " ephemeral; " +
+         base::format_bytes(runtime.free_bytes()) + " of " +
+         base::format_bytes(authority.capacity().target_bytes) + " can be promised, the rest is " +
+         runtime.holders(session);
+}
+
+std::string explain_turn(const RuntimeImpl& runtime, const SessionImpl& session) GPUSHARE_REQUIRES(books) {
+  if (session.open_)
+    return session.iteration_.can_end_.load() != 0 ? "its iteration before is still open"
+                                                   : "its submitted iteration before still runs";
+  if (runtime.sessions_.waits_for_profiled(session))
+    return "session " + quoted(*runtime.sessions_.profiled()) +
+           " runs an iteration of unknown need first, with all memory that is free";
+  const sched::LaneId id = runtime.authority_->lane_of(session.id_);
+  const LaneSlot* lane = runtime.lanes_.find(id);
+  if (lane == nullptr || lane->memory.load() == nullptr) return "its lane is being opened";
+  if (lane->holder != nullptr)
+    return base::format("lane %u is in an iteration of session '%s'", id, lane->holder->name().c_str());
+  if (lane->in_flight >= runtime.depth_) {
+    const SessionImpl* first = lane->ring[lane->head % lane->ring.size()].session;
+    return base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
+                        id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
+  }
+  if (runtime.actions_.paused() || runtime.actions_.acting()) return "memory is being moved or opened first";
+  return base::format("policy '%s' lets another session of lane %u run first, or none",
+                      runtime.authority_->policy_name().c_str(), id);
+}
+
+}  // namespace
+
 std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
   const std::string who = "session " + quoted(session);
   if (session.ended_ || session.torn_down_) return who + " has ended and waits for nothing";
   if (collapsed_ || authority_ == nullptr) return who + " waits for nothing: the runtime takes no more calls";
-  const bool paged_out = session.placed_ && authority_->state(session.id_) == sched::SessionState::kPagedOut;
-  if (!session.placed_ || paged_out) {
-    const std::string what =
-        who + (paged_out ? " waits to come back from host memory" : " waits for admission");
-    if (actions_.decided_for(session))
-      return what + ": there is room, and its memory is about to be made ready";
-    if (const std::string why = authority_->coordinated_wait(session.id_); !why.empty())
-      return what + ": " + why;
-    if (const std::string why = authority_->policy_wait(session.id_); !why.empty())
-      return what + ": " + why + "; " + holders(session);
-    if (actions_.retries())
-      return what +
-             ": its bytes are promised, but the device does not have them, and it is tried again from "
-             "time to time";
-    return what + ": it needs " + base::format_bytes(session.persistent_promise_) + " persistent and " +
-           base::format_bytes(session.ephemeral_promise_) + " ephemeral; " +
-           base::format_bytes(free_bytes()) + " of " +
-           base::format_bytes(authority_->capacity().target_bytes) + " can be promised, the rest is " +
-           holders(session);
-  }
-  const bool waits = session.pull_waits_ || !session.pushes_.empty();
-  if (!waits) {
-    if (session.open_) return who + " has an iteration open and waits for nothing";
-    if (session.in_flight_ > 0)
-      return base::format("%s waits until the device has done %u of its iterations", who.c_str(),
-                          session.in_flight_);
-    return who + " waits for nothing";
-  }
-  const std::string turn = who + " waits for its turn: ";
-  if (session.open_)
-    return turn + (session.iteration_.can_end_.load() != 0 ? "its iteration before is still open"
-                                                           : "its submitted iteration before still runs");
-  if (sessions_.waits_for_profiled(session))
-    return turn + "session " + quoted(*sessions_.profiled()) +
-           " runs an iteration of unknown need first, with all memory that is free";
-  const sched::LaneId id = authority_->lane_of(session.id_);
-  const LaneSlot* lane = lanes_.find(id);
-  if (lane == nullptr || lane->memory.load() == nullptr) return turn + "its lane is being opened";
-  if (lane->holder != nullptr)
-    return turn +
-           base::format("lane %u is in an iteration of session '%s'", id, lane->holder->name().c_str());
-  if (lane->in_flight >= depth_) {
-    const SessionImpl* first = lane->ring[lane->head % lane->ring.size()].session;
-    return turn +
-           base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
-                        id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
-  }
-  if (actions_.paused() || actions_.acting()) return turn + "memory is being moved or opened first";
-  return turn + base::format("policy '%s' lets another session of lane %u run first, or none",
-                             authority_->policy_name().c_str(), id);
+  if (!session.placed_) return explain_admission(*this, session, who + " waits for admission");
+  if (authority_->state(session.id_) == sched::SessionState::kPagedOut)
+    return explain_admission(*this, session, who + " waits to come back from host memory");
+  if (session.pull_waits_ || !session.pushes_.empty())
+    return who + " waits for its turn: " + explain_turn(*this, session);
+  if (session.open_) return who + " has an iteration open and waits for nothing";
+  if (session.in_flight_ > 0)
+    return base::format("%s waits until the device has done %u of its iterations", who.c_str(),
+                        session.in_flight_);
+  return who + " waits for nothing";
 }
 
 base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {

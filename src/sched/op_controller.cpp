@@ -411,10 +411,8 @@ SessionId OpController::left_behind() const {
   return least;
 }
 
-OpController::Pick OpController::decide(Guaranteed& g) {
-  const Pick alone{kNoSession, kAlone};
-  if (g.learn_left > 0 || g.pause_left > 0 || g.credit < 0) return alone;
-  const double target = target_of(g);
+// What may be chosen, nobody included; nothing if nobody wants.
+std::vector<OpController::Point> OpController::points_of_all(const Guaranteed& g) const {
   size_t wanting = 0;
   double weights = 0;
   SessionId last = kNoSession;
@@ -424,25 +422,25 @@ OpController::Pick OpController::decide(Guaranteed& g) {
     weights += each.weight;
     last = id;
   }
-  if (wanting == 0) return {kNoSession, kShares - 1};
-
-  std::vector<Point> points;
-  points.push_back({0, 0, 0, alone});
+  if (wanting == 0) return {};
+  std::vector<Point> points{{0, 0, 0, {kNoSession, kAlone}}};
+  // Beside several guaranteed sessions nobody is singled out: their choices would have to agree.
+  const bool only = guaranteed_.size() == 1;
+  const SessionId behind = only && wanting > 1 ? left_behind() : kNoSession;
   if (wanting == 1) {
     points_of(g, last, weights, points);
+  } else if (behind != kNoSession) {
+    points_of(g, behind, opportunistic_.at(behind).weight, points);
   } else {
-    const bool only = guaranteed_.size() == 1;
-    const SessionId behind = only ? left_behind() : kNoSession;
-    if (behind != kNoSession) {
-      points_of(g, behind, opportunistic_.at(behind).weight, points);
-    } else {
-      points_of(g, kNoSession, weights, points);
-      // Beside several guaranteed sessions nobody is singled out: their choices would have to agree.
-      if (only)
-        for (const auto& [id, each] : opportunistic_)
-          if (each.wants) points_of(g, id, each.weight, points);
-    }
+    points_of(g, kNoSession, weights, points);
+    for (const auto& [id, each] : opportunistic_)
+      if (only && each.wants) points_of(g, id, each.weight, points);
   }
+  return points;
+}
+
+// The points that no mixture of others beats, by their cost.
+std::vector<const OpController::Point*> OpController::hull_of(std::vector<Point>& points) {
   std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) {
     return a.cost != b.cost ? a.cost < b.cost : a.work > b.work;
   });
@@ -457,7 +455,16 @@ OpController::Pick OpController::decide(Guaranteed& g) {
     if (hull.size() == 1 && hull.back()->cost >= point.cost) hull.pop_back();
     hull.push_back(&point);
   }
-  const double aim = aim_of(g);
+  return hull;
+}
+
+OpController::Pick OpController::decide(Guaranteed& g) {
+  const Pick alone{kNoSession, kAlone};
+  if (g.learn_left > 0 || g.pause_left > 0 || g.credit < 0) return alone;
+  std::vector<Point> points = points_of_all(g);
+  if (points.empty()) return {kNoSession, kShares - 1};
+  const std::vector<const Point*> hull = hull_of(points);
+  const double target = target_of(g), aim = aim_of(g);
   size_t low = 0;
   while (low + 1 < hull.size() && hull[low + 1]->cost <= aim) ++low;
   // Iterations alone: many until their time is known, few where the best choice is well within the target.
@@ -469,12 +476,10 @@ OpController::Pick OpController::decide(Guaranteed& g) {
   g.alone_due = g.since_alone + 1 >= every;
   if (g.alone_due) return alone;
   const auto affordable = [&](const Point& point) { return g.credit >= point.need; };
-  if (low + 1 < hull.size()) {
-    g.cap = std::max(g.cap, 2 * hull[low + 1]->need);
-    if (affordable(*hull[low + 1])) return hull[low + 1]->pick;
+  for (size_t i = std::min(low + 2, hull.size()); i-- > low;) {
+    g.cap = std::max(g.cap, 2 * hull[i]->need);
+    if (affordable(*hull[i])) return hull[i]->pick;
   }
-  g.cap = std::max(g.cap, 2 * hull[low]->need);
-  if (affordable(*hull[low])) return hull[low]->pick;
   const Point* best = nullptr;
   for (const Point& point : points)
     if (point.cost <= target && affordable(point) && (best == nullptr || point.work > best->work))

@@ -174,6 +174,8 @@ class OpController {
   double error_of(const Guaranteed& g) const;
   void learn(Guaranteed& g) const;
   void points_of(const Guaranteed& g, SessionId who, double weight, std::vector<Point>& out) const;
+  std::vector<Point> points_of_all(const Guaranteed& g) const;
+  static std::vector<const Point*> hull_of(std::vector<Point>& points);
   Pick decide(Guaranteed& g);
   void measure(Guaranteed& g, double device_ns, uint64_t now_ns);
   bool measure_alone(Guaranteed& g, double device_ns);

@@ -341,9 +341,27 @@ TEST_CASE("a failure in the middle leaves a range as it was") {
     if (has_bytes(setup)) CHECK(painted(victim->info().address, 3, 20 * kMiB));
     f.check();
   }
-  // Its heap is on the device with its range, whichever of the two the failure met.
-  const auto block = low->alloc(memory::Kind::kModel, 2 * kMiB, 0);
-  CHECK_OK(block.status());
+}
+
+TEST_CASE("a copy of a range that fails is made again, and the heap goes out and comes back with the range") {
+  const Setup setup = GENERATE(from_range(std::begin(kVirtual), std::end(kVirtual)));
+  const uint64_t at = GENERATE(uint64_t{1}, uint64_t{2}, uint64_t{9});
+  CAPTURE(setup.device, at);
+  const Fixture f(setup);
+  auto low = f.session("low", false), high = f.session("high");
+  auto victim = open_range(*low, "victim"), wants = open_range(*high, "wants");
+  CHECK_OK(victim->commit(0, 40 * kMiB, 0));
+  if (has_bytes(setup)) paint(victim->info().address, 3, 40 * kMiB);
+  // The session has no other bytes: its heap is out before the first copy.
+  REQUIRE(f.runtime->device()
+              .set_fault({sizeof(gpushare_backend_fault), GPUSHARE_FAULT_LAUNCH_FAILS, at, 1.0})
+              .ok());
+  CHECK_OK(wants->commit(0, 40 * kMiB, kForEver));
+  CHECK(low->info().state == SessionState::kPagedOut);
+  CHECK_OK(wants->decommit(0, 40 * kMiB));
+  REQUIRE(low->wait_admitted(kForEver).ok());
+  if (has_bytes(setup)) CHECK(painted(victim->info().address, 3, 40 * kMiB));
+  CHECK_OK(low->alloc(memory::Kind::kModel, 2 * kMiB, 0).status());
   f.check();
 }
 
