@@ -42,12 +42,13 @@ class GgmlBufferType {
     if (gpushare_allocator_alloc(static_cast<gpushare_allocator>(type->context), bytes, kAlignment,
                                  GPUSHARE_NO_NATIVE_STREAM, &address) != GPUSHARE_OK)
       return nullptr;
-    ggml_backend_buffer_t buffer =
-        ggml_backend_cpu_buffer_from_ptr(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes);
+    ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(
+        reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes);
     buffer->buft = type;
     buffer->iface.free_buffer = [](ggml_backend_buffer_t freed) {
       (void)gpushare_allocator_free(static_cast<gpushare_allocator>(freed->buft->context),
-                                    reinterpret_cast<std::uintptr_t>(freed->context), GPUSHARE_NO_NATIVE_STREAM);
+                                    reinterpret_cast<std::uintptr_t>(freed->context),
+                                    GPUSHARE_NO_NATIVE_STREAM);
     };
     return buffer;
   }
