@@ -82,7 +82,7 @@ base::Result<std::vector<ModelLayer>> read_model_layers(const std::string& path)
     GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(path));
     return parse_layer_csv(text, path);
   }
-  if (!ends_with(path, ".safetensors") && !ends_with(path, ".index.json"))
+  if (!ends_with(path, ".safetensors") && !ends_with(path, ".json"))
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         path +
                             ": not a kind of model known here; give a .csv (layer,type,megabytes), a "

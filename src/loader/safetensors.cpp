@@ -247,6 +247,9 @@ base::Result<std::unordered_map<std::string, std::string>> parse_index(const std
         name.find('\0') != std::string::npos)
       return malformed("weight_map: " + shown(tensor) + ": shard " + shown(name) +
                        " must be a plain file name beside the index");
+    if (ends_with(name, ".bin"))
+      return malformed("is an index of PyTorch checkpoints, such as " + shown(name) +
+                       ", and not of .safetensors files: convert them with safetensors.torch.save_file");
     out.emplace(tensor, name);
   }
   return out;
@@ -330,7 +333,8 @@ base::Status check_unchanged(std::span<const Source> sources) {
 }
 
 base::Result<ModelFiles> read_model(const std::string& path) {
-  if (!ends_with(path, ".index.json")) return read_safetensors(path);
+  if (!ends_with(path, ".json"))
+    return read_safetensors(path);  // x.safetensors.index.json, x.safetensors.index.fp16.json
   GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
   if (file.size() > kMaxSafetensorsHeaderBytes)
     return malformed(base::format("%s: has %llu bytes; an index has at most %llu", path.c_str(),

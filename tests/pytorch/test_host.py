@@ -287,7 +287,7 @@ refused(gpushare.InvalidArgument, ["frequencies", "buffers"], model, folder / "l
 # An index whose name has a variant, and shards.
 save_file({{"weight": torch.full((2, 2), 2.0)}}, folder / "model.fp16-00001-of-00002.safetensors")
 save_file({{"bias": torch.full((2,), 3.0)}}, folder / "model.fp16-00002-of-00002.safetensors")
-for name in ("model.safetensors.index.json", "model.fp16.safetensors.index.json"):
+for name in ("model.safetensors.index.json", "model.fp16.safetensors.index.json", "model.safetensors.index.fp16.json"):
     (folder / name).write_text(json.dumps({{"metadata": {{}}, "weight_map": {{"weight": "model.fp16-00001-of-00002.safetensors",
                                                                          "bias": "model.fp16-00002-of-00002.safetensors"}}}}))
     model = nn.Linear(2, 2)
@@ -306,6 +306,9 @@ for content in (b"", b"1234", struct.pack("<Q", 1 << 40) + b"{{}}", struct.pack(
     refused(gpushare.MalformedInput, ["bad.safetensors"], nn.Linear(2, 2), folder / "bad.safetensors")
 write(folder / "bad.safetensors", {{"weight": {{"dtype": "F32"}}}})
 refused(gpushare.MalformedInput, ["'weight'"], nn.Linear(2, 2), folder / "bad.safetensors")
+for shards, said in ((["a.bin", "a.bin"], ["PyTorch checkpoints", "'a.bin'"]), (["../part.safetensors"] * 2, ["plain file name"]), ([""] * 2, ["plain file name"])):
+    (folder / "x.index.json").write_text(json.dumps({{"weight_map": dict(zip(("weight", "bias"), shards))}}))
+    refused(gpushare.MalformedInput, said, nn.Linear(2, 2), folder / "x.index.json")
 (folder / "x.index.json").write_text("{{}}")
 refused(gpushare.MalformedInput, ["weight_map"], nn.Linear(2, 2), folder / "x.index.json")
 """, cuda=False)

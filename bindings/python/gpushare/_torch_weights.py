@@ -56,6 +56,12 @@ def _safetensors(path: pathlib.Path) -> dict[str, Any]:
         index = _json(path, path.read_bytes()).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
             raise _malformed(path, "is no index of shards: it has no weight_map from names to files")
+        for shard in sorted(set(index.values())):
+            if shard in ("", ".", "..") or "/" in shard or "\0" in shard:
+                raise _malformed(path, f"names the shard {shard!r}, which must be a plain file name beside the index")
+            if shard.endswith(".bin"):
+                raise _malformed(path, f"is an index of PyTorch checkpoints, such as {shard!r}, and not of .safetensors files: convert them with "
+                                 "safetensors.torch.save_file")
         found = {name: entry for file in sorted(set(index.values())) for name, entry in _safetensors(path.parent / file).items()}
         return {name: found[name] for name in index if name in found}
     with open(path, "rb") as file:

@@ -204,6 +204,13 @@ TEST_CASE("a sharded model must be exactly what its index says") {
   CHECK(index(R"({"weight_map":{"a":3}})").status().code() == GPUSHARE_MALFORMED_INPUT);
   CHECK(index(R"({"weight_map":{}})").status().code() == GPUSHARE_MALFORMED_INPUT);
   CHECK(index("[").status().code() == GPUSHARE_MALFORMED_INPUT);
+  const auto checkpoints = index(R"({"weight_map":{"a":"pytorch_model-00001-of-00001.bin"}})").status();
+  CHECK(checkpoints.code() == GPUSHARE_MALFORMED_INPUT);
+  CHECK(checkpoints.message().find("PyTorch checkpoints") != std::string::npos);
+  // As transformers names an index of a variant.
+  CHECK(loader::read_model(
+            folder.write("m.safetensors.index.fp16.json", R"({"weight_map":{"a":"one.safetensors"}})"))
+            .ok());
   CHECK(index(R"({"weight_map":{"a":"gone.safetensors"}})").status().code() == GPUSHARE_IO_ERROR);
   CHECK(loader::read_model((folder.path() / "none.safetensors").string()).status().code() ==
         GPUSHARE_IO_ERROR);
