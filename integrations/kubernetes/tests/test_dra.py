@@ -135,6 +135,26 @@ def test_a_process_with_the_cdi_file_runs_under_its_limits(dra, kubelet, schedul
     assert json.loads(result.stdout) == [[0.25], True, True]
 
 
+def test_the_daemon_shows_the_requests_of_a_container_s_queue(dra, kubelet, scheduler):
+    claim = scheduler.allocate("serve", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]
+    result = run("""
+        import gpushare, json, subprocess
+        with gpushare.Runtime() as runtime, runtime.open_session("served", persistent_bytes="1M", ephemeral_bytes="1M") as session:
+            queue = gpushare.RequestQueue(runtime)
+            queue.add_model(session, lambda iteration, batch: None)
+            for future in [queue.submit(deadline=None) for _ in range(20)]:
+                future.result()
+            while True:  # the queue writes its counts ten times a second
+                shown = json.loads(subprocess.run([%r, "top", "--json", "-"], capture_output=True).stdout)["sessions"][0]
+                if shown["requests_in_time"] == 20:
+                    break
+            print(shown["requests_offered"], shown["requests_pending"], sum(shown["iteration_times"]) == sum(shown["iteration_slowdowns"]) > 0)
+            queue.close()
+    """ % (os.environ["GPUSHARE_TOOL_FOLDER"] + "/gpushare"), apply(cdi(dra, claim), entry.devices[0].cdi_device_ids[0]))
+    assert result.stdout == "20 0 True\n", result.stderr
+
+
 def test_processes_of_one_claim_have_its_limits_together(dra, kubelet, scheduler):
     claims = [scheduler.allocate(name, DRIVER, ("gpu", {"memory": "64Mi", "share": "25"})) for name in ("a", "b")]
     prepared = [kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]] for claim in claims]
