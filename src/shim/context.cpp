@@ -303,11 +303,15 @@ uint64_t g_primary[kDevices * 4];
 // process has a primary context. Soon, if not at_once.
 bool fits_after_load(bool all, bool at_once) {
   int now = -1;
+  void* context = nullptr;
   uint64_t overhead = 0;
   const auto measure = [&](int ordinal) {
     return (!at_once && put_off(ordinal)) || measure_overhead(ordinal, &overhead);
   };
-  bool fits = real(kEntry_cuCtxGetDevice, &now) != kSuccess || measure(now);
+  // A library may be loaded while no context is current.
+  const bool is_current = real(kEntry_cuCtxGetCurrent, &context) == kSuccess && context != nullptr &&
+                          real(kEntry_cuCtxGetDevice, &now) == kSuccess;
+  bool fits = !is_current || measure(now);
   for (int ordinal = 0; all && ordinal < kDevices * 4; ++ordinal)
     if (ordinal != now && load(g_primary[ordinal]) != 0) fits = measure(ordinal) && fits;
   return fits;

@@ -206,6 +206,48 @@ with gt.session("snap", memory="256M") as s:
 """)
 
 
+def test_workspaces_that_never_die_count_once(run):
+    """As cuBLAS's: 32 MiB for each thread and stream that multiplies, taken inside an iteration and kept for the life of the process."""
+    run(SESSION + """
+workspaces = {}
+def multiply(x):
+    key = threading.get_ident(), torch.cuda.current_stream().cuda_stream
+    if key not in workspaces:
+        workspaces[key] = torch.empty(8 << 20, device=x.device)
+    return x.clone()
+
+class Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return multiply(x)
+    @staticmethod
+    def backward(ctx, g):
+        return multiply(g)                                     # on PyTorch's thread
+
+with gt.session("s", memory="192M") as s:
+    x = torch.zeros(1 << 20, device=s.device, requires_grad=True)
+    held = []
+    for _ in range(5):
+        with s.iteration():
+            scratch = torch.empty(8 << 20, device=s.device)    # E beside them
+            Multiply.apply(x).backward(torch.zeros_like(x))
+            x.grad = None
+            del scratch
+        held.append(counted(s))
+    assert len(workspaces) == 2, workspaces.keys()
+    assert held[1:] == held[1:2] * 4 and held[-1] <= (4 + 64) << 20, held
+    try:
+        torch.empty(48 << 20, device=s.device)
+        raise AssertionError
+    except torch.OutOfMemoryError:
+        pass
+    with s.iteration():
+        Multiply.apply(x).backward(torch.zeros_like(x))
+        x.grad = None
+    workspaces.clear()
+""")
+
+
 def test_pytorchs_figures_are_the_sessions(run):
     run(SESSION + """
 with gt.session("other", memory="64M") as other, gt.session("s", memory="256M") as s:

@@ -544,3 +544,68 @@ STANDIN_API int nvmlDeviceGetMigDeviceHandleByIndex(void* device, unsigned index
       reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(device) + ((uintptr_t{index} + 1) << 8));
   return 0;
 }
+
+// ---- the runtime's private tables
+// -------------------------------------------------------------------------------------------------------
+
+// The table that CUDA's runtime reads first: values that it keeps for each context, by key. A table begins with its size.
+namespace {
+using Destroy = void (*)(CUcontext context, void* key, void* value);
+struct Kept {
+  void* value;
+  Destroy destroy;
+};
+std::map<std::pair<const void*, const void*>, Kept>& kept() {
+  static auto* all = new std::map<std::pair<const void*, const void*>, Kept>;
+  return *all;
+}
+// Null: the current one.
+CUresult context_of(Call& call, CUcontext* context) {
+  if (*context == nullptr) *context = reinterpret_cast<CUcontext>(call.context());
+  if (*context == nullptr) return call.verdict();
+  const auto known = world().contexts.find(*context);
+  if (known == world().contexts.end() || !known->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "a private value of no living context");
+  return CUDA_SUCCESS;
+}
+CUresult put_value(CUcontext context, void* key, void* value, Destroy destroy) {
+  STANDIN_ENTRY(contextLocalStoragePut);
+  if (const CUresult found = context_of(call, &context); found != CUDA_SUCCESS) return found;
+  kept()[{context, key}] = {value, destroy};
+  return CUDA_SUCCESS;
+}
+CUresult remove_value(CUcontext context, void* key) {
+  STANDIN_ENTRY(contextLocalStorageDelete);
+  if (const CUresult found = context_of(call, &context); found != CUDA_SUCCESS) return found;
+  kept().erase({context, key});
+  return CUDA_SUCCESS;
+}
+CUresult get_value(void** out_value, CUcontext context, void* key) {
+  STANDIN_ENTRY(contextLocalStorageGet);
+  if (const CUresult found = context_of(call, &context); found != CUDA_SUCCESS) return found;
+  const auto value = kept().find({context, key});
+  if (value == kept().end()) return CUDA_ERROR_INVALID_HANDLE;
+  *out_value = value->second.value;
+  return CUDA_SUCCESS;
+}
+struct LocalStorage {
+  size_t bytes;
+  CUresult (*put)(CUcontext, void*, void*, Destroy);
+  CUresult (*remove)(CUcontext, void*);
+  CUresult (*get)(void**, CUcontext, void*);
+};
+constexpr LocalStorage kLocalStorage{sizeof(LocalStorage), put_value, remove_value, get_value};
+constexpr unsigned char kLocalStorageId[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
+                                               0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
+}  // namespace
+
+STANDIN_API CUresult cuGetExportTable(const void** out_table, const void* id) {
+  Call call("cuGetExportTable", false);
+  if (call.verdict() != CUDA_SUCCESS) return call.verdict();
+  if (out_table == nullptr || id == nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no table asked for, or no output");
+  *out_table = nullptr;
+  if (std::memcmp(id, kLocalStorageId, sizeof kLocalStorageId) != 0) return CUDA_ERROR_INVALID_VALUE;
+  *out_table = &kLocalStorage;
+  return CUDA_SUCCESS;
+}

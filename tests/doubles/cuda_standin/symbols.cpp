@@ -30,6 +30,9 @@ using namespace standin;  // NOLINT(google-build-using-namespace): entry points 
   X(cuMemsetD8, cuMemsetD8_v2, 3020)                                 \
   X(cuModuleLoadData, cuModuleLoadData, 2000)                        \
   X(cuModuleUnload, cuModuleUnload, 2000)                            \
+  X(cuLibraryLoadData, cuLibraryLoadData, 12000)                     \
+  X(cuLibraryUnload, cuLibraryUnload, 12000)                         \
+  X(cuGetExportTable, cuGetExportTable, 3000)                        \
   X(cuModuleGetFunction, cuModuleGetFunction, 2000)                  \
   X(cuLaunchKernel, cuLaunchKernel, 4000)                            \
   X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010)            \

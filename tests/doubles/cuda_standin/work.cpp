@@ -149,6 +149,54 @@ STANDIN_API CUresult cuModuleUnload(CUmodule module) {
   return CUDA_SUCCESS;
 }
 
+// A library is of no context: it takes memory in each primary context that there is.
+namespace {
+std::vector<int> devices_with_contexts() {
+  std::vector<int> out;
+  for (size_t i = 0; i < world().devices.size(); ++i)
+    if (const Context* primary = world().devices[i].primary; primary != nullptr && primary->alive())
+      out.push_back(static_cast<int>(i));
+  return out;
+}
+struct Library : Object {
+  std::vector<int> devices;
+};
+std::map<const void*, std::unique_ptr<Library>>& libraries() {
+  static auto* all = new std::map<const void*, std::unique_ptr<Library>>;
+  return *all;
+}
+}  // namespace
+
+STANDIN_API CUresult cuLibraryLoadData(void** out_library, const void* code, void*, void**, unsigned, void*,
+                                       void**, unsigned) {
+  STANDIN_ENTRY(cuLibraryLoadData);
+  if (out_library == nullptr || code == nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no image, or no output");
+  auto library = std::make_unique<Library>();
+  for (const int device : devices_with_contexts()) {
+    if (!take_memory(device, world().setting("module_bytes"))) {
+      for (const int taken : library->devices) give_memory(taken, world().setting("module_bytes"));
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    library->devices.push_back(device);
+  }
+  library->born = call.text();
+  *out_library = library.get();
+  libraries()[library.get()] = std::move(library);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuLibraryUnload(void* library) {
+  STANDIN_ENTRY(cuLibraryUnload);
+  const auto it = libraries().find(library);
+  if (it == libraries().end()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a library");
+  if (!it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: unloaded by " + it->second->died);
+  it->second->died = call.text();
+  for (const int device : it->second->devices) give_memory(device, world().setting("module_bytes"));
+  return CUDA_SUCCESS;
+}
+
 STANDIN_API CUresult cuModuleGetFunction(CUfunction* out_function, CUmodule module, const char* name) {
   STANDIN_ENTRY(cuModuleGetFunction);
   STANDIN_CONTEXT();

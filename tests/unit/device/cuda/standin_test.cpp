@@ -339,6 +339,42 @@ TEST_CASE("streams share eight hardware queues, where one that waits holds up th
   REQUIRE(standin_configure("serial_host_functions", 1) == 0);
 }
 
+extern "C" {
+CUresult cuGetExportTable(const void**, const void*);
+CUresult cuLibraryLoadData(void**, const void*, void*, void**, unsigned, void*, void**, unsigned);
+CUresult cuLibraryUnload(void*);
+}
+TEST_CASE("the runtime's private table keeps values for a context, and libraries take memory", "[standin]") {
+  Stage stage;
+  constexpr unsigned char kId[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
+                                     0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
+  struct Table {
+    size_t bytes;
+    CUresult (*put)(CUcontext, void*, void*, void (*)(CUcontext, void*, void*));
+    CUresult (*remove)(CUcontext, void*);
+    CUresult (*get)(void**, CUcontext, void*);
+  };
+  const void* found = nullptr;
+  int key = 0, value = 0;
+  void* back = nullptr;
+  CHECK(cuGetExportTable(&found, "another one's id") == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(cuGetExportTable(&found, kId) == CUDA_SUCCESS);
+  const auto* const table = static_cast<const Table*>(found);
+  REQUIRE(table->bytes == sizeof(Table));
+  CHECK(table->get(&back, nullptr, &key) == CUDA_ERROR_INVALID_HANDLE);
+  REQUIRE(table->put(nullptr, &key, &value, nullptr) == CUDA_SUCCESS);  // of the current context
+  REQUIRE(table->get(&back, nullptr, &key) == CUDA_SUCCESS);
+  CHECK(back == &value);
+  CHECK(table->put(reinterpret_cast<CUcontext>(&key), &key, &value, nullptr) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(misused("contextLocalStoragePut", "no living context"));
+  REQUIRE(table->remove(nullptr, &key) == CUDA_SUCCESS);
+  void* library = nullptr;
+  REQUIRE(cuLibraryLoadData(&library, "image", nullptr, nullptr, 0, nullptr, nullptr, 0) == CUDA_SUCCESS);
+  REQUIRE(cuLibraryUnload(library) == CUDA_SUCCESS);
+  CHECK(cuLibraryUnload(library) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(misused("cuLibraryUnload", "double free"));
+}
+
 TEST_CASE("what calls would cost is counted, not spent", "[standin]") {
   REQUIRE(standin_configure("costs", 1) == 0);
   Stage stage;
