@@ -14,8 +14,9 @@ namespace {
 
 constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
 constexpr double kTolerance = 1e-9;
-// The worth of a point of accuracy at a window's end when the next window is not known: the part of a window at that accuracy.
-constexpr double kEndWeightUnseen = 0.4;
+// Where the next window is not known, divisions are tried in which a stream's accuracy at a window's end counts as so many windows at it.
+constexpr double kEndWeights[] = {0.1, 0.2, 0.4, 0.7, 1.0};
+constexpr double kLeastAccuracy = 1e-3;  // points, that an accuracy of 0 counts as in logarithms
 
 // The state of a stream from now until the end of the window.
 struct StreamState {
@@ -189,6 +190,13 @@ class Planner {
       begun.below_floor[v] = got.below_floor;
     }
     return begun;
+  }
+
+  // The mean accuracy of a window from these states in which inference has all devices.
+  double without_retraining(const std::vector<StreamState>& states) const {
+    double sum = 0;
+    for (const double value : begin(states, problem_.window_s, 0).integral) sum += value;
+    return sum / problem_.window_s / double(states.size());
   }
 
   // A window with shares that stay from `begun` until its end but for the handover at each completion.
@@ -561,33 +569,46 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
 
 namespace {
 
-enum class WindowRule { kDivided, kStolen, kEqual };
+// A rule of a window. kDivided: what a stream's accuracy at the window's end counts in the divisions.
+struct WindowRule {
+  enum class Kind { kDivided, kStolen, kEqual, kEqualRetrained };
+  Kind kind = Kind::kDivided;
+  double end_weight = 0;
+};
 
-RetrainingWindow play_rule(WindowRule rule, const Planner& truth, Planner& decides, size_t window,
-                           std::vector<StreamState>& states, double weight, const Begun& begun,
-                           double left_s) {
-  switch (rule) {
-    case WindowRule::kEqual:  // not bound to quanta: where nothing is worth retraining
-      return truth.play_fair(window, states, false, decides);
-    case WindowRule::kStolen:
+RetrainingWindow play_rule(const WindowRule& rule, const Planner& truth, Planner& decides, size_t window,
+                           std::vector<StreamState>& states, const Begun& begun, double left_s) {
+  switch (rule.kind) {
+    case WindowRule::Kind::kEqual:  // the equal shares are not bound to quanta
+    case WindowRule::Kind::kEqualRetrained:
+      return truth.play_fair(window, states, rule.kind == WindowRule::Kind::kEqualRetrained, decides);
+    case WindowRule::Kind::kStolen:
       return truth.play_fixed(window, states, decides.steal(window, states, left_s), begun);
-    case WindowRule::kDivided:
+    case WindowRule::Kind::kDivided:
       break;
   }
-  return Planner(truth).play_divided_anew(window, states, weight, nullptr, decides, begun);
+  return Planner(truth).play_divided_anew(window, states, rule.end_weight, nullptr, decides, begun);
 }
 
-// The portfolio of a window: each rule is played by what is believed. `weight` is what the accuracy at its end counts.
-WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, double weight,
+// The portfolio of a window: each rule is played by what is believed. Of the next window, which is not known, it is assumed
+// that nothing is retrained in it: a stream's accuracy is worth what the devices can serve of it. The product of the two
+// windows' accuracies is compared and not their sum, so that no rule gives much of this window for what may not come.
+WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, bool last,
                      const Begun& begun, double left_s) {
+  std::vector<WindowRule> rules = {{WindowRule::Kind::kDivided, 0}, {WindowRule::Kind::kStolen, 0}};
+  if (!last)
+    for (const double weight : kEndWeights) rules.push_back({WindowRule::Kind::kDivided, weight});
+  if (begun.seconds <= 0) {
+    rules.push_back({WindowRule::Kind::kEqual, 0});
+    rules.push_back({WindowRule::Kind::kEqualRetrained, 0});
+  }
+  const auto logarithm = [](double accuracy) { return std::log(kLeastAccuracy + accuracy); };
   Portfolio<WindowRule> portfolio;
-  for (const WindowRule rule : {WindowRule::kDivided, WindowRule::kStolen, WindowRule::kEqual}) {
-    if (rule == WindowRule::kEqual && begun.seconds > 0) continue;
-    auto copy = states;
-    const RetrainingWindow played = play_rule(rule, decides, decides, window, copy, weight, begun, left_s);
-    double end = 0;
-    for (const double accuracy : played.end_accuracy) end += accuracy / double(states.size());
-    portfolio.offer(played.below_floor * 1e3 - played.accuracy - weight * end, rule);
+  for (const WindowRule& rule : rules) {
+    auto end = states;
+    const RetrainingWindow played = play_rule(rule, decides, decides, window, end, begun, left_s);
+    const double later = last ? 0 : logarithm(decides.without_retraining(end));
+    portfolio.offer(played.below_floor * kPerPointBelowFloor - logarithm(played.accuracy) - later, rule);
   }
   return portfolio.best();
 }
@@ -637,9 +658,8 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
           for (RetrainingConfiguration& own : list[w])
             own.accuracy = error.believed(v, own.name, own.accuracy);
         }
-        const double weight = w + 1 < windows ? kEndWeightUnseen : 0;
-        const WindowRule rule = best_rule(decides, w, states, weight, begun, left);
-        plan.windows.push_back(play_rule(rule, planner, decides, w, states, weight, begun, left));
+        const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun, left);
+        plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun, left));
         for (size_t v = 0; v < truth.streams.size(); ++v) {
           const auto& list = decides.configurations(v, w);
           for (size_t c = 0; c < list.size(); ++c) {

@@ -20,9 +20,19 @@ struct BookJob {
   double slowdown = 1;
   bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
   double pace = 1;        // progress over what its measured slowdowns say; the portfolio knows it
+  double lost_s = 0;      // work that it would have done but for others on its devices
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
 };
+
+// The slowdown of the job alone at its batch size.
+double alone_slowdown(const JobInfo& info);
+// A guaranteed job may take so much longer than alone on the same devices, over its whole run.
+inline constexpr double kMostSlowed = 1.049;
+// The work that a guaranteed job may still lose to others on its devices.
+inline double may_lose(const BookJob& job) {
+  return std::max(0.0, (kMostSlowed - 1) * job.info.work_s - job.lost_s);
+}
 
 struct BookDevice {
   DeviceInfo info;
@@ -72,9 +82,14 @@ class Book : public Scheduler {
     waiting_again(job, now_s);
   }
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double) override {
-    jobs_[job].attained_s = attained_s;
-    jobs_[job].remaining_s = remaining_s;
-    if (slowdown > 0) jobs_[job].slowdown = slowdown;
+    BookJob& entry = jobs_[job];
+    if (slowdown > 0) {
+      const double made = entry.remaining_s - remaining_s, alone = alone_slowdown(entry.info);
+      if (entry.running && made > 0 && slowdown > alone) entry.lost_s += made * (slowdown / alone - 1);
+      entry.slowdown = slowdown;
+    }
+    entry.attained_s = attained_s;
+    entry.remaining_s = remaining_s;
   }
   void finished(JobId job, double) override {
     leave(job);

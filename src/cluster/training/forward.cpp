@@ -83,6 +83,7 @@ class Forward {
         begin_s_(start.now_s),
         now_s_(start.now_s),
         speed_(start.jobs.size(), 0),
+        alone_speed_(start.jobs.size(), 0),
         dirty_(start.devices.size(), true) {}
 
   double run(bool afresh, double most) {
@@ -94,7 +95,8 @@ class Forward {
       std::vector<Action> actions;
       double wake = rule_.tick(now_s_, actions);
       if (afresh && ticks == 1) settle(jobs_, devices_, rule_, actions);
-      if (!take(actions) || !update_speeds()) return kNever;
+      if (!take(actions)) return kNever;
+      update_speeds();
       if (wake <= now_s_) wake = now_s_ + 1e-3;
       double next = wake;
       for (JobId job = 0; job < jobs_.size(); ++job)
@@ -109,6 +111,7 @@ class Forward {
         if (!entry.running) continue;
         entry.attained_s += passed;
         entry.remaining_s -= passed * speed_[job];
+        if (!loses(entry, passed * (alone_speed_[job] - speed_[job]))) return kNever;
         if (entry.remaining_s > 1e-9 * (1 + entry.info.work_s)) {
           rule_.observed(job, entry.attained_s, entry.remaining_s, 0, now_s_);
           continue;
@@ -170,8 +173,14 @@ class Forward {
       }
     return true;
   }
-  // False if a guaranteed job is slower than its limit.
-  bool update_speeds() {
+  // False if it is more than a guaranteed job may lose. One that has lost more already loses nothing any longer.
+  static bool loses(BookJob& job, double work_s) {
+    if (!job.info.guaranteed || work_s <= 1e-9 * job.info.work_s) return true;
+    if (work_s > may_lose(job) * (1 + 1e-9)) return false;
+    job.lost_s += work_s;
+    return true;
+  }
+  void update_speeds() {
     for (JobId job = 0; job < jobs_.size(); ++job) {
       const BookJob& entry = jobs_[job];
       if (!entry.running ||
@@ -187,12 +196,11 @@ class Forward {
         slowest = std::min(slowest, devices_[d].info.speed / slowdown);
         slowest_alone = std::min(slowest_alone, devices_[d].info.speed / alone);
       }
-      // A gang waits for its slowest device: company on a faster one may cost it nothing.
-      if (entry.info.guaranteed && slowest * kMostSlowed * (1 + 1e-9) < slowest_alone) return false;
       speed_[job] = std::max(kLeastSpeed, slowest * entry.pace);
+      // A gang waits for its slowest device: company on a faster one may cost it nothing.
+      alone_speed_[job] = std::max(kLeastSpeed, slowest_alone * entry.pace);
     }
     std::fill(dirty_.begin(), dirty_.end(), false);
-    return true;
   }
 
   Book& rule_;
@@ -202,7 +210,7 @@ class Forward {
   const std::vector<double>& weights_;
   const double restart_s_, begin_s_;
   double now_s_;
-  std::vector<double> speed_;
+  std::vector<double> speed_, alone_speed_;  // of a job: now, and without others on its devices
   std::vector<bool> dirty_;
   std::vector<Beside> others_;
 };

@@ -9,9 +9,6 @@
 
 namespace gpushare::cluster::training {
 
-// A guaranteed job may be slower than alone by so much.
-inline constexpr double kMostSlowed = 1.049;
-
 struct Beside {
   const BookJob* job = nullptr;
   bool opportunistic = false;
@@ -21,8 +18,6 @@ struct Beside {
 // company, else the most demanded resource in proportion to demand, corrected by what was learned of each pair. An
 // opportunistic job has what guaranteed ones leave.
 double believed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others);
-// The slowdown of the job alone at its batch size.
-double alone_slowdown(const JobInfo& info);
 // The key of `companies`.
 uint64_t company_of(JobId job, const std::vector<JobId>& others);
 
@@ -48,7 +43,7 @@ ForwardStart stopped(const ForwardStart& start);
 
 // The weighted sum of the times until the jobs' completions under `rule`, which has taken over nothing yet, and a
 // twentieth of the time for which devices hold jobs. `afresh`:
-// the rule places everything anew. kNever if a job is never placed, if a guaranteed job would be slower than its limit,
+// the rule places everything anew. kNever if a job is never placed, if a guaranteed job would lose more than it may,
 // or as soon as the sum reaches `most`.
 double play_forward(Book& rule, const ForwardStart& start, bool afresh, const Knowledge& known, double most);
 

@@ -127,7 +127,6 @@ class Greedy final : public Lending {
     if (here.size() >= kMostBeside) return {};
     const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
     const double slow = slowdown(newcomer, after && !own.info.guaranteed, here, kNobody, after);
-    if (own.info.guaranteed && slow > kMostSlowed * alone) return {};
     std::vector<std::array<double, 4>> others;  // remaining, time a second before and after, weight
     double last_s = 0;
     for (const JobId job : here) {
@@ -137,7 +136,6 @@ class Greedy final : public Lending {
       const double then = slowdown(job, way_after, here, newcomer, after);
       // A gang waits for its slowest device: company on a faster one may cost it nothing.
       const double held = held_back(other, devices_[d].info.speed);
-      if (other.info.guaranteed && then > held * kMostSlowed * alone_slowdown(other.info)) return {};
       const double there = devices_[d].info.speed * other.pace;
       others.push_back(
           {other.remaining_s, std::max(was, held) / there, std::max(then, held) / there, other.info.weight});
@@ -146,9 +144,16 @@ class Greedy final : public Lending {
     Cost cost{own.remaining_s * slow / speed, 0};
     if (cost.own_s > last_s)  // alone in the end
       cost.own_s = last_s + std::max(0.0, own.remaining_s - last_s * speed / slow) * alone / speed;
-    for (const auto& [remaining, was, then, weight] : others)
-      cost.harm_s +=
-          weight * std::max(0.0, std::min(remaining * (then - was), cost.own_s * (1 - was / then)));
+    if (own.info.guaranteed &&
+        std::min(own.remaining_s, last_s * speed / slow) * (slow / alone - 1) > may_lose(own) * (1 + 1e-9))
+      return {};
+    for (size_t i = 0; i < here.size(); ++i) {
+      const auto& [remaining, was, then, weight] = others[i];
+      const double harm_s = std::max(0.0, std::min(remaining * (then - was), cost.own_s * (1 - was / then)));
+      const BookJob& other = jobs_[here[i]];
+      if (other.info.guaranteed && harm_s > may_lose(other) * was * (1 + 1e-9)) return {};
+      cost.harm_s += weight * harm_s;
+    }
     return cost;
   }
 

@@ -298,7 +298,10 @@ class Best final : public Lending {
           !known_->slowdowns.seen(own, there) && hoped(on_host) + hoped(on_newcomer) >= pair_gain();
       return trial ? 1.0 : kNever;
     }
-    if (own.guaranteed && std::max(host_slowdown, own_slowdown) > kGuaranteedLimit) return kNever;
+    if (own.guaranteed && (std::max(host_slowdown, own_slowdown) > kGuaranteedLimit ||
+                           (host_slowdown - 1) * jobs_[host].remaining_s > may_lose(jobs_[host]) ||
+                           (own_slowdown - 1) * jobs_[newcomer].remaining_s > may_lose(jobs_[newcomer])))
+      return kNever;
     return 2 - speed + 1e-3;
   }
 
