@@ -13,6 +13,9 @@ constexpr int kRounds = 8;             // of reweighted least squares
 constexpr double kInferredRange = 4;   // see observe
 constexpr double kLeastFactor = 0.05;  // deviations of a size below this are taken for noise
 constexpr double kMostFactor = 8;
+constexpr size_t kDeviations = 5;  // ratios that stand for all deviations
+constexpr double kLeastDeviation =
+    0.02;  // of a ratio from 1: below this batches are taken to keep to the line
 
 bool moved(double from, double to) {
   return std::abs(to - from) > 1e-3 * std::max(std::abs(from), 1e-12);
@@ -69,7 +72,9 @@ void BatchTimeModel::rescale(double factor) {
 
 void BatchTimeModel::fit(double x, bool told) {
   if (!fit_line(told)) scale_line(told);
-  const bool bent = fit_factors();
+  if (!told) bound_fixed();
+  bool bent = fit_factors();
+  bent = fit_deviations(told) || bent;
   if (!bent && !moved(published_c0_ + published_c1_ * x, c0_ns_ + c1_ * x) && !moved(published_c1_, c1_))
     return;
   published_c0_ = c0_ns_;
@@ -129,6 +134,17 @@ void BatchTimeModel::scale_line(bool told) {
   c0_ns_ = std::min(c0_ns_, 0.75 * median(weights_));
 }
 
+// Inferred times: the fixed part is less than what the shortest batches took, however the line runs; a batch that is
+// thought to be shorter than the fixed part would teach nothing of its requests.
+void BatchTimeModel::bound_fixed() {
+  constexpr double kMostFixed = 0.9;
+  weights_.clear();
+  for (const Seen& each : seen_) weights_.push_back(each.took_ns);
+  const auto short_one = weights_.begin() + static_cast<ptrdiff_t>(weights_.size() / 20);
+  std::nth_element(weights_.begin(), short_one, weights_.end());
+  c0_ns_ = std::min(c0_ns_, kMostFixed * *short_one);
+}
+
 // By how much sizes deviate from the line: the median of their batches, drawn a little towards 1 while there are few.
 bool BatchTimeModel::fit_factors() {
   bool bent = false, plain = true;
@@ -153,6 +169,30 @@ bool BatchTimeModel::fit_factors() {
   }
   plain_ = plain;
   return bent;
+}
+
+// By how much single batches deviate from what the model says of them.
+bool BatchTimeModel::fit_deviations(bool told) {
+  if (!told) return false;
+  weights_.clear();
+  for (const Seen& each : seen_)
+    weights_.push_back(each.took_ns /
+                       std::max((plain_ ? 1 : factor_[each.kind]) * (c0_ns_ + c1_ * each.x), 1e-9));
+  std::sort(weights_.begin(), weights_.end());
+  std::array<double, kDeviations> ratios{};
+  bool wide = false, changed = false;
+  for (size_t i = 0; i < kDeviations; ++i) {
+    ratios[i] = weights_[(2 * i + 1) * weights_.size() / (2 * kDeviations)];
+    wide = wide || std::abs(ratios[i] - 1) > kLeastDeviation;
+    changed = changed || deviations_.empty() || std::abs(ratios[i] - deviations_[i]) > kLeastDeviation;
+  }
+  if (!wide) {
+    changed = !deviations_.empty();
+    deviations_.clear();
+  } else if (changed) {
+    deviations_.assign(ratios.begin(), ratios.end());
+  }
+  return changed;
 }
 
 }  // namespace gpushare::sched::slo

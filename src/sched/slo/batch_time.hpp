@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace gpushare::sched::slo {
@@ -30,6 +31,9 @@ class BatchTimeModel {
   double duration_ns(unsigned k, double longest_ns) const {
     return factor(k) * (c0_ns_ + c1_ * k * longest_ns);
   }
+  // How much batches deviate from the line: ratios of what they took to what the model says, each for a fifth of them,
+  // ascending. Empty while they hardly deviate, and where times are inferred: the deviations are then those of the requests.
+  std::span<const double> deviations() const { return {deviations_.data(), deviations_.size()}; }
   // A finished batch; a measurement that is not a positive number is ignored. `told`: longest_ns was measured. Otherwise it
   // is an expectation inferred with this very model: then c1 stays within a factor of four of its first value,
   // because c1 and the times inferred could drift apart for ever without changing any prediction, and c0 and
@@ -54,7 +58,9 @@ class BatchTimeModel {
   void fit(double x, bool told);
   bool fit_line(bool told);
   void scale_line(bool told);
+  void bound_fixed();
   bool fit_factors();
+  bool fit_deviations(bool told);
 
   double c0_ns_, c1_;
   double first_c1_;
@@ -65,6 +71,7 @@ class BatchTimeModel {
   bool frozen_ = false;
   bool plain_ = true;  // all factors are 1
   std::array<double, kKinds> factor_{};
+  std::vector<double> deviations_;
   std::vector<double> weights_;  // scratch
   double published_c0_, published_c1_;
   uint64_t version_ = 1;

@@ -11,8 +11,7 @@
 // the one that wins the most per time runs: an idle device wins nothing. The batches considered: for each length class of
 // applications present, taken as the longest
 // allowed, and each size k, the k earliest deadlines among requests of no longer classes that can bear a batch of that
-// length with a chance of
-// `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
+// length with a chance of `feasible_quantile`, the same with a chance of kSafeQuantile, and the k latest; so short requests are not padded to long ones unless
 // that pays, and under overload the device does not gamble on requests that are almost lost. Durations are those of the
 // very composition: the CDF of the maximum is the product of the members' CDFs.
 //
@@ -267,6 +266,11 @@ class Gpushare final : public BatcherBase {
     const double* row = nullptr;  // of the grid, at this version of it
     uint64_t grid = 0;
   };
+  // A batch begins at this place of the allowed; its members are asked for so much slack.
+  struct Start {
+    size_t first;
+    double bears_ns;
+  };
   struct Priced {
     double cost;
     uint32_t at, length_class;
@@ -277,6 +281,7 @@ class Gpushare final : public BatcherBase {
     uint32_t count = 0;        // of the pending
     uint32_t application = 0;  // the longest of it
     float mean_ns = -1;
+    float least_ns = INFINITY;  // the least mean of it, and of the classes that it stands for
   };
   struct Choice {
     double worth = -INFINITY;
@@ -293,10 +298,22 @@ class Gpushare final : public BatcherBase {
     const Request& r = held.request;
     return {r.deadline_ns, r.id, held.application, static_cast<float>(r.cost), !r.later_steps.empty()};
   }
+  // The chance that a batch whose longest member's CDF is `row` ends within the slack, over the deviations of batches.
+  static double chance_of(const Grid& grid, const double* row, const BatchTimeModel& time, uint32_t k,
+                          double slack_ns) {
+    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
+    const std::span<const double> deviations = time.deviations();
+    if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
+    double sum = 0;
+    for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
+    return sum / static_cast<double>(deviations.size());
+  }
   // Whether it would almost surely miss if it ran alone now.
   static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
     const Knowledge::Brief& brief = known.brief(application);
-    return brief.known() && slack_ns < known.time.duration_ns(1, static_cast<double>(brief.least_ns));
+    const std::span<const double> deviations = known.time.deviations();
+    return brief.known() && slack_ns < (deviations.empty() ? 1 : std::min(deviations.front(), 1.0)) *
+                                           known.time.duration_ns(1, static_cast<double>(brief.least_ns));
   }
   // Means are not negative, so the bits of two floats order as the means do.
   static uint32_t bits(float mean_ns) { return std::bit_cast<uint32_t>(mean_ns); }
@@ -426,6 +443,7 @@ class Gpushare final : public BatcherBase {
         of.number = each.length_class;
       }
       ++of.count;
+      of.least_ns = std::min(of.least_ns, each.mean_ns);
       if (each.mean_ns > of.mean_ns) {
         of.mean_ns = each.mean_ns;
         of.application = each.application;
@@ -440,33 +458,51 @@ class Gpushare final : public BatcherBase {
     std::sort(classes_.begin(), classes_.end(),
               [](const LengthClass& a, const LengthClass& b) { return a.number < b.number; });
     if (classes_.size() <= kCaps) return;
-    size_t kept = 0, seen = 0;
+    size_t kept = 0, seen = 0, counted = 0;
+    float least_ns = INFINITY;
     for (const LengthClass& each : classes_) {
       seen += each.count;
-      if (seen * kCaps >= (kept + 1) * pending_.size()) classes_[kept++] = each;
+      least_ns = std::min(least_ns, each.least_ns);
+      if (seen * kCaps < (kept + 1) * pending_.size()) continue;
+      classes_[kept] = each;
+      classes_[kept].count = static_cast<uint32_t>(seen - counted);
+      classes_[kept++].least_ns = least_ns;
+      counted = seen;
+      least_ns = INFINITY;
     }
     classes_.resize(kept);
   }
 
-  // Fills allowed_ with the pending up to the length class `cap`, and returns the least mean of those above `shorter`.
-  double allow(uint32_t cap, uint32_t shorter) {
+  // Fills allowed_ with the pending up to the length class `cap`.
+  void allow(uint32_t cap) {
     allowed_.resize(pending_.size());
     slacks_.resize(pending_.size());
     means_.resize(pending_.size());
     size_t count = 0;
-    float least_ns = INFINITY;
     for (uint32_t i = 0; i < pending_.size(); ++i) {
       const Pending& each = pending_[i];
       // Written in any case, and kept by the count: a branch would be guessed wrongly every other time.
       allowed_[count] = i;
       slacks_[count] = each.slack_ns;
       means_[count] = bits(each.mean_ns);
-      const bool in = each.length_class <= cap;
-      count += in ? 1 : 0;
-      least_ns = std::min(least_ns, in && each.length_class > shorter ? each.mean_ns : INFINITY);
+      count += each.length_class <= cap ? 1 : 0;
     }
     allowed_.resize(count);
-    return static_cast<double>(least_ns);
+  }
+  // The largest of the first `end` sizes whose best imaginable batch of `count` requests, with one whose mean is at least
+  // least_ns, could be better than the best so far: its place + 1, or 0. A batch that was not weighed under a shorter cap
+  // has such a request.
+  size_t promising(const Model& model, const BatchTimeModel& time, size_t end, size_t count, float least_ns,
+                   const std::vector<double>& most_of, double price) const {
+    for (size_t s = end; s-- > 0;) {
+      const uint32_t k = model.sizes[s];
+      if (k > count) continue;
+      const double most = uniform_ ? k * most_value_ : most_of[k];
+      if (!bounded_ ||
+          worth_of(most, time.duration_ns(k, static_cast<double>(least_ns)), price) > best_.worth)
+        return s + 1;
+    }
+    return 0;
   }
 
   // What it is worth to serve each of the pending now rather than later. A request that cannot wait is worth its cost. One that
@@ -526,48 +562,59 @@ class Gpushare final : public BatcherBase {
     if (!uniform) order_by_cost();
     find_classes();
     uint32_t shorter = 0;  // the length class weighed before
+    size_t count = 0;      // of the pending up to the class
+    if (!uniform) bound_by_size(UINT32_MAX, model.sizes.back(), most_of_all_);
     for (const LengthClass& cap : classes_) {
-      const double least_ns = allow(cap.number, shorter);
-      if (!uniform) bound_by_size(cap.number, model.sizes.back());
-      const Quantiles* asked = nullptr;
-      // Where those begin that can bear a batch of the size looked at last, with either chance. Smaller batches are shorter,
-      // so these places move forward through all sizes.
-      size_t bearing[] = {allowed_.size(), allowed_.size()};
-      // Large ones first: under load they are mostly the better, and then bound the rest.
-      for (size_t s = model.sizes.size(); s-- > 0;) {
-        const uint32_t k = model.sizes[s];
-        if (k > allowed_.size()) continue;
-        // Any batch that was not weighed under a shorter cap has a request whose mean is at least that.
-        if (bounded_ && worth_of(uniform ? k * most_value_ : most_of_[k], known.time.duration_ns(k, least_ns),
-                                 price) <= best_.worth)
-          continue;
-        if (asked == nullptr) asked = &quantiles(index, cap.application);
-        size_t before = allowed_.size();
-        for (size_t chance = 0; chance < 2; ++chance) {
-          const double bears =
-              known.time.duration_ns(k, chance == 0 ? asked->feasible_ns[s] : asked->safe_ns[s]);
-          size_t& at = bearing[chance];
-          while (at > 0 && slacks_[at - 1] >= bears) --at;
-          while (at < allowed_.size() && slacks_[at] < bears) ++at;
-          size_t first = at;
-          if (first + k > allowed_.size()) {
-            if (k > 1) break;
-            first =
-                allowed_.size() - 1;  // nobody can bear it: the one with the most slack may still be lucky
-          }
-          if (first == before) break;
-          before = first;
-          uint32_t longest = 0;
-          for (size_t i = first; i < first + k; ++i) longest = std::max(longest, means_[i]);
-          weigh(index, std::span(allowed_).subspan(first, k), longest, bears, shorter, price);
-          if (uniform || first + k == allowed_.size()) continue;
-          // Costs differ: also the k costliest of those who can bear it.
-          longest = costliest(k, allowed_[first], cap.number);
-          weigh(index, costly_, longest, bears, shorter, price);
-        }
-      }
+      count += cap.count;
+      const size_t end =
+          promising(model, known.time, model.sizes.size(), count, cap.least_ns, most_of_all_, price);
+      if (end > 0) weigh_class(index, cap, end, shorter, price);
       shorter = cap.number;
     }
+  }
+  // Weighs the batches of the requests up to the length class `cap`, of the first `end` sizes.
+  void weigh_class(uint32_t index, const LengthClass& cap, size_t end, uint32_t shorter, double price) {
+    const Model& model = models_[index];
+    const BatchTimeModel& time = knowledge_.model(index).time;
+    const Quantiles& asked = quantiles(index, cap.application);
+    allow(cap.number);
+    if (!uniform_) bound_by_size(cap.number, model.sizes.back(), most_of_);
+    bearing_[0] = bearing_[1] = allowed_.size();
+    // Large sizes first: under load they are mostly the better, and then bound the rest.
+    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
+      const uint32_t k = model.sizes[--end];
+      find_starts(time, k, asked.feasible_ns[end], asked.safe_ns[end]);
+      for (const Start& start : starts_) {
+        uint32_t longest = 0;
+        for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
+        weigh(index, std::span(allowed_).subspan(start.first, k), longest, start.bears_ns, shorter, price);
+        if (uniform_ || start.first + k == allowed_.size()) continue;
+        // Costs differ: also the k costliest of those who can bear it.
+        longest = costliest(k, allowed_[start.first], cap.number);
+        weigh(index, costly_, longest, start.bears_ns, shorter, price);
+      }
+    }
+  }
+
+  // Where the batches of k begin that are weighed: at the first of the allowed that can bear one with a chance of
+  // feasible_quantile, at the first that can with kSafeQuantile, and, where the two are not the
+  // same, at the last place that leaves k. The last ones have the best chances: where requests are tight and their times
+  // differ much, nobody can bear a batch that is worth while.
+  void find_starts(const BatchTimeModel& time, uint32_t k, double feasible_ns, double safe_ns) {
+    starts_.clear();
+    const size_t last = allowed_.size() - k;
+    const std::span<const double> deviations = time.deviations();
+    const double bears_ns[] = {
+        time.duration_ns(k, feasible_ns),
+        time.duration_ns(k, safe_ns) * (deviations.empty() ? 1 : std::max(deviations.back(), 1.0))};
+    for (size_t chance = 0; chance < 2; ++chance) {
+      size_t& at = bearing_[chance];
+      while (at > 0 && slacks_[at - 1] >= bears_ns[chance]) --at;
+      while (at < allowed_.size() && slacks_[at] < bears_ns[chance]) ++at;
+      const size_t first = std::min(at, last);
+      if (starts_.empty() || starts_.back().first < first) starts_.push_back({first, bears_ns[chance]});
+    }
+    if (bearing_[0] != bearing_[1] && starts_.back().first < last) starts_.push_back({last, bears_ns[1]});
   }
 
   // The pending by cost, and by value.
@@ -584,12 +631,12 @@ class Gpushare final : public BatcherBase {
       });
   }
   // The most that a batch of k of the pending up to the length class `cap` can win, by k up to the largest batch.
-  void bound_by_size(uint32_t cap, uint32_t largest) {
-    most_of_.assign(1, 0);
+  void bound_by_size(uint32_t cap, uint32_t largest, std::vector<double>& most_of) const {
+    most_of.assign(1, 0);
     for (const Priced& each : by_value_) {
       if (each.length_class > cap) continue;
-      most_of_.push_back(most_of_.back() + each.cost);
-      if (most_of_.size() > largest) break;
+      most_of.push_back(most_of.back() + each.cost);
+      if (most_of.size() > largest) break;
     }
   }
   // Puts the k costliest of the pending from `first` on, up to the length class `cap`, into costly_; returns the bits of their greatest
@@ -622,7 +669,6 @@ class Gpushare final : public BatcherBase {
     }
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
     if (worth_of(most, least_ns, price) <= best_.worth) return;
-    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
     if (bounded_ && !uniform_ && k > 1) {
       // The batch is no faster than its longest member alone, whose CDF is at hand.
       uint32_t slowest = members.front();
@@ -631,7 +677,7 @@ class Gpushare final : public BatcherBase {
       const double* row = model.grid.row(known, pending_[slowest].application);
       most = 0;
       for (uint32_t i : members)
-        most += pending_[i].value * model.grid.at(row, (pending_[i].slack_ns - fixed_ns) * scale);
+        most += pending_[i].value * chance_of(model.grid, row, time, k, pending_[i].slack_ns);
       if (worth_of(most, least_ns, price) <= best_.worth) return;
     }
     for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
@@ -648,12 +694,12 @@ class Gpushare final : public BatcherBase {
     double gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
-      const double chance = model.grid.at(row_.data(), (each.slack_ns - fixed_ns) * scale);
+      const double chance = chance_of(model.grid, row_.data(), time, k, each.slack_ns);
       gain += each.value * chance;
       wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * model.grid.at(row_.data(), (each.slack_ns + step.after_ns - fixed_ns) * scale);
+        gain += step.cost * chance_of(model.grid, row_.data(), time, k, each.slack_ns + step.after_ns);
     }
     const double worth = worth_of(gain, mean, price);
     if (worth <= best_.worth) return;
@@ -704,9 +750,14 @@ class Gpushare final : public BatcherBase {
   bool uniform_ = false;   // all pending cost the same
   bool bounded_ = false;   // no pending has later deadlines, so values are all that a batch can win
   std::vector<Priced> by_cost_, by_value_;  // where costs differ; a value stands in `cost`
-  std::vector<double> most_of_;             // see bound_by_size
+  std::vector<double> most_of_all_,
+      most_of_;  // see bound_by_size: of all the pending, of those up to a class
   std::vector<uint32_t> considered_;
   std::vector<uint32_t> allowed_, costly_;
+  std::vector<Start> starts_;
+  // The first of the allowed that can bear a batch of the size looked at last, with either chance. Smaller batches are
+  // shorter, so these places move forward through all sizes.
+  size_t bearing_[2] = {};
   // The allowed ones' values lie side by side: most of a decision is looking through them.
   std::vector<double> slacks_;
   std::vector<uint32_t> means_;  // bits

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/saturate.hpp"
 
@@ -127,19 +128,28 @@ void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t ex
 
 // Durations that contradict all that is known of their application, four times in a row, show that what is known no longer
 // holds, or never did (a wrong profile told beforehand, a neighbour on the device that came or went): the past is
-// forgotten at once. The statistical test of the histogram needs dozens, and while a wrong estimate refuses requests, each
-// sample costs a request.
+// forgotten at once, but for its shape, scaled to the new durations. Four samples alone would look much more alike than the
+// times are. The statistical test of the histogram needs dozens, and while a wrong estimate refuses requests, each sample
+// costs a request.
 void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
   constexpr uint8_t kInARow = 4;
   constexpr double kBelow = 0.7, kAbove = 1.5;
+  constexpr int kShape = 16;  // durations that stand for the shape
   Application& application = of.applications[index];
   if (application.own.empty()) return;
   const auto took = static_cast<double>(execution_ns);
-  application.far_below =
-      took < kBelow * application.own.quantile_ns(kLeastQuantile) ? application.far_below + 1 : 0;
-  application.far_above = took > kAbove * application.own.max_ns() ? application.far_above + 1 : 0;
+  const bool below = took<kBelow * application.own.quantile_ns(kLeastQuantile), above = took> kAbove *
+                     application.own.max_ns();
+  if (!(below ? application.far_below : application.far_above)) application.far_ratio = 1;
+  application.far_below = below ? application.far_below + 1 : 0;
+  application.far_above = above ? application.far_above + 1 : 0;
+  if (!below && !above) return;
+  application.far_ratio *= std::pow(took / application.own.mean_ns(), 1.0 / kInARow);
   if (std::max(application.far_below, application.far_above) < kInARow) return;
   application.histogram.keep_newest(kInARow - 1);
+  for (int i = 0; i < kShape; ++i)
+    application.histogram.record(
+        base::to_uint64(application.far_ratio * application.own.quantile_ns((i + 0.5) / kShape)));
   application.far_below = application.far_above = 0;
   of.fresh_application = true;
 }
@@ -148,9 +158,12 @@ void Knowledge::record(Model& of, uint32_t index, uint64_t execution_ns) {
   contradict(of, index, execution_ns);
   Application& application = of.applications[index];
   application.histogram.record(execution_ns);
-  if (application.histogram.count() <= 4) of.fresh_application = true;
   ++of.records;
   ++application.records;
+  // While a few durations are all that is known, a few more change it.
+  if (of.applications.size() <= kExactMixture && 4 * application.records >= application.histogram.count())
+    of.fresh_application = true;
+  if (application.histogram.count() <= 4) of.fresh_application = true;
   if (application.due) return;
   // Few applications follow every record, many a sixteenth of theirs: each costs as much to compute.
   const size_t enough = of.applications.size() <= kExactMixture
@@ -183,14 +196,20 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
 }
 
 // Whether a batch whose duration was `ratio` times the expected one is to be left out: it stalled, or the process did. Four
-// in a row are no accident: then all times have changed by as much, and what is known follows.
-bool Knowledge::odd(Model& of, double ratio) {
+// in a row are no accident: then all times have changed by as much, and what is known follows. Four in a row of those with one
+// application, while others ran as expected in between, show that this application's times are not what they were taken for.
+bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
   constexpr double kFactor = 5;
   constexpr uint8_t kInARow = 4;
   if (of.pooled.count() < 2 * kInARow) return false;
   const bool longer = ratio > kFactor, shorter = ratio < 1 / kFactor;
+  present_.clear();
+  for (const Member& each : members) present_.push_back(each.application);
+  std::sort(present_.begin(), present_.end());
+  present_.erase(std::unique(present_.begin(), present_.end()), present_.end());
   if (!longer && !shorter) {
     of.odd_runs = 0;
+    for (uint32_t each : present_) of.applications[each].odd_runs = 0;
     return false;
   }
   if (of.odd_runs == 0 || (of.odd_ratio > 1) != longer) {
@@ -198,11 +217,32 @@ bool Knowledge::odd(Model& of, double ratio) {
     of.odd_ratio = 1;
   }
   of.odd_ratio *= std::pow(ratio, 1.0 / kInARow);
-  if (++of.odd_runs < kInARow) return true;
+  ++of.odd_runs;
+  uint8_t most = 0;
+  for (uint32_t each : present_) {
+    uint8_t& runs = of.applications[each].odd_runs;
+    runs = static_cast<uint8_t>(std::min(runs + 1, 255));
+    most = std::max(most, runs);
+  }
+  if (most < kInARow) return true;
+  const bool all = of.odd_runs >= kInARow && most <= of.odd_runs;
+  if (all) {
+    of.time.rescale(of.odd_ratio);
+    for (Application& each : of.applications) {
+      each.histogram.keep_newest(0);
+      each.odd_runs = 0;
+    }
+    of.pooled.keep_newest(0);
+  } else {
+    for (uint32_t each : present_)
+      if (of.applications[each].odd_runs == most) {
+        of.applications[each].histogram.keep_newest(0);
+        of.applications[each].odd_runs = 0;
+        if (!of.applications[each].due) of.due.push_back(each);
+        of.applications[each].due = true;
+      }
+  }
   of.odd_runs = 0;
-  of.time.rescale(of.odd_ratio);
-  for (Application& each : of.applications) each.histogram.keep_newest(0);
-  of.pooled.keep_newest(0);
   of.fresh_application = true;
   return false;
 }
@@ -219,14 +259,21 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   drawn_from_.clear();
   for (const Member& each : members)
     drawn_from_.push_back(&of.alone(each.application));  // the mixture if it is new
+  // Nothing is expected of a batch with members of which nothing is known.
+  const bool strangers = std::any_of(members.begin(), members.end(), [&](const Member& each) {
+    return !of.briefs[each.application].known();
+  });
   if (known) {
     const double expected = expected_longest_ns(drawn_from_);
-    if (odd(of, device_ns / std::max(of.time.duration_ns(k, expected), 1.0))) return;
+    if (!strangers && odd(of, members, device_ns / std::max(of.time.duration_ns(k, expected), 1.0))) return;
     known = of.pooled.count() > 0;
-    if (known) of.time.observe(k, expected, device_ns, /*told=*/false);
+    if (known && !strangers) of.time.observe(k, expected, device_ns, /*told=*/false);
   }
-  const double longest = (device_ns - of.time.fixed_ns(k)) / std::max(of.time.per_longest(k), 1e-12);
-  if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
+  // A batch that is shorter than the fixed part shows that its requests are short, however wrong the fixed part is.
+  constexpr double kLeastPart = 0.1;
+  const double longest = std::max(device_ns - of.time.fixed_ns(k), kLeastPart * device_ns) /
+                         std::max(of.time.per_longest(k), 1e-12);
+  if (!(longest >= 1)) return;
   if (k == 1 || !known) {
     for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));
     return;
@@ -239,6 +286,10 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     chances_.push_back((rise + 1e-9) / (each->cdf(longest) + 1e-9));
     total += chances_.back();
   }
+  // What no known member explains, one of the unknown took.
+  if (total < 1e-3 * static_cast<double>(k))
+    for (size_t i = 0; i < k; ++i)
+      if (!of.briefs[members[i].application].known()) total += 1 - std::exchange(chances_[i], 1);
   size_t who = 0;
   for (double left = unit_random() * total; who + 1 < k && left >= chances_[who]; ++who)
     left -= chances_[who];

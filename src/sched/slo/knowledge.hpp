@@ -38,7 +38,9 @@ class Knowledge {
     bool due = false;      // `own` is to be computed anew
     // Durations in a row that lie far below, or far above, all that was known before them.
     uint8_t far_below = 0, far_above = 0;
-    uint64_t tried = 0;  // number of the last probe of it, see BatcherBase
+    double far_ratio = 1;  // the product of their ratios to the mean, each to the power of a quarter
+    uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
+    uint64_t tried = 0;    // number of the last probe of it, see BatcherBase
   };
   // The values that a decision needs for every request it looks at, kept together so that those of 10,000
   // applications fit a cache.
@@ -124,7 +126,7 @@ class Knowledge {
  private:
   void update_mixture(Model& of);
   void contradict(Model& of, uint32_t index, uint64_t execution_ns);
-  bool odd(Model& of, double ratio);
+  bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns);
   double unit_random();  // in (0, 1)
@@ -134,6 +136,7 @@ class Knowledge {
   uint64_t random_ = 0x9e3779b97f4a7c15u;
   std::vector<const Distribution*> drawn_from_;  // scratch of infer_run
   std::vector<double> chances_;
+  std::vector<uint32_t> present_;
   std::vector<uint64_t> first_ns_;  // scratch of classify
 };
 

@@ -292,6 +292,47 @@ TEST_CASE("stalled batches and noise leave what is learned sane") {
   }
 }
 
+TEST_CASE("inferred times: odd batches of one application say nothing of the others") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  const auto ran = [&](std::vector<uint32_t> members, uint64_t ms) {
+    batcher->observe_run(0, members, {}, ms * 1'000'000);
+  };
+  for (int i = 0; i < 40; ++i) ran({0, 1, 0, 1}, 40);
+  const double before = batcher->profile(0, 0)->mean_ns;
+  // Application 2 takes fifty times as long, seldom at first and then in many batches in a row.
+  for (int i = 0; i < 3; ++i) {
+    ran({0, 1, 0, 2}, 2000);
+    ran({0, 1, 0, 1}, 40);
+  }
+  for (int i = 0; i < 8; ++i) ran({0, 1, 0, 2}, 2000);
+  CHECK(batcher->profile(0, 0)->mean_ns < 3 * before);
+  CHECK(batcher->profile(0, 1)->mean_ns < 3 * before);
+  CHECK(batcher->profile(0, 2)->mean_ns > 10 * before);
+  // One that is far shorter than all believe, beside normal ones.
+  for (int i = 0; i < 8; ++i) {
+    ran({2, 2}, 20);
+    ran({0, 1, 0, 1}, 40);
+  }
+  CHECK(batcher->profile(0, 2)->mean_ns < 5 * before);
+}
+
+TEST_CASE("durations that contradict a profile replace it, and keep its shape") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  // Told: 100 to 300 ms. The truth is a tenth.
+  for (uint64_t i = 0; i < 200; ++i) batcher->observe(0, 0, (100 + i * 37 % 200) * 1'000'000);
+  Request request;
+  request.deadline_ns = 10'000'000'000;
+  REQUIRE(batcher->arrive(request, 0).ok());  // looks at the profile
+  REQUIRE(batcher->cancel(request.id, 0));
+  for (uint64_t i = 0; i < 4; ++i) batcher->observe(0, 0, 20'000'000);
+  const Profile profile = *batcher->profile(0, 0);
+  CHECK(profile.drifts == 1);
+  CHECK(profile.mean_ns == Approx(20e6).epsilon(0.1));
+  CHECK(profile.p99_ns > 26e6);  // four alike samples would tell that all are alike
+}
+
 TEST_CASE("a failed batch wins nothing") {
   auto batcher = make("gpushare");
   uint64_t now = 0;

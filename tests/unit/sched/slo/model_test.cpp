@@ -207,6 +207,35 @@ TEST_CASE("the batch-time model finds c0 and c1") {
   CHECK(single.c1() == before);
 }
 
+TEST_CASE("the batch-time model tells how much batches deviate from it") {
+  Random random(gpushare::test::seed());
+  INFO("seed " << gpushare::test::seed());
+  std::normal_distribution<double> noise(0, 0.3);
+  BatchTimeModel exact(1e6, 1), noisy(1e6, 1), inferred(1e6, 1);
+  for (int i = 0; i < 2000; ++i) {
+    const unsigned k = static_cast<unsigned>(uniform(random, 1, 16));
+    const double longest = static_cast<double>(uniform(random, 10'000'000, 90'000'000));
+    const double took = 30e6 + 0.2 * k * longest, factor = std::exp(noise(random));
+    exact.observe(k, longest, took);
+    noisy.observe(k, longest, took * factor);
+    inferred.observe(k, longest, took * factor, /*told=*/false);
+  }
+  CHECK(exact.deviations().empty());
+  CHECK(inferred.deviations().empty());  // they are the requests' own
+  REQUIRE(noisy.deviations().size() == 5);
+  CHECK(std::is_sorted(noisy.deviations().begin(), noisy.deviations().end()));
+  // The tenth and the ninetieth percentile of the factor: e^-0.384 and e^0.384.
+  CHECK(noisy.deviations().front() == Approx(0.68).epsilon(0.15));
+  CHECK(noisy.deviations().back() == Approx(1.47).epsilon(0.15));
+}
+
+TEST_CASE("where times are inferred the fixed part stays below what the shortest batches take") {
+  BatchTimeModel model(8e6, 0.5);
+  for (int i = 0; i < 300; ++i)
+    model.observe(4, 6e6, i % 6 == 0 ? 5e6 : 24e6, /*told=*/false);  // one in six is short
+  CHECK(model.c0_ns() < 5e6);
+}
+
 TEST_CASE("stalled batches do not move the batch-time model, and sizes off its line have a factor") {
   Random random(gpushare::test::seed());
   INFO("seed " << gpushare::test::seed());

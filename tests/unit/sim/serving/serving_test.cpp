@@ -488,6 +488,82 @@ TEST_CASE("told no labels, in bursts and under overload, gpushare is not below o
     }
 }
 
+namespace {
+
+// An application of a random list: its share, mean execution time and lognormal deviation.
+struct Kind {
+  double share, mean_ms, deviation;
+};
+// 2,000 requests with one SLO, at so many a second.
+std::vector<TimedRequest> random_list(std::initializer_list<Kind> kinds, double rate_per_s, double slo_ms,
+                                      uint64_t seed) {
+  Random random(seed);
+  std::uniform_real_distribution<double> unit(0, 1);
+  std::normal_distribution<double> normal(0, 1);
+  double now_ms = 0;
+  std::vector<TimedRequest> out;
+  for (int i = 0; i < 2000; ++i) {
+    now_ms += -std::log(1 - unit(random)) / rate_per_s * 1e3;
+    double pick = unit(random);
+    const Kind* kind = kinds.begin();
+    while (kind + 1 < kinds.end() && pick >= kind->share) pick -= (kind++)->share;
+    const double scale = std::sqrt(std::log(1 + kind->deviation * kind->deviation));
+    const double ms = kind->mean_ms * std::exp(scale * normal(random) - scale * scale / 2);
+    out.push_back({static_cast<uint64_t>(now_ms * 1e6), static_cast<uint32_t>(kind - kinds.begin()),
+                   static_cast<uint64_t>(std::max(1.0, ms * 1e6)), static_cast<uint64_t>(slo_ms * 1e6)});
+  }
+  return out;
+}
+
+double mean_rate(std::initializer_list<Kind> kinds, double rate_per_s, double slo_ms, const char* policy,
+                 const ServingOptions& options) {
+  constexpr int kSeeds = 3;
+  double sum = 0;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed)
+    sum += serve(random_list(kinds, rate_per_s, slo_ms, seed), policy, options)->finish_rate / kSeeds;
+  return sum;
+}
+
+}  // namespace
+
+// Nobody can bear a batch of a worthwhile size with a good chance: those with the most slack are still the most likely.
+TEST_CASE("of tight and scattered requests under overload the latest are served, as orloj does") {
+  ServingOptions options;
+  options.c0_ns = 17.6e6;
+  options.c1 = 0.07;
+  const auto kinds = {Kind{1, 68, 0.97}};
+  const double ours = mean_rate(kinds, 200, 45, "gpushare", options);
+  const double orloj = mean_rate(kinds, 200, 45, "orloj", options);
+  INFO(ours << " against " << orloj);
+  CHECK(ours > orloj - 0.005);
+}
+
+TEST_CASE("told nothing, a rare long application does not make all requests look long") {
+  ServingOptions options;
+  options.c0_ns = 8e6;
+  options.c1 = 0.3;
+  options.infer = true;
+  options.told_batch_time = false;
+  options.warm_samples = 0;
+  const auto kinds = {Kind{0.49, 7.8, 0.05}, Kind{0.49, 10.4, 0.05}, Kind{0.02, 143.7, 0.05}};
+  const double ours = mean_rate(kinds, 410, 190, "gpushare", options);
+  const double clockwork = mean_rate(kinds, 410, 190, "clockwork", options);
+  INFO(ours << " against " << clockwork);
+  CHECK(ours > clockwork - 0.005);
+}
+
+TEST_CASE("batches that deviate from their model leave gpushare not below greedy") {
+  ServingOptions options;
+  options.c0_ns = 13.7e6;
+  options.c1 = 0.46;
+  options.noise = 0.3;
+  const auto kinds = {Kind{0.7, 58, 0.05}, Kind{0.3, 12.3, 0.05}};
+  const double ours = mean_rate(kinds, 52, 140, "gpushare", options);
+  const double greedy = mean_rate(kinds, 52, 140, "greedy", options);
+  INFO(ours << " against " << greedy);
+  CHECK(ours > greedy - 0.005);
+}
+
 // With a cost in the square of the number of applications this took hours.
 TEST_CASE("ten thousand applications are served") {
   std::vector<TimedRequest> requests;
