@@ -28,7 +28,7 @@ struct BookJob {
 // The slowdown of the job alone at its batch size.
 double alone_slowdown(const JobInfo& info);
 // A guaranteed job may take so much longer than alone on the same devices, over its whole run.
-inline constexpr double kMostSlowed = 1.049;
+inline constexpr double kMostSlowed = 1.04999;
 // The work that a guaranteed job may still lose to others on its devices.
 inline double may_lose(const BookJob& job) {
   return std::max(0.0, (kMostSlowed - 1) * job.info.work_s - job.lost_s);

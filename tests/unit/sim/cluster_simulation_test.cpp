@@ -444,6 +444,20 @@ TEST_CASE("gpushare: what runs beside others parts when it is slower than was be
   CHECK(result.company_p99 > 1);
 }
 
+TEST_CASE("gpushare: a guaranteed job shares for a while, within what it may lose over its whole run") {
+  // At every moment of the company it is slower than it may be over its whole run.
+  std::vector<JobInfo> jobs = {training_job(0, 280.8, 1, kGiB, 0.48), training_job(1.8, 5.5, 1, kGiB, 0.38),
+                               training_job(135.6, 261.7, 2, kGiB, 0.61)};
+  for (JobInfo& job : jobs) job.guaranteed = true;
+  sim::ClusterOptions options;
+  options.restart_s = 5;
+  const auto ours = played("gpushare", jobs, 2, options);
+  CHECK(ours.completed == 3);
+  CHECK(ours.company_p99 > 1.01);
+  CHECK(ours.company_p99 <= 1.05);
+  CHECK(ours.jct_mean_s <= 1.02 * played("pack", jobs, 2, options).jct_mean_s);
+}
+
 TEST_CASE("gpushare: a wide gang is not passed for ever by a stream of small jobs") {
   std::vector<JobInfo> jobs = {training_job(1, 300, 2)};
   for (int i = 0; i < 400; ++i) jobs.push_back(training_job(i * 50.0, 100));
