@@ -552,7 +552,7 @@ TEST_CASE("told nothing, a rare long application does not make all requests look
   CHECK(ours > clockwork - 0.005);
 }
 
-TEST_CASE("batches that deviate from their model leave gpushare not below greedy") {
+TEST_CASE("how much batches deviate from their model is part of the chance to be in time") {
   ServingOptions options;
   options.c0_ns = 13.7e6;
   options.c1 = 0.46;
@@ -561,7 +561,7 @@ TEST_CASE("batches that deviate from their model leave gpushare not below greedy
   const double ours = mean_rate(kinds, 52, 140, "gpushare", options);
   const double greedy = mean_rate(kinds, 52, 140, "greedy", options);
   INFO(ours << " against " << greedy);
-  CHECK(ours > greedy - 0.005);
+  CHECK(ours > greedy + 0.02);
 }
 
 // With a cost in the square of the number of applications this took hours.
