@@ -86,7 +86,7 @@ void Scheduler::Impl::join_peers(SessionRecord& session, Peers* among) {
   take_place(session, among);
   if (among != nullptr) ++among->sessions;
   if (left != nullptr && --left->sessions == 0) peers.erase(left->rank);
-  if (among == nullptr && std::exchange(session.touched, false)) std::erase(touched, &session);
+  if (among == nullptr && session.touched) settle();  // the record may be gone after this
 }
 
 void Scheduler::Impl::set_ephemeral(SessionRecord& session, uint64_t bytes) {
@@ -202,7 +202,8 @@ FirstLanes::Of Scheduler::Impl::above_in(LaneId id, uint64_t rank, uint64_t now_
         ends_ns = std::max(ends_ns, lane.busy() ? front.overdue_ns : patience_ends_ns(view.ready_since_ns));
   }
   for (const SessionRecord* back : lane.paused)
-    if (back->view.rank < rank && expected(*back, now_ns)) ends_ns = std::max(ends_ns, back->expected_until_ns);
+    if (back->view.rank < rank && expected(*back, now_ns))
+      ends_ns = std::max(ends_ns, back->expected_until_ns);
   return now_ns < ends_ns ? FirstLanes::Of{id, 0, ends_ns} : FirstLanes::Of{};
 }
 
@@ -239,7 +240,8 @@ std::string Scheduler::Impl::check_peers() {
   std::map<uint64_t, size_t> of_rank;
   for (const auto& [id, session] : sessions) {
     const bool ranked = !asks.before || asks.ranks;
-    if (ranked != (session->peers != nullptr)) return "a session has peers though there are no ranks, or none though there are";
+    if (ranked != (session->peers != nullptr))
+      return "a session has peers though there are no ranks, or none though there are";
     if (!ranked) continue;
     ++of_rank[session->view.rank];
     if (session->peers->rank != session->view.rank) return "a session is among peers of another rank";
@@ -262,12 +264,14 @@ std::string Scheduler::Impl::check_peers() {
     if (behind.version == turn_version) {
       among.behind.version = 0;
       const FirstLanes& now = lanes_behind(among, behind.now_ns);
-      if (now.first != behind.first || now.second != behind.second) return "another lane is behind than was said";
+      if (now.first != behind.first || now.second != behind.second)
+        return "another lane is behind than was said";
     }
     if (above.version == turn_version) {
       among.above.version = 0;
       const FirstLanes& now = lanes_above(among, above.now_ns);
-      if (now.first != above.first || now.second != above.second) return "another lane is above than was said";
+      if (now.first != above.first || now.second != above.second)
+        return "another lane is above than was said";
     }
   }
   return {};

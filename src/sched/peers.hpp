@@ -71,13 +71,13 @@ class Members {
 // What other lanes ask about one: of its sessions that are ready or have something in flight.
 struct Front {
   bool stale = true;
-  bool mixed = false;                       // those that share by weight are of several ranks: they are looked at one by one
-  bool any_ready = false;                   // of those that share by weight
-  uint64_t rank = 0;                        // of those that share by weight
-  uint64_t best_rank = UINT64_MAX;          // of all; only where ranks are numbers
-  double virtual_ns = INFINITY;             // least of those that share by weight
-  uint64_t ready_since_ns = 0;              // last, of those that are ready and share by weight
-  uint64_t overdue_ns = 0;                  // when others no longer wait for what is in flight
+  bool mixed = false;      // those that share by weight are of several ranks: they are looked at one by one
+  bool any_ready = false;  // of those that share by weight
+  uint64_t rank = 0;       // of those that share by weight
+  uint64_t best_rank = UINT64_MAX;  // of all; only where ranks are numbers
+  double virtual_ns = INFINITY;     // least of those that share by weight
+  uint64_t ready_since_ns = 0;      // last, of those that are ready and share by weight
+  uint64_t overdue_ns = 0;          // when others no longer wait for what is in flight
   bool operator==(const Front&) const = default;
 };
 
