@@ -2,12 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 
+#include <functional>
+#include <queue>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
+#include "sched/turn_rules.hpp"
 
 namespace {
 
@@ -55,6 +59,57 @@ BENCHMARK_CAPTURE(iteration, fair, "fair")->Arg(1)->Arg(10)->Arg(100)->Arg(1000)
 BENCHMARK_CAPTURE(iteration, priority, "priority")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
 BENCHMARK_CAPTURE(iteration, pack, "pack")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
 
+// One iteration of one of `n` lanes, each of which has a session that always has work: the lane whose iteration ends
+// first, and then pick for each lane that is free, as the executor asks.
+void busy_lanes(benchmark::State& state, const char* policy) {
+  SchedulerOptions options = one_lane();
+  options.max_lanes = 0;
+  options.keeps_lag_ns = kKeepsLagNs;
+  Scheduler scheduler(options, std::move(*make_policy(policy)));
+  const auto n = static_cast<SessionId>(state.range(0));
+  std::vector<SessionId> holders(n);  // by lane; 0: it is free
+  std::priority_queue<std::pair<uint64_t, LaneId>, std::vector<std::pair<uint64_t, LaneId>>, std::greater<>>
+      ends;
+  uint64_t now = 0;
+  const auto ask_all = [&] {
+    for (bool any = true; any;) {
+      any = false;
+      for (LaneId lane = 0; lane < n; ++lane) {
+        if (holders[lane] != 0) continue;
+        const auto picked = scheduler.pick(lane, now);
+        if (!picked) continue;
+        scheduler.dispatched(*picked, lane, now);
+        holders[lane] = *picked;
+        ends.emplace(now + 100'000 + *picked * 7919 % 50'000, lane);
+        any = true;
+      }
+    }
+  };
+  for (SessionId id = 1; id <= n; ++id) {
+    SessionSpec each = spec(id);
+    each.priority = 0;
+    if (!scheduler.arrive(each, 0).ok()) return state.SkipWithError("refused");
+    scheduler.ready(id, 0);
+  }
+  scheduler.take_actions();
+  ask_all();
+  for (auto _ : state) {
+    if (ends.empty()) return state.SkipWithError("nothing runs");
+    const auto [at, lane] = ends.top();
+    ends.pop();
+    const uint64_t began = now;
+    now = at;
+    const SessionId id = std::exchange(holders[lane], 0);
+    scheduler.finished(id, 100'000 + id * 7919 % 50'000, now, 1);
+    scheduler.ready(id, now);
+    ask_all();
+    benchmark::DoNotOptimize(scheduler.look_again_ns());
+    benchmark::DoNotOptimize(began);
+  }
+}
+BENCHMARK_CAPTURE(busy_lanes, fair, "fair")->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+BENCHMARK_CAPTURE(busy_lanes, priority, "priority")->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+
 // The decision alone.
 void pick(benchmark::State& state, const char* policy) {
   Scheduler scheduler(one_lane(), std::move(*make_policy(policy)));
@@ -79,8 +134,8 @@ void arrive_leave(benchmark::State& state, const char* policy) {
     benchmark::DoNotOptimize(scheduler.take_actions());
   }
 }
-BENCHMARK_CAPTURE(arrive_leave, fair, "fair")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
-BENCHMARK_CAPTURE(arrive_leave, srtf, "srtf")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(arrive_leave, fair, "fair")->Arg(1)->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000);
+BENCHMARK_CAPTURE(arrive_leave, srtf, "srtf")->Arg(1)->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000);
 
 // A full device with `n` sessions at the door: one leaves, the next is admitted.
 void queue_moves(benchmark::State& state, const char* policy) {

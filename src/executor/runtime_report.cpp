@@ -137,6 +137,7 @@ std::string RuntimeImpl::check() {
   carry_out(nullptr, outbox);
   if (!failure.empty()) return failure;
   if (std::string wrong = authority_->check(); !wrong.empty()) return "scheduler: " + wrong;
+  if (std::string wrong = sessions_.check(); !wrong.empty()) return wrong;
   uint64_t demand = 0;
   for (const auto& [id, session] : sessions_) {
     demand += session->pushes_.size() + (session->pull_waits_ ? 1 : 0) + (session->ended_ ? 1 : 0);

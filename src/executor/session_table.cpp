@@ -102,6 +102,23 @@ SessionTable::Counts SessionTable::counts() const {
   return {static_cast<uint32_t>(queued_), static_cast<uint32_t>(here - out), static_cast<uint32_t>(out)};
 }
 
+std::string SessionTable::check() const {
+  Counts now;
+  for (const auto& [id, session] : sessions_) {
+    if (session->ended_) continue;
+    if (!session->placed_)
+      ++now.queued;
+    else
+      ++(runtime_.authority_->state(id) == sched::SessionState::kPagedOut ? now.paged_out : now.resident);
+  }
+  const Counts kept = counts();
+  if (now.queued == kept.queued && now.resident == kept.resident && now.paged_out == kept.paged_out)
+    return {};
+  return base::format(
+      "of %zu sessions %u, %u and %u count as queued, resident and paged out; %u, %u and %u are",
+      sessions_.size(), kept.queued, kept.resident, kept.paged_out, now.queued, now.resident, now.paged_out);
+}
+
 std::vector<std::shared_ptr<SessionImpl>> SessionTable::all() const {
   std::vector<std::shared_ptr<SessionImpl>> all;
   all.reserve(sessions_.size());

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/flat_hash.hpp"
@@ -56,6 +57,7 @@ class SessionTable {
     uint32_t queued = 0, resident = 0, paged_out = 0;
   };
   Counts counts() const GPUSHARE_REQUIRES(books);
+  std::string check() const GPUSHARE_REQUIRES(books);  // for tests; empty when the counts are right
   // What counts() goes by: the session's bytes have their place on the device for the first time; it is paged out before
   // they had one; it has ended.
   void placed(SessionImpl& session) GPUSHARE_REQUIRES(books);

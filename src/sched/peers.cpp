@@ -86,7 +86,7 @@ void Scheduler::Impl::join_peers(SessionRecord& session, Peers* among) {
   take_place(session, among);
   if (among != nullptr) ++among->sessions;
   if (left != nullptr && --left->sessions == 0) peers.erase(left->rank);
-  if (among == nullptr && std::exchange(session.touched, false)) std::erase(touched, &session);
+  if (among == nullptr && session.touched) settle();  // the record may be gone after this
 }
 
 void Scheduler::Impl::set_ephemeral(SessionRecord& session, uint64_t bytes) {
