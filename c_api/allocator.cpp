@@ -3,6 +3,7 @@
 #include "framework/allocator.hpp"
 
 #include "c_api/abi.hpp"
+#include "c_api/door.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
 #include "gpushare/gpushare.h"
@@ -37,6 +38,22 @@ struct Filter {
   }
 };
 
+[[gnu::noinline]] int32_t alloc_by_guard(gpushare_allocator allocator, uint64_t bytes, uint64_t alignment,
+                                         void* native_stream, gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::find(allocator);
+    if (!pin) return capi::stale(allocator);
+    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->alloc(bytes, alignment, native_stream));
+    return {};
+  });
+}
+
+[[gnu::noinline]] int32_t free_by_guard(gpushare_allocator allocator, gpushare_device_address address,
+                                        void* native_stream) {
+  return capi::with(allocator, [&](framework::Allocator& of) { return of.free(address, native_stream); });
+}
+
 }  // namespace
 
 extern "C" {
@@ -53,14 +70,21 @@ int32_t gpushare_allocator_create(gpushare_runtime runtime, const gpushare_alloc
           base::format("persistent_kind is %u, allowed are 0 (model), 1 (framework)", read.persistent_kind)};
     const auto pin = capi::find(runtime);
     if (!pin) return capi::stale(runtime);
-    return capi::publish(
-        std::make_shared<framework::Allocator>(pin.shared(), static_cast<memory::Kind>(read.persistent_kind)),
-        out_allocator);
+    const auto allocator =
+        std::make_shared<framework::Allocator>(pin.shared(), static_cast<memory::Kind>(read.persistent_kind));
+    GPUSHARE_RETURN_IF_ERROR(capi::publish(allocator, out_allocator));
+    allocator->set_name(*out_allocator);
+    return {};
   });
 }
 
 int32_t gpushare_allocator_release(gpushare_allocator allocator) {
-  return capi::release(allocator);
+  return capi::guard([&]() -> base::Status {
+    const auto last = capi::table_of<gpushare_allocator>().take(allocator);
+    if (!last) return capi::stale(allocator);
+    last->close_doors();
+    return {};
+  });
 }
 
 int32_t gpushare_allocator_set_default_session(gpushare_allocator allocator, gpushare_session session) {
@@ -93,18 +117,14 @@ int32_t gpushare_allocator_bind_thread(gpushare_allocator allocator, gpushare_se
 
 int32_t gpushare_allocator_alloc(gpushare_allocator allocator, uint64_t bytes, uint64_t alignment_bytes,
                                  void* native_stream, gpushare_device_address* out_address) {
-  return capi::guard([&]() -> base::Status {
-    if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::find(allocator);
-    if (!pin) return capi::stale(allocator);
-    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->alloc(bytes, alignment_bytes, native_stream));
-    return {};
-  });
+  if (capi::alloc_at_door(allocator, bytes, alignment_bytes, native_stream, out_address)) return GPUSHARE_OK;
+  return alloc_by_guard(allocator, bytes, alignment_bytes, native_stream, out_address);
 }
 
 int32_t gpushare_allocator_free(gpushare_allocator allocator, gpushare_device_address address,
                                 void* native_stream) {
-  return capi::with(allocator, [&](framework::Allocator& of) { return of.free(address, native_stream); });
+  if (capi::free_at_door(allocator, address, native_stream)) return GPUSHARE_OK;
+  return free_by_guard(allocator, address, native_stream);
 }
 
 int32_t gpushare_allocator_record_use(gpushare_allocator allocator, gpushare_device_address address,

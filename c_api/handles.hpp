@@ -168,10 +168,15 @@ class HandleTable {
   }
 
  public:
-  // The address of the object behind the handle, without keeping it alive: for comparison only. null if the handle is not live.
-  const T* peek(const void* handle) const {
+  // The address of the object behind the handle, without keeping it alive: for comparison, and for objects whose calls the
+  // caller serialises. null if the handle is not live.
+  T* peek(const void* handle) const {
     const Slot* slot = nullptr;
     return is_live(handle, &slot) ? slot->address.load(std::memory_order_relaxed) : nullptr;
+  }
+  bool is_live(const void* handle) const {
+    const Slot* slot = nullptr;
+    return is_live(handle, &slot);
   }
   // False if the handle is not live.
   bool read_note(const void* handle, uint64_t* first, uint64_t* second) const {

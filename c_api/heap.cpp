@@ -1,22 +1,65 @@
 // The block heap and the placement solver, without a device.
 // SPDX-License-Identifier: Apache-2.0
-#include "memory/heap.hpp"
 
-#include <limits>
-#include <vector>
+#include <atomic>
 
+#include "base/calls.hpp"
 #include "base/units.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/handles.hpp"
 #include "c_api/tags.hpp"
 #include "gpushare/gpushare.h"
+#include "memory/heap_inner.hpp"
 
 using namespace gpushare;
 
 namespace {
 
 constexpr uint64_t kMaxHeapBytes = 1ull << 50;
+
+// All heaps of the C ABI find blocks by their offset.
+memory::Heap::Shape shape_of(const memory::Heap& heap) {
+  return {heap.shape().granule_shift, true};
+}
+
+// The call without guard.hpp and without a pin: the caller serialises the calls on a heap, its release among them. False if
+// the thread may make no call, the handle is not live, or `at` does nothing.
+template <class At>
+[[gnu::always_inline]] inline bool at_once(gpushare_heap heap, At&& at) {
+  if (base::calls_refused() != nullptr) return false;
+  const base::CallScope inside(base::kInsideCall);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  memory::Heap* const of = capi::table_of<gpushare_heap>().peek(heap);
+  return of != nullptr && at(*of);
+}
+
+[[gnu::noinline]] int32_t alloc_by_guard(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
+  return capi::guard([&]() -> base::Status {
+    if (out_offset == nullptr) return capi::null_argument("out_offset");
+    const auto pin = capi::find(heap);
+    if (!pin) return capi::stale(heap);
+    if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "bytes is 0; a block has at least one byte"};
+    const memory::BlockHandle block = pin->allocate(bytes);
+    if (block) {
+      *out_offset = block.offset_bytes;
+      return {};
+    }
+    if (block.status == memory::HeapStatus::kNoRecords) return memory::too_many_blocks("the heap", *pin);
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+            "asked for " + base::format_bytes(bytes) + "; " + base::format_bytes(pin->free_bytes()) + " of " +
+                base::format_bytes(pin->capacity_bytes()) + " are free, the largest hole is " +
+                base::format_bytes(pin->largest_hole_bytes())};
+  });
+}
+
+[[gnu::noinline]] int32_t free_by_guard(gpushare_heap heap, uint64_t offset) {
+  return capi::with(heap, [&](memory::Heap& of) -> base::Status {
+    if (of.free_at(offset) == memory::HeapStatus::kOk) return {};
+    return {GPUSHARE_NOT_FOUND,
+            base::format("no live block starts at offset %llu", static_cast<unsigned long long>(offset))};
+  });
+}
 
 }  // namespace
 
@@ -50,32 +93,24 @@ int32_t gpushare_heap_release(gpushare_heap heap) {
 }
 
 int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
-  return capi::guard([&]() -> base::Status {
-    if (out_offset == nullptr) return capi::null_argument("out_offset");
-    const auto pin = capi::find(heap);
-    if (!pin) return capi::stale(heap);
-    if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "bytes is 0; a block has at least one byte"};
-    const memory::BlockHandle block = pin->allocate(bytes);
-    if (block) {
-      *out_offset = block.offset_bytes;
-      return {};
-    }
-    if (block.status == memory::HeapStatus::kNoRecords)
-      return {GPUSHARE_HOST_OUT_OF_MEMORY,
-              base::format("the heap holds %u blocks and cannot keep records of more", pin->live_blocks())};
-    return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
-            "asked for " + base::format_bytes(bytes) + "; " + base::format_bytes(pin->free_bytes()) + " of " +
-                base::format_bytes(pin->capacity_bytes()) + " are free, the largest hole is " +
-                base::format_bytes(pin->largest_hole_bytes())};
-  });
+  const bool done = out_offset != nullptr && at_once(
+                                                 heap, [&](memory::Heap & of) __attribute__((always_inline)) {
+                                                   if (bytes - 1 >= of.capacity_bytes())
+                                                     return false;  // 0 as well
+                                                   const memory::BlockHandle block =
+                                                       of.allocate_front(bytes, 0, shape_of(of));
+                                                   if (!block) return false;
+                                                   *out_offset = block.offset_bytes;
+                                                   return true;
+                                                 });
+  return done ? GPUSHARE_OK : alloc_by_guard(heap, bytes, out_offset);
 }
 
 int32_t gpushare_heap_free(gpushare_heap heap, uint64_t offset) {
-  return capi::with(heap, [&](memory::Heap& of) -> base::Status {
-    if (of.free_at(offset) == memory::HeapStatus::kOk) return {};
-    return {GPUSHARE_NOT_FOUND,
-            base::format("no live block starts at offset %llu", static_cast<unsigned long long>(offset))};
-  });
+  const bool done = at_once(
+      heap, [&](memory::Heap & of)
+                __attribute__((always_inline)) { return of.free_unless(offset, 0, shape_of(of)); });
+  return done ? GPUSHARE_OK : free_by_guard(heap, offset);
 }
 
 int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info) {

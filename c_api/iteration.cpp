@@ -40,6 +40,18 @@ class SubmittedWork final : public executor::Work {
   });
 }
 
+// All but the first `served` of the blocks.
+[[gnu::noinline]] int32_t alloc_rest_by_guard(gpushare_iteration iteration, uint64_t count,
+                                              const uint64_t* bytes, uint64_t alignment,
+                                              gpushare_device_address* out_addresses, size_t served) {
+  return capi::with(iteration, [&](capi::IterationObject& of) -> base::Status {
+    if (count == 0) return {};
+    if (bytes == nullptr || out_addresses == nullptr)
+      return capi::null_argument(bytes == nullptr ? "bytes" : "out_addresses");
+    return of.iteration->alloc_many({bytes, count}, alignment, out_addresses, served);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -91,12 +103,8 @@ int32_t gpushare_iteration_alloc_many(gpushare_iteration iteration, uint64_t cou
   const bool arrays = bytes != nullptr && out_addresses != nullptr;
   const size_t served =
       arrays ? capi::alloc_many_at_door(iteration, bytes, count, alignment_bytes, out_addresses) : 0;
-  if (arrays && count > 0 && served == count) return GPUSHARE_OK;
-  return capi::with(iteration, [&](capi::IterationObject& of) -> base::Status {
-    if (count == 0) return {};
-    if (!arrays) return capi::null_argument(bytes == nullptr ? "bytes" : "out_addresses");
-    return of.iteration->alloc_many({bytes, count}, alignment_bytes, out_addresses, served);
-  });
+  if (served == count && count > 0) return GPUSHARE_OK;
+  return alloc_rest_by_guard(iteration, count, bytes, alignment_bytes, out_addresses, served);
 }
 
 int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address) {

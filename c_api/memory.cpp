@@ -16,9 +16,54 @@ namespace {
   return capi::with(runtime, [&](executor::Runtime& of) { return of.free(address); });
 }
 
+// All but the first `done` of the addresses.
+[[gnu::noinline]] int32_t free_rest_by_guard(gpushare_runtime runtime, uint64_t count,
+                                             const gpushare_device_address* addresses, uint64_t done,
+                                             uint64_t* out_freed) {
+  uint64_t freed = done;
+  const int32_t status = capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    if (addresses == nullptr && count > 0) return capi::null_argument("addresses");
+    base::Status first;
+    for (; done < count; ++done) {
+      base::Status each = of.free(addresses[done]);
+      if (each.ok())
+        ++freed;
+      else if (first.ok())
+        first = std::move(each);
+    }
+    return first;
+  });
+  if (out_freed != nullptr) *out_freed = freed;
+  return status;
+}
+
+[[gnu::noinline]] int32_t alloc_by_guard(gpushare_session session, uint32_t kind, uint64_t bytes,
+                                         uint64_t alignment, gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::find(session);
+    if (!pin) return capi::stale(session);
+    if (kind > GPUSHARE_KIND_FRAMEWORK)
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("kind is %u, allowed are 0 (model) and 1 (framework); "
+                                                      "ephemeral blocks come from gpushare_iteration_alloc",
+                                                      kind)};
+    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->alloc(static_cast<memory::Kind>(kind), bytes, alignment));
+    capi::remember(session, *pin);
+    return {};
+  });
+}
+
 }  // namespace
 
 extern "C" {
+
+int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
+                               uint64_t alignment_bytes, gpushare_device_address* out_address) {
+  if (kind <= GPUSHARE_KIND_FRAMEWORK &&
+      capi::alloc_at_door(session, static_cast<memory::Kind>(kind), bytes, alignment_bytes, out_address))
+    return GPUSHARE_OK;
+  return alloc_by_guard(session, kind, bytes, alignment_bytes, out_address);
+}
 
 int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind, uint64_t bytes,
                               uint64_t alignment_bytes, gpushare_device_address* out_address) {
@@ -45,25 +90,10 @@ int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address a
 
 int32_t gpushare_memory_free_many(gpushare_runtime runtime, uint64_t count,
                                   const gpushare_device_address* addresses, uint64_t* out_freed) {
-  uint64_t done = addresses == nullptr ? 0 : capi::free_many_at_door(runtime, addresses, count);
-  uint64_t freed = done;
-  int32_t status = GPUSHARE_OK;
-  if (done < count || count == 0) {
-    status = capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
-      if (addresses == nullptr && count > 0) return capi::null_argument("addresses");
-      base::Status first;
-      for (; done < count; ++done) {
-        base::Status each = of.free(addresses[done]);
-        if (each.ok())
-          ++freed;
-        else if (first.ok())
-          first = std::move(each);
-      }
-      return first;
-    });
-  }
-  if (out_freed != nullptr) *out_freed = freed;
-  return status;
+  const uint64_t done = addresses == nullptr ? 0 : capi::free_many_at_door(runtime, addresses, count);
+  if (done < count || count == 0) return free_rest_by_guard(runtime, count, addresses, done, out_freed);
+  if (out_freed != nullptr) *out_freed = done;
+  return GPUSHARE_OK;
 }
 
 int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,

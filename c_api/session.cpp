@@ -160,20 +160,4 @@ int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remain
   return capi::with(session, [&](executor::Session& of) { return of.set_remaining(remaining_ns); });
 }
 
-int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
-                               uint64_t alignment_bytes, gpushare_device_address* out_address) {
-  return capi::guard([&]() -> base::Status {
-    if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::find(session);
-    if (!pin) return capi::stale(session);
-    if (kind > GPUSHARE_KIND_FRAMEWORK)
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("kind is %u, allowed are 0 (model) and 1 (framework); "
-                                                      "ephemeral blocks come from gpushare_iteration_alloc",
-                                                      kind)};
-    GPUSHARE_ASSIGN_OR_RETURN(*out_address,
-                              pin->alloc(static_cast<memory::Kind>(kind), bytes, alignment_bytes));
-    return {};
-  });
-}
-
 }  // extern "C"

@@ -1,7 +1,10 @@
 // The traces of heap_benchmark.cpp through the C ABI, as a framework reaches a lane: an iteration a replay, blocks from
 // gpushare_iteration_alloc, freed by gpushare_memory_free. Float bins beside it, in the same run, are the yardstick;
 // `planned` is the same session with plan_iterations, once its plan is in use; `bulk` allocates and frees neighbours in the
-// trace by one call of bulk.h. begin_end is an empty iteration, which every replay of a lane has too.
+// trace by one call of bulk.h. `framework` is the same session through gpushare_allocator_*, named by the lane's native
+// stream; `model` has the trace as persistent blocks (gpushare_session_alloc), `heap` in a heap without a device
+// (gpushare_heap_*). begin_end is an empty iteration, which every replay of a lane has too. model_threads: pairs of one
+// persistent block, each thread with a session of its own in one runtime.
 // Counters: ns_per_op; p99_ns (allocations, each one's calm mean over replays), but for bulk.
 //
 //   memory_c_abi_benchmark --benchmark_min_time=0.1 --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true
@@ -60,15 +63,15 @@ void BM_Alone(benchmark::State& state, const std::string& name) {
 struct Job {
   gpushare_runtime runtime = nullptr;
   gpushare_session session = nullptr;
-  Job(uint64_t ephemeral_bytes, bool plan) {
+  Job(uint64_t ephemeral_bytes, bool plan, uint64_t persistent_bytes = 1 << 20) {
     gpushare_runtime_params runtime_params = GPUSHARE_RUNTIME_PARAMS_INIT;
-    const uint64_t total_bytes = ephemeral_bytes + (uint64_t{1} << 30);
+    const uint64_t total_bytes = persistent_bytes + ephemeral_bytes + (uint64_t{1} << 30);
     const std::string device = "host?total_bytes=" + std::to_string(total_bytes);
     runtime_params.device = device.c_str();
-    runtime_params.capacity_bytes = ephemeral_bytes + (uint64_t{256} << 20);
+    runtime_params.capacity_bytes = persistent_bytes + ephemeral_bytes + (uint64_t{256} << 20);
     if (gpushare_runtime_open(&runtime_params, &runtime) != GPUSHARE_OK) return;
     gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
-    params.persistent_bytes = 1 << 20;
+    params.persistent_bytes = persistent_bytes;
     params.ephemeral_bytes = ephemeral_bytes;
     params.plan_iterations = plan ? 1 : 0;
     (void)gpushare_session_open(runtime, &params, &session);
@@ -187,6 +190,89 @@ void BM_Lane(benchmark::State& state, const std::string& name, bool plan, double
   report(state, trace, p99_ns);
 }
 
+// 1.3 of the trace's peak and a little.
+uint64_t room_for(const memory::Trace& trace) {
+  return static_cast<uint64_t>(1.3 * static_cast<double>(trace.peak_live_bytes)) + (8 << 20);
+}
+
+void BM_Framework(benchmark::State& state, const std::string& name) {
+  const memory::Trace trace = trace_named(name);
+  if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  const Job job(room_for(trace), false);
+  gpushare_allocator allocator = nullptr;
+  const gpushare_allocator_params params = GPUSHARE_ALLOCATOR_PARAMS_INIT;
+  if (job.session == nullptr || gpushare_allocator_create(job.runtime, &params, &allocator) != GPUSHARE_OK)
+    return state.SkipWithError(gpushare_last_error_message());
+  std::vector<gpushare_device_address> addresses(trace.block_count);
+  int32_t status = GPUSHARE_OK;
+  for (auto _ : state) {
+    gpushare_iteration iteration = nullptr;
+    gpushare_stream stream = nullptr;
+    void* native = nullptr;
+    status |= gpushare_iteration_begin(job.session, GPUSHARE_NO_TIMEOUT, &iteration);
+    status |= gpushare_iteration_get_stream(iteration, &stream);
+    status |= gpushare_stream_get_native(stream, &native);
+    for (const memory::TraceOp& op : trace.ops)
+      status |= op.is_free
+                    ? gpushare_allocator_free(allocator, addresses[op.block], native)
+                    : gpushare_allocator_alloc(allocator, op.size_bytes, 0, native, &addresses[op.block]);
+    status |= gpushare_allocator_end_iteration(allocator, iteration);
+  }
+  (void)gpushare_allocator_release(allocator);
+  if (status != GPUSHARE_OK) return state.SkipWithError(gpushare_last_error_message());
+  report(state, trace, -1);
+}
+
+void BM_Model(benchmark::State& state, const std::string& name) {
+  const memory::Trace trace = trace_named(name);
+  if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  const Job job(1 << 20, false, room_for(trace));
+  if (job.session == nullptr) return state.SkipWithError(gpushare_last_error_message());
+  std::vector<gpushare_device_address> addresses(trace.block_count);
+  int32_t status = GPUSHARE_OK;
+  for (auto _ : state)
+    for (const memory::TraceOp& op : trace.ops)
+      status |= op.is_free ? gpushare_memory_free(job.runtime, addresses[op.block])
+                           : gpushare_session_alloc(job.session, GPUSHARE_KIND_MODEL, op.size_bytes, 0,
+                                                    &addresses[op.block]);
+  if (status != GPUSHARE_OK) return state.SkipWithError(gpushare_last_error_message());
+  report(state, trace, -1);
+}
+
+void BM_Heap(benchmark::State& state, const std::string& name) {
+  const memory::Trace trace = trace_named(name);
+  if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
+  params.capacity_bytes = room_for(trace);
+  gpushare_heap heap = nullptr;
+  int32_t status = gpushare_heap_create(&params, &heap);
+  std::vector<uint64_t> offsets(trace.block_count);
+  for (auto _ : state)
+    for (const memory::TraceOp& op : trace.ops)
+      status |= op.is_free ? gpushare_heap_free(heap, offsets[op.block])
+                           : gpushare_heap_alloc(heap, op.size_bytes, &offsets[op.block]);
+  (void)gpushare_heap_release(heap);
+  if (status != GPUSHARE_OK) return state.SkipWithError(gpushare_last_error_message());
+  report(state, trace, -1);
+}
+
+void BM_ModelThreads(benchmark::State& state) {
+  static const Job shared(1 << 20, false, uint64_t{64} << 20);
+  gpushare_session session = nullptr;
+  gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
+  params.persistent_bytes = 1 << 20;
+  params.ephemeral_bytes = 1 << 20;
+  int32_t status = gpushare_session_open(shared.runtime, &params, &session);
+  for (auto _ : state) {
+    gpushare_device_address block = 0;
+    status |= gpushare_session_alloc(session, GPUSHARE_KIND_MODEL, 4096, 0, &block);
+    status |= gpushare_memory_free(shared.runtime, block);
+  }
+  status |= gpushare_session_close(session);
+  if (status != GPUSHARE_OK) state.SkipWithError(gpushare_last_error_message());
+  state.SetItemsProcessed(state.iterations() * 2);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -207,10 +293,17 @@ int main(int argc, char** argv) {
       benchmark::RegisterBenchmark(
           ((plan ? "planned/" : "lane/") + name).c_str(),
           [name, plan](benchmark::State& state) { BM_Lane(state, name, plan, 1.3); });
+    benchmark::RegisterBenchmark(("framework/" + name).c_str(),
+                                 [name](benchmark::State& state) { BM_Framework(state, name); });
+    benchmark::RegisterBenchmark(("model/" + name).c_str(),
+                                 [name](benchmark::State& state) { BM_Model(state, name); });
+    benchmark::RegisterBenchmark(("heap/" + name).c_str(),
+                                 [name](benchmark::State& state) { BM_Heap(state, name); });
     benchmark::RegisterBenchmark(("bulk/" + name).c_str(),
                                  [name](benchmark::State& state) { BM_Bulk(state, name); });
   }
   benchmark::RegisterBenchmark("begin_end", [](benchmark::State& state) { BM_Lane(state, "", false, 0); });
+  benchmark::RegisterBenchmark("model_threads", BM_ModelThreads)->Threads(1)->Threads(2)->UseRealTime();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

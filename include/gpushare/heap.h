@@ -27,7 +27,8 @@ typedef struct gpushare_heap_params {
  * HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* out_heap);
 GPUSHARE_API int32_t gpushare_heap_release(gpushare_heap heap);
-/* O(1). Errors: DEVICE_OUT_OF_MEMORY (asked, free, largest hole), INVALID_ARGUMENT (0 bytes). */
+/* O(1). Errors: DEVICE_OUT_OF_MEMORY (asked, free, largest hole), QUOTA_EXCEEDED (the heap holds as many blocks as it keeps
+ * records of, a million at least), INVALID_ARGUMENT (0 bytes). */
 GPUSHARE_API int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset);
 /* O(1). Errors: NOT_FOUND (no live block starts there). */
 GPUSHARE_API int32_t gpushare_heap_free(gpushare_heap heap, uint64_t offset);

@@ -532,6 +532,7 @@ void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
     const Unlocked unlocked(runtime_.mutex_);
     session.residence_gate_.close();
     session.heap_gate_.close();
+    heap->close_door();
     session.heap_.store(nullptr);
     session.drop_order_event();
     peak = heap->stats().peak_bytes;

@@ -74,7 +74,10 @@ void SessionImpl::refresh_quota() {
     const uint64_t below = std::max<uint64_t>(limit_bytes_ - std::min(limit_bytes_, granule), 1);
     quota = quota > 0 ? std::min(quota, below) : below;
   }
-  quota_bytes_.store(quota, std::memory_order_relaxed);
+  quota_bytes_.store(quota);
+  // Allocations are checked from now on.
+  if (quota > 0)
+    if (const GatePass pass(heap_gate_); pass) heap_.load()->close_door();
   above_quota_.store(quota > 0, std::memory_order_relaxed);
 }
 

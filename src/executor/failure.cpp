@@ -124,6 +124,7 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
   for (const auto& [id, session] : sessions) {
     session->residence_gate_.close();
     session->heap_gate_.close();
+    if (memory::PersistentHeap* heap = session->heap_.load()) heap->close_door();
     session->heap_.store(nullptr);
     session->drop_order_event();
     std::shared_ptr<LaunchGate> gate;

@@ -168,7 +168,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) override {
     return iteration_.alloc(bytes, alignment);
   }
-  uint64_t open_iteration() const override;
+  uint64_t open_iteration(memory::LanePass* out_pass) const override;
+  memory::HeapDoor* open_door(const void* name) override;
   base::Status order_stream(const Stream& stream) override;
   base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) override;
   void reset_peak() override;

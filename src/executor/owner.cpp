@@ -52,9 +52,22 @@ void RuntimeImpl::reset_peak() {
   if (const GatePass pass(memory_gate_.mine()); pass) memory_->reset_peak();
 }
 
-uint64_t SessionImpl::open_iteration() const {
-  const GatePass pass(iteration_.gate_);
-  return pass ? iteration_.serial_.load(std::memory_order_relaxed) : 0;
+uint64_t SessionImpl::open_iteration(memory::LanePass* out_pass) const {
+  const GatePass open(iteration_.gate_);
+  if (!open) return 0;
+  if (out_pass != nullptr) *out_pass = iteration_.pass();
+  return iteration_.serial_.load(std::memory_order_relaxed);
+}
+
+memory::HeapDoor* SessionImpl::open_door(const void* name) {
+  const GatePass inside(heap_gate_);
+  if (!inside || quota_bytes_.load() > 0) return nullptr;
+  memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
+  memory::HeapDoor* const door = heap.open_door(name);
+  // A quota that came meanwhile has closed the door before it was opened here, or finds it open.
+  if (quota_bytes_.load() == 0) return door;
+  heap.close_door();
+  return nullptr;
 }
 
 base::Status SessionImpl::order_after(const device::Stream& home, const device::Stream& later) {

@@ -366,8 +366,12 @@ class Session {
   // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when none is
   // open; else as Iteration::alloc.
   virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
-  // A number of the iteration that is open, another one for each; 0 when none is.
-  virtual uint64_t open_iteration() const = 0;
+  // A number of the iteration that is open, another one for each; 0 when none is. `out_pass` (may be null) gets the quick
+  // way to the iteration's blocks, as Iteration::pass().
+  virtual uint64_t open_iteration(memory::LanePass* out_pass = nullptr) const = 0;
+  // The quick way to the session's persistent blocks, for as long as it has them on the device, for callers who know `name`.
+  // Null where each allocation must be checked.
+  virtual memory::HeapDoor* open_door(const void* name) = 0;
   // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may
   // be used there. Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the
   // session is queued or paged out with no iteration open. Errors: as hold.

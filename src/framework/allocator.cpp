@@ -14,6 +14,8 @@
 namespace gpushare::framework {
 namespace {
 
+using Entry = memory::Journal::Entry;
+
 // Allocations of one iteration after which those that were freed are forgotten.
 constexpr size_t kManyPlaces = size_t{1} << 16;
 
@@ -57,10 +59,40 @@ base::Status foreign_session(const executor::Session& session) {
 
 }  // namespace
 
+struct Allocator::Word : memory::LaneDoor::Lister {
+  // Throws bad_alloc.
+  static Word& take() {
+    base::MutexLock lock(spare().mutex);
+    Word* const word = spare().first;
+    if (word == nullptr) return *new Word;
+    spare().first = word->next;
+    return *word;
+  }
+  void give_back() {
+    base::MutexLock lock(spare().mutex);
+    next = std::exchange(spare().first, this);
+  }
+
+ private:
+  struct Spare {
+    base::Mutex mutex;
+    Word* first GPUSHARE_GUARDED_BY(mutex) = nullptr;
+  };
+  static Spare& spare() {
+    static base::NoDestroy<Spare> spare;
+    return *spare;
+  }
+  Word* next = nullptr;
+};
+
 Allocator::Allocator(std::shared_ptr<executor::Runtime> runtime, memory::Kind kind)
-    : runtime_(std::move(runtime)), kind_(kind), id_(new_id()) {}
+    : runtime_(std::move(runtime)), kind_(kind), id_(new_id()), word_(Word::take()) {
+  decide_open();
+}
 
 Allocator::~Allocator() {
+  close_doors();
+  word_.give_back();
   while (const auto member = members_.take_any()) {
     if (!member->closing.load()) continue;
     base::without_throwing([&] { (void)member->session->close(); });
@@ -69,11 +101,39 @@ Allocator::~Allocator() {
   live().ids.erase(id_);
 }
 
+void Allocator::close_doors() {
+  base::MutexLock lock(open_mutex_);
+  closed_ = true;
+  word_.name.store(nullptr, std::memory_order_relaxed);
+  word_.owner.store(0, std::memory_order_relaxed);
+}
+
+void Allocator::set_name(const void* name) {
+  base::MutexLock lock(open_mutex_);
+  if (!closed_) word_.name.store(name, std::memory_order_relaxed);
+}
+
+void Allocator::decide_open() {
+  base::MutexLock lock(open_mutex_);
+  const bool open = !closed_ && !pools_.begun() && deferred_count_.load(std::memory_order_relaxed) == 0 &&
+                    limit_bytes_.load(std::memory_order_relaxed) == UINT64_MAX;
+  word_.owner.store(open ? id_ : 0, std::memory_order_relaxed);
+}
+
+void Allocator::Member::lend(memory::LanePass pass) {
+  if (pass.door == nullptr || closing.load()) return;
+  if (pass.door->lend(pass.key, journal)) door = pass.door;
+}
+
+void Allocator::Member::take_back() {
+  if (door != nullptr) std::exchange(door, nullptr)->take_back(journal);
+}
+
 std::shared_ptr<Allocator::Member> Allocator::member_of(const std::shared_ptr<executor::Session>& session) {
   if (session == nullptr) return nullptr;
   const uint64_t key = session->id();
   if (auto member = members_.find(key)) return member;
-  auto made = std::make_shared<Member>(session);
+  auto made = std::make_shared<Member>(session, id_);
   bool prune = false;
   {
     base::MutexLock lock(mutex_);
@@ -116,7 +176,7 @@ base::Result<std::shared_ptr<Allocator::NativeStream>> Allocator::find_stream(vo
       return std::shared_ptr<NativeStream>();
     return stream.status().with_context("the native stream is none of the runtime's");
   }
-  known = std::make_shared<NativeStream>(NativeStream{std::move(*stream), nullptr});
+  known = std::make_shared<NativeStream>(NativeStream{std::move(*stream), nullptr, native});
   streams_.assign(key_of(native), known);
   return known;
 }
@@ -129,7 +189,7 @@ base::Status Allocator::adopt_stream(std::shared_ptr<executor::Session> session,
     return {GPUSHARE_INVALID_ARGUMENT,
             "the native stream is a lane's, which belongs to the session that has the lane"};
   streams_.assign(key_of(native),
-                  std::make_shared<NativeStream>(NativeStream{known->stream, member_of(session)}));
+                  std::make_shared<NativeStream>(NativeStream{known->stream, member_of(session), native}));
   return {};
 }
 
@@ -171,30 +231,53 @@ std::shared_ptr<Allocator::Member> Allocator::owner_of(const NativeStream* strea
   return default_;
 }
 
-base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, uint64_t alignment) {
-  executor::Session& session = *member.session;
-  const uint64_t iteration = session.open_iteration();
-  if (iteration == 0) return session.alloc(kind_, bytes, alignment);
-  size_t index = 0;
-  uint64_t prunes = 0;
-  bool outlives = false;
-  {
-    base::MutexLock lock(member.mutex);
-    if (member.iteration != iteration) {
-      member.iteration = iteration;
-      ++member.iterations;
-      member.before.swap(member.places);
-      member.places.clear();
-      member.prune_at = kManyPlaces;
-    }
-    if (member.places.size() >= member.prune_at) prune(member);
-    index = member.places.size();
-    prunes = member.prunes;
-    // From the third iteration on what happened in the one before is taken to happen again.
-    outlives = member.iterations > 2 && index < member.before.size() && member.before[index].alive &&
-               member.before[index].bytes == bytes;
-    member.places.push_back({bytes, 0, false});
+Allocator::Listed Allocator::list(Member& member, uint64_t iteration, memory::LanePass pass, uint64_t bytes) {
+  base::MutexLock lock(member.mutex);
+  member.take_back();
+  memory::Journal& journal = member.journal;
+  if (member.iteration != iteration) {
+    member.iteration = iteration;
+    ++member.iterations;
+    journal.turn_page();
+    member.prune_at = kManyPlaces;
   }
+  if (journal.count >= member.prune_at) prune(member);
+  // From the third iteration on what happened in the one before is taken to happen again.
+  journal.expected = member.iterations > 2 ? journal.before_count : 0;
+  const Listed listed{journal.count, member.prunes, journal.expects(bytes)};
+  journal.add(bytes, 0);
+  journal.most = std::min(journal.entries.size(), member.prune_at);
+  member.lend(pass);
+  return listed;
+}
+
+base::Status Allocator::complete(Member& member, uint64_t iteration, memory::LanePass pass,
+                                 const Listed& listed, uint64_t bytes, memory::Address address) {
+  base::MutexLock lock(member.mutex);
+  if (member.iteration != iteration) return {};
+  member.take_back();
+  base::Status status;
+  if (member.prunes == listed.prunes && listed.index < member.journal.count) {
+    member.journal.entries[listed.index].address = address;
+  } else {
+    try {
+      member.journal.add(bytes, address);
+    } catch (const std::bad_alloc&) {
+      status = base::no_memory();
+    }
+  }
+  member.lend(pass);
+  return status;
+}
+
+base::Result<memory::Address> Allocator::place(Member& member, const NativeStream* stream, uint64_t bytes,
+                                               uint64_t alignment) {
+  executor::Session& session = *member.session;
+  memory::LanePass pass;
+  const uint64_t iteration = session.open_iteration(&pass);
+  if (iteration == 0) return session.alloc(kind_, bytes, alignment);
+  const Listed listed = list(member, iteration, pass, bytes);
+  bool outlives = listed.outlives;
   base::Result<memory::Address> result = outlives ? session.alloc(memory::Kind::kFramework, bytes, alignment)
                                                   : session.alloc_ephemeral(bytes, alignment);
   if (outlives && result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
@@ -210,30 +293,33 @@ base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, u
   }
   if (!result.ok()) return result;
   if (outlives) member.predicted.fetch_add(1, std::memory_order_relaxed);
-  base::MutexLock lock(member.mutex);
-  if (member.iteration != iteration) return result;
-  if (member.prunes == prunes && index < member.places.size()) {
-    member.places[index].address = *result;
-    return result;
-  }
-  try {
-    member.places.push_back({bytes, *result, false});
-  } catch (...) {
+  if (base::Status status = complete(member, iteration, pass, listed, bytes, *result); !status.ok()) {
     (void)runtime_->free(*result);
-    throw;
+    return status;
+  }
+  // The thread's next blocks of this stream need not come here. (Null is no lane's stream where streams have handles.)
+  if (pass.door != nullptr && stream != nullptr && stream->stream->is_lane() && stream->native != nullptr) {
+    memory::LaneDoor::LastUsed& last = memory::LaneDoor::last_used();
+    last.use(pass);
+    last.lister = &word_;
   }
   return result;
 }
 
 void Allocator::prune(Member& member) {
   // Blocks that other threads are about to be given have no address yet: those threads list them anew.
-  std::erase_if(member.places, [this](const Place& place) {
-    memory::BlockInfo block;
-    return place.address == 0 || !runtime_->look_up(place.address, &block) || block.bytes != place.bytes;
-  });
+  memory::Journal& journal = member.journal;
+  const auto begin = journal.entries.begin();
+  const auto end =
+      std::remove_if(begin, begin + static_cast<ptrdiff_t>(journal.count), [this](const Entry& entry) {
+        memory::BlockInfo block;
+        return entry.address == 0 || !runtime_->look_up(entry.address, &block) ||
+               block.bytes != entry.bytes();
+      });
+  journal.count = static_cast<size_t>(end - begin);
   member.iterations = 0;  // the order of the calls is lost: what outlives an iteration is learned anew
   ++member.prunes;
-  member.prune_at = std::max(kManyPlaces, 2 * member.places.size());
+  member.prune_at = std::max(kManyPlaces, 2 * journal.count);
 }
 
 base::Status Allocator::check_limit(uint64_t bytes) {
@@ -273,7 +359,7 @@ base::Result<memory::Address> Allocator::alloc_for(Member& member, const NativeS
                             return address;
                           });
   }
-  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address, place(member, bytes, alignment));
+  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address, place(member, stream, bytes, alignment));
   GPUSHARE_RETURN_IF_ERROR(order(address));
   return address;
 }
@@ -358,6 +444,8 @@ base::Status Allocator::free(memory::Address address, void* native) {
     base::MutexLock lock(mutex_);
     deferred_.emplace_back(address, native);
     ++deferred_count_;
+    lock.unlock();
+    decide_open();
     return {};
   }
   if (status.ok() && session_id != 0) close_drained(session_id);
@@ -378,6 +466,7 @@ void Allocator::retry_deferred() {
     deferred_.emplace_back(address, native);
     ++deferred_count_;
   }
+  decide_open();
 }
 
 base::Status Allocator::record_use(memory::Address address, void* native) {
@@ -403,35 +492,49 @@ base::Result<std::pair<memory::Address, uint64_t>> Allocator::base(memory::Addre
 base::Status Allocator::keep_all(executor::Iteration& iteration) {
   const auto member = members_.find(iteration.session_id());
   if (member == nullptr) return {};
-  const uint64_t open = member->session->open_iteration();
-  std::vector<Place> places;  // without the lock: a promotion may wait
+  memory::LanePass pass;
+  const uint64_t open = member->session->open_iteration(&pass);
+  std::vector<Entry> entries;  // without the lock: a promotion may wait
+  size_t count = 0;
   {
     base::MutexLock lock(member->mutex);
+    member->take_back();
     if (open == 0 || member->iteration != open) return {};
-    places.swap(member->places);
+    entries.swap(member->journal.entries);
+    count = std::exchange(member->journal.count, 0);
   }
-  // Back in the list whatever happens, so that a second try finds what the first has not kept.
+  // Back in the journal whatever happens, so that a second try finds what the first has not kept.
   struct Back {
     ~Back() {
       base::MutexLock lock(member.mutex);
-      if (member.iteration == open) member.places.swap(places);
+      if (member.iteration != open) return;
+      member.take_back();
+      member.journal.entries.swap(entries);
+      member.journal.count = count;
     }
     Member& member;
     const uint64_t open;
-    std::vector<Place>& places;
-  } const back{*member, open, places};
-  base::Status status;
-  // The list is walked backwards: if an address was given out several times, only the last block may live.
-  for (size_t i = places.size(); i-- > 0 && status.ok();) {
-    if (places[i].address == 0 || places[i].alive) continue;
+    std::vector<Entry>& entries;
+    const size_t count;
+  } const back{*member, open, entries, count};
+  // The journal is walked backwards: if an address was given out several times, only the last block may live.
+  for (size_t left = count; left > 0; --left) {
+    if (pass.door != nullptr) left = pass.door->skip_dead(pass.key, entries.data(), left);
+    if (left == 0) break;
+    Entry& entry = entries[left - 1];
+    if (entry.address == 0 || entry.lived()) continue;
     memory::BlockInfo block;
-    if (!runtime_->look_up(places[i].address, &block) || block.session != iteration.session_id() ||
-        block.bytes != places[i].bytes || block.promoted)
+    if (!runtime_->look_up(entry.address, &block) || block.session != iteration.session_id() ||
+        block.bytes != entry.bytes() || block.promoted)
       continue;
-    if (block.kind == memory::Kind::kEphemeral) status = iteration.keep(places[i].address);
-    places[i].alive = status.ok();
+    if (block.kind == memory::Kind::kEphemeral) {
+      const base::Status kept = iteration.keep(entry.address);
+      if (kept.code() == GPUSHARE_NOT_FOUND) continue;  // another thread has freed it meanwhile
+      if (!kept.ok()) return kept;
+    }
+    entry.bytes_and_lived |= Entry::kLived;
   }
-  return status;
+  return {};
 }
 
 base::Status Allocator::close_session(const std::shared_ptr<executor::Session>& session) {
@@ -445,6 +548,10 @@ base::Status Allocator::close_session(const std::shared_ptr<executor::Session>& 
     }
   }
   if (!member->closing.exchange(true)) ++closing_;
+  {
+    base::MutexLock lock(member->mutex);
+    member->take_back();  // each free may be the last
+  }
   close_drained(session->id());
   return {};
 }
@@ -464,12 +571,15 @@ void Allocator::close_drained(uint64_t session_id) {
 }
 
 base::Status Allocator::begin_pool(PoolId id, PoolFilter filter) {
-  return pools_.begin(id, std::move(filter));
+  base::Status status = pools_.begin(id, std::move(filter));
+  decide_open();
+  return status;
 }
 
 base::Status Allocator::end_pool(PoolId id) {
   GPUSHARE_RETURN_IF_ERROR(pools_.end(id));
   if (deferred_count_.load(std::memory_order_relaxed) > 0) retry_deferred();
+  decide_open();
   return {};
 }
 
@@ -489,7 +599,8 @@ base::Result<AllocatorInfo> Allocator::info(executor::Session* session) {
   AllocatorInfo out;
   out.limit_bytes = limit_bytes_.load(std::memory_order_relaxed);
   const auto count = [&](const Member& member) {
-    out.allocations += member.allocations.load(std::memory_order_relaxed);
+    out.allocations += member.allocations.load(std::memory_order_relaxed) +
+                       member.journal.served.load(std::memory_order_relaxed);
     out.failures += member.failures.load(std::memory_order_relaxed);
     out.predicted += member.predicted.load(std::memory_order_relaxed);
   };
@@ -532,6 +643,7 @@ base::Status Allocator::set_fraction(double fraction) {
   GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, runtime_->info());
   limit_bytes_ = fraction == 1.0 ? UINT64_MAX
                                  : static_cast<uint64_t>(fraction * static_cast<double>(info.capacity_bytes));
+  decide_open();
   return {};
 }
 

@@ -3,6 +3,10 @@
 // Built on the executor's public interface; called by c_api alone (gpushare/allocator.h says what users see,
 // docs/design/framework.md how it works).
 //
+// Nearly every block of an iteration is allocated and freed at the door of the iteration's lane, without this folder: c_api
+// asks LaneDoor::last_used(), which alloc() fills in. The door then lists the block in the session's journal. An allocator
+// with a pool that is begun, a memory limit or frees put aside does not let its threads do so (decide_open).
+//
 // allocator.hpp: the whole interface of the folder. All methods may be called from any thread. Sessions share no lock
 // in alloc() and free(), unless pools, a memory limit or closing sessions are in use.
 // SPDX-License-Identifier: Apache-2.0
@@ -20,6 +24,8 @@
 #include "executor/runtime.hpp"
 #include "framework/key_table.hpp"
 #include "framework/pools.hpp"
+#include "memory/journal.hpp"
+#include "memory/lane_door.hpp"
 
 namespace gpushare::framework {
 
@@ -84,27 +90,35 @@ class Allocator {
 
   executor::Runtime& runtime() const { return *runtime_; }
 
+  // No thread uses a door for this allocator any more, whatever it remembers: the handle has been given back.
+  void close_doors();
+  // The handle by which c_api knows the allocator. It never comes twice.
+  void set_name(const void* name);
+
  private:
-  struct Place {  // an allocation of an iteration, in the order of the calls
-    uint64_t bytes = 0;
-    memory::Address address = 0;
-    bool alive = false;  // at the iteration's end
-  };
-  struct Member {  // a session, as the allocator knows it
-    explicit Member(std::shared_ptr<executor::Session> of) : session(std::move(of)) {}
+  // A session, as the allocator knows it.
+  struct Member {
+    Member(std::shared_ptr<executor::Session> of, uint64_t allocator)
+        : session(std::move(of)), journal(allocator) {}
+    ~Member() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { take_back(); }
+    // The allocations of its iterations. A door works on the journal between lend() and take_back(), else `mutex` guards it.
+    void lend(memory::LanePass pass) GPUSHARE_REQUIRES(mutex);
+    void take_back() GPUSHARE_REQUIRES(mutex);
     const std::shared_ptr<executor::Session> session;
     std::atomic<uint64_t> allocations{0}, failures{0}, predicted{0};
     std::atomic<bool> closing{false};
     base::Mutex mutex;
-    uint64_t iteration GPUSHARE_GUARDED_BY(mutex) = 0;  // whose places these are
+    uint64_t iteration GPUSHARE_GUARDED_BY(mutex) = 0;  // that the journal is of
     uint64_t iterations GPUSHARE_GUARDED_BY(mutex) = 0;
     uint64_t prunes GPUSHARE_GUARDED_BY(mutex) = 0;
     size_t prune_at GPUSHARE_GUARDED_BY(mutex) = 0;
-    std::vector<Place> places GPUSHARE_GUARDED_BY(mutex), before GPUSHARE_GUARDED_BY(mutex);
+    memory::LaneDoor* door GPUSHARE_GUARDED_BY(mutex) = nullptr;  // that has the journal, or had it last
+    memory::Journal journal;
   };
   struct NativeStream {
     std::shared_ptr<executor::Stream> stream;
     std::shared_ptr<Member> member;  // null: by thread
+    void* native = nullptr;
   };
 
   // Null for kNoStream and, on devices without native streams, null. Errors: UNSUPPORTED (unknown there).
@@ -112,10 +126,23 @@ class Allocator {
   std::shared_ptr<Member> member_of(const std::shared_ptr<executor::Session>& session);
   std::shared_ptr<Member> owner_of(const NativeStream* stream);
   // Allocates a block of the kind that the session's state asks for.
-  base::Result<memory::Address> place(Member& member, uint64_t bytes, uint64_t alignment);
+  base::Result<memory::Address> place(Member& member, const NativeStream* stream, uint64_t bytes,
+                                      uint64_t alignment);
+  // Adds an allocation to the member's journal. Returns its place there.
+  struct Listed {
+    size_t index = 0;
+    uint64_t prunes = 0;
+    bool outlives = false;  // is expected to outlive the iteration
+  };
+  Listed list(Member& member, uint64_t iteration, memory::LanePass pass, uint64_t bytes);
+  // Adds the address to what list() added.
+  base::Status complete(Member& member, uint64_t iteration, memory::LanePass pass, const Listed& listed,
+                        uint64_t bytes, memory::Address address);
+  // Lets threads use doors, or not, as what is in use now allows.
+  void decide_open();
   base::Result<memory::Address> alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
                                           uint64_t alignment, void* native);
-  // Bounds the memory of an iteration that allocates without end: forgets the places of freed blocks. Live blocks are
+  // Bounds the memory of an iteration that allocates without end: forgets the entries of freed blocks. Live blocks are
   // still kept at the iteration's end, but no longer predicted.
   void prune(Member& member) GPUSHARE_REQUIRES(member.mutex);
   base::Status check_limit(uint64_t bytes);
@@ -128,6 +155,10 @@ class Allocator {
   const std::shared_ptr<executor::Runtime> runtime_;
   const memory::Kind kind_;  // of blocks outside iterations
   const uint64_t id_;        // of no other allocator of the process
+  struct Word;
+  Word& word_;
+  base::Mutex open_mutex_;  // of who decides
+  bool closed_ GPUSHARE_GUARDED_BY(open_mutex_) = false;
   KeyTable<NativeStream> streams_;
   KeyTable<Member> members_;
   Pools pools_;

@@ -49,6 +49,8 @@ class Pools {
   bool record_use(memory::Address address, void* native);
   // The chunk that holds `address`.
   std::optional<std::pair<memory::Address, uint64_t>> chunk_of(memory::Address address);
+  // A pool has been begun and not ended: choose() may find it.
+  bool begun() const { return begun_any_.load(std::memory_order_relaxed); }
   // There are blocks or pools: the calls above may find something.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -26,6 +27,7 @@
 
 namespace gpushare::memory {
 
+class PersistentHeapImpl;
 class SpillStore;
 class GranuleMover;
 
@@ -50,6 +52,8 @@ inline base::Status no_such_block(Address address) {
 }
 
 constexpr uint64_t kBlockGranuleBytes = 256;
+// The shape of the heap of every lane and session.
+constexpr Heap::Shape kBlockHeap{std::countr_zero(kBlockGranuleBytes), true};
 constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 48) - 1;
 constexpr uint64_t kMaxAlignmentBytes = uint64_t{2} << 20;
 
@@ -66,6 +70,13 @@ struct BlockTag {
   static uint64_t bytes(uint64_t tag) { return tag & kMaxBlockBytes; }
   static Kind kind(uint64_t tag) { return static_cast<Kind>((tag >> 48) & 3); }
 };
+
+// Whether every block of the size is aligned as asked, and the size is one that a heap takes.
+[[gnu::always_inline]] inline bool is_ordinary_request(uint64_t bytes, uint64_t alignment) {
+  const bool odd_alignment =
+      alignment != 0 && (alignment > kBlockGranuleBytes || (alignment & (alignment - 1)) != 0);
+  return !odd_alignment && bytes - 1 < kMaxBlockBytes - kMaxAlignmentBytes;
+}
 
 // INVALID_ARGUMENT unless a block of this size and alignment can be asked for.
 inline base::Status check_request(uint64_t bytes, uint64_t alignment) {
@@ -179,14 +190,17 @@ struct Shared {
   std::unique_ptr<SpillStore> spill;
   std::unique_ptr<GranuleMover> mover;
   EventRecorder recorder;
-  std::atomic<uint64_t> persistent_bytes{0};
-  std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)
-  const void* owner = nullptr;               // DeviceMemoryOptions::owner
+  std::atomic<uint64_t> persistent_bytes{0};  // live in heaps, as they tell (PersistentHeapImpl::tell_live)
+  std::atomic<PersistentHeapImpl*> untold{nullptr};  // the heaps that may have something to tell
+  std::atomic<uint64_t> ephemeral_bytes{0};          // live in lanes, as they tell (LaneImpl::tell_live)
+  const void* owner = nullptr;                       // DeviceMemoryOptions::owner
   std::atomic<uint64_t> peak_bytes{0};
   std::atomic<uint64_t> paged_out_bytes{0};
   std::atomic<uint64_t> paged_in_bytes{0};
   PlanSolver plans;
 
+  // Lets the heaps tell: persistent_bytes is exact once its writers are quiet. persistent_heap.cpp
+  void hear_heaps();
   void note_peak() {
     const uint64_t now =
         persistent_bytes.load(std::memory_order_relaxed) + ephemeral_bytes.load(std::memory_order_relaxed);

@@ -98,6 +98,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
       base::MutexLock lock(mutex_);
       for (LaneImpl* lane : open_lanes_) lane->tell();
     }
+    shared_.hear_heaps();
     shared_.peak_bytes.store(0, std::memory_order_relaxed);
     shared_.note_peak();
   }
@@ -110,7 +111,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
   bool is_closed(const LaneImpl& lane) const GPUSHARE_REQUIRES(mutex_);
   static void remove(std::vector<LaneImpl*>& list, LaneImpl* lane);
 
-  Shared shared_;
+  mutable Shared shared_;      // heaps and lanes tell it what they hold when somebody asks
   mutable base::Mutex mutex_;  // the lists; taken before any lock of a heap or lane
   std::vector<std::unique_ptr<PersistentHeapImpl>> heaps_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<PersistentHeapImpl*> open_heaps_ GPUSHARE_GUARDED_BY(mutex_);
@@ -409,6 +410,7 @@ MemorySnapshot DeviceMemoryImpl::snapshot() const {
 }
 
 DeviceMemoryStats DeviceMemoryImpl::stats() const {
+  shared_.hear_heaps();
   DeviceMemoryStats stats;
   stats.capacity_bytes = capacity_bytes();
   stats.persistent_bytes = shared_.persistent_bytes.load(std::memory_order_relaxed);

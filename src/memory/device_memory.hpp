@@ -70,6 +70,7 @@ struct HeapStats {
   uint64_t largest_hole_bytes = 0;
 };
 
+class HeapDoor;
 class LaneImpl;
 class PersistentHeapImpl;
 
@@ -84,6 +85,11 @@ class PersistentHeap {
   // largest hole, promise, live), kAway (paged out), kMoving
   // (move_spilled() is at work: await_moves() first), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
+  // The quick way to its blocks (heap_door.hpp), for callers who know `name`, which is not null. Null while it is paged out,
+  // and where all calls are recorded.
+  virtual HeapDoor* open_door(const void* name) = 0;
+  // From now on each allocation and free takes the ordinary way.
+  virtual void close_door() = 0;
   // Waits until move_spilled() is not at work. INVALID_STATE where nothing may be waited for, and the heap is in work.
   virtual base::Status await_moves() = 0;
   // The same from host memory the device can address, outside the promise (spill). Kernels may use it. On the virtual layout of a

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -99,6 +100,9 @@ class Heap {
     unsigned granule_shift;
     bool index_offsets;
   };
+  // Why an allocation got kNoRecords: there are records for max_blocks, and no more. Else the host has no memory for them.
+  bool at_record_limit() const { return committed_ == max_blocks_; }
+  Shape shape() const { return {granule_shift_, index_offsets_}; }
   // allocate(bytes, 0, tag, HeapSide::kLow) for 1 to 2^42 granules. Inlined: defined in heap_inner.hpp.
   BlockHandle allocate_front(uint64_t bytes, uint64_t tag, Shape shape);
   // Exactly [offset, offset + bytes), both multiples of the granule (bytes is rounded up). O(blocks): for
@@ -248,5 +252,16 @@ class Heap {
   uint64_t cell_bits_[kRows] = {};
   uint32_t heads_[kBins] = {};
 };
+
+// What the owner of a heap that cannot name another block (HeapStatus::kNoRecords) tells.
+inline base::Status too_many_blocks(const std::string& who, const Heap& heap) {
+  if (!heap.at_record_limit())
+    return {GPUSHARE_HOST_OUT_OF_MEMORY, who + ": no host memory for the metadata of another block"};
+  return {GPUSHARE_QUOTA_EXCEEDED,
+          who + base::format(
+                    " holds %u blocks, the most that one heap keeps records of. Free some, or allocate fewer "
+                    "and larger blocks",
+                    heap.live_blocks())};
+}
 
 }  // namespace gpushare::memory

@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/fork.hpp"
-#include "base/no_destroy.hpp"
 #include "base/units.hpp"
+#include "memory/door_pool.hpp"
 #include "memory/lane_inner.hpp"
 
 namespace gpushare::memory {
@@ -16,8 +15,6 @@ namespace {
 
 // A lane reports its live bytes when they differ from the last report by 1 MiB or this part of the lane.
 constexpr uint64_t kTellStepBytes = uint64_t{1} << 20, kTellDivisor = 64;
-// So many requests of a bulk call are served under one lock.
-constexpr size_t kBulk = 64;
 
 }  // namespace
 
@@ -145,8 +142,7 @@ base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
 
 base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
   const std::string who = "session '" + owner_->name() + "', lane " + std::to_string(id());
-  if (status == HeapStatus::kNoRecords)
-    return {GPUSHARE_HOST_OUT_OF_MEMORY, who + ": no host memory for the metadata of another block"};
+  if (status == HeapStatus::kNoRecords) return too_many_blocks(who, *heap_);
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           who + ": no room for an ephemeral block of " + base::format_bytes(bytes) + ": " +
               base::format_bytes(heap_->live_bytes()) + " of the lane's " + base::format_bytes(range_.bytes) +
@@ -250,6 +246,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
     iteration_peak_ = arena_needed();
     if (out_peak_bytes != nullptr) *out_peak_bytes = iteration_peak_;
     door_.key_.store(0, std::memory_order_relaxed);
+    door_.journal_ = nullptr;
     tell_now();
     loans_changed = loans_changed_;
     if (!uses_.empty()) fences = uses_.drain();
@@ -525,49 +522,12 @@ std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
 
 // ---- the door ----
 
-namespace {
-
-// The doors without a lane. Never destroyed.
-struct Doors {
-  base::Mutex mutex;
-  LaneDoor* free GPUSHARE_GUARDED_BY(mutex) = nullptr;
-  base::ForkHook hook;
-};
-
-Doors& doors() {
-  static base::NoDestroy<Doors> all;
-  static const bool hooked = [] {
-    all->hook.self = &*all;
-    all->hook.before = [](void* self)
-                           GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Doors*>(self)->mutex.lock(); };
-    all->hook.after = [](void* self, bool in_child) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      auto* forked = static_cast<Doors*>(self);
-      if (in_child) {  // other threads may have held the locks of the parent's doors
-        forked->free = nullptr;
-        LaneDoor::last_used() = {};
-      }
-      forked->mutex.unlock();
-    };
-    return base::add_fork_hook(all->hook);
-  }();
-  (void)hooked;
-  return *all;
-}
-
-}  // namespace
-
 LaneDoor& LaneDoor::take(LaneImpl& lane, const void* owner) {
-  LaneDoor* door = nullptr;
-  {
-    Doors& all = doors();
-    base::MutexLock lock(all.mutex);
-    if ((door = all.free) != nullptr) all.free = door->next_;
-  }
-  if (door == nullptr) door = new LaneDoor;
-  ShortLockGuard lock(door->lock_);
-  door->lane_ = &lane;
-  door->owner_ = owner;
-  return *door;
+  LaneDoor& door = DoorPool<LaneDoor>::instance().take();
+  ShortLockGuard lock(door.lock_);
+  door.lane_ = &lane;
+  door.owner_ = owner;
+  return door;
 }
 
 void LaneDoor::give_back() noexcept {
@@ -575,52 +535,47 @@ void LaneDoor::give_back() noexcept {
     ShortLockGuard lock(lock_);
     key_.store(0, std::memory_order_relaxed);
     lane_ = nullptr;
+    journal_ = nullptr;
   }
-  Doors& all = doors();
-  base::MutexLock lock(all.mutex);
-  next_ = all.free;
-  all.free = this;
+  DoorPool<LaneDoor>::instance().give_back(*this);
+}
+
+bool LaneDoor::lend(uint64_t key, Journal& journal) {
+  const ShortLockGuard lock(lock_);
+  if (key == 0 || key_.load(std::memory_order_relaxed) != key || journal_ != nullptr) return false;
+  journal_ = &journal;
+  return true;
+}
+
+void LaneDoor::take_back(const Journal& journal) {
+  const ShortLockGuard lock(lock_);
+  if (journal_ == &journal) journal_ = nullptr;
+}
+
+size_t LaneDoor::skip_dead(uint64_t key, const Journal::Entry* entries,
+                           size_t count) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  constexpr size_t kUnderOneLock = 256;
+  while (count > 0) {
+    const size_t until = count - std::min(count, kUnderOneLock);
+    const ShortLockGuard lock(lock_);
+    if (key_.load(std::memory_order_relaxed) != key || lane_->on_plan()) return count;
+    const LaneImpl& lane = *lane_;
+    const bool empty = lane.heap_->live_blocks() == lane.promoted_.size();
+    for (; count > until; --count) {
+      const uint64_t offset = entries[count - 1].address - lane.range_.base;
+      if (offset >= lane.range_.bytes) return count;
+      if (empty) continue;
+      if (const BlockHandle block = lane.heap_->find(offset);
+          block && (lane.heap_->tag(block) & BlockTag::kPromoted) == 0)
+        return count;
+    }
+  }
+  return 0;
 }
 
 bool LaneDoor::belongs_to(uint64_t key, const void* owner) {
   const ShortLockGuard lock(lock_);
   return key_.load(std::memory_order_relaxed) == key && owner_ == owner;
-}
-
-size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment,
-                            Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  if (alignment > kBlockGranuleBytes || (alignment & (alignment - 1)) != 0) return 0;
-  size_t done = 0;
-  while (done < count) {
-    const size_t until = std::min(count, done + kBulk);
-    const ShortLockGuard lock(lock_);
-    if (key_.load(std::memory_order_relaxed) != key) return done;
-    LaneImpl& lane = *lane_;
-    const Address base = lane.range_.base;
-    for (; done < until; ++done) {
-      if (bytes[done] - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) return done;
-      const BlockHandle handle =
-          lane.is_plain() ? lane.alloc_plain(bytes[done]) : lane.alloc_here(bytes[done], alignment);
-      if (!handle) return done;
-      out[done] = base + handle.offset_bytes;
-    }
-  }
-  return done;
-}
-
-size_t LaneDoor::free_many(uint64_t key, const Address* addresses,
-                           size_t count) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  size_t done = 0;
-  while (done < count) {
-    const size_t until = std::min(count, done + kBulk);
-    const ShortLockGuard lock(lock_);
-    if (key_.load(std::memory_order_relaxed) != key) return done;
-    LaneImpl& lane = *lane_;
-    for (; done < until; ++done)
-      if (!(lane.is_plain() ? lane.free_plain(addresses[done]) : lane.free_here(addresses[done])))
-        return done;
-  }
-  return done;
 }
 
 }  // namespace gpushare::memory

@@ -90,7 +90,10 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // Lane
   uint32_t id() const override { return id_.load(std::memory_order_relaxed); }
   base::Status begin_iteration(PersistentHeap& owner, bool use_plan) override;
-  LanePass pass() const override { return {&door_, door_.key_.load(std::memory_order_relaxed)}; }
+  LanePass pass() const override {
+    const uint64_t key = door_.key_.load(std::memory_order_relaxed);
+    return key == 0 ? LanePass() : LanePass{&door_, key};
+  }
   void close_door() override;
   base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) override;

@@ -13,11 +13,14 @@
 
 #include "base/thread_local.hpp"
 #include "memory/device_memory.hpp"
+#include "memory/journal.hpp"
 #include "memory/short_lock.hpp"
 
 namespace gpushare::memory {
 
 class LaneImpl;
+template <class Door>
+class DoorPool;
 
 // All methods may be called from any thread at any time, with any pass that a door of this process ever gave.
 class alignas(64) LaneDoor {
@@ -33,12 +36,40 @@ class alignas(64) LaneDoor {
   size_t alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment, Address* out);
   size_t free_many(uint64_t key, const Address* addresses, size_t count);
 
+  // For a framework's allocator, which names a block by the native handle of the lane's stream. The journal is listed in
+  // until the iteration of the key has ended, or take_back(). False: the iteration has ended, or another journal is there.
+  bool lend(uint64_t key, Journal& journal);
+  // Afterwards no thread is at work on the journal.
+  void take_back(const Journal& journal);
+  // As alloc() and free(), in an iteration that lists in a journal of `owner`, for the lane's own stream alone. False also
+  // for an allocation that is expected to outlive the iteration.
+  bool alloc_listed(uint64_t key, uint64_t owner, const void* native, uint64_t bytes, uint64_t alignment,
+                    Address* out);
+  bool free_listed(uint64_t key, uint64_t owner, const void* native, Address address);
+  // How many of the entries are left without the last ones, of which no block lives in the lane as an ordinary block of the
+  // iteration. The entries are the caller's.
+  size_t skip_dead(uint64_t key, const Journal::Entry* entries, size_t count);
+
+  // Who lists in journals: a framework's allocator. Never destroyed.
+  struct Lister {
+    std::atomic<const void*> name{nullptr};  // its handle; null: none, or given back
+    std::atomic<uint64_t> owner{0};          // of its journals, while doors may serve it; else 0
+  };
   // The iteration in which the calling thread allocated last: its next allocation and most of its frees are of the
   // same. Empty in the child of a fork.
   struct LastUsed {
     LanePass pass;
     const void* iteration = nullptr;  // the handle that the pass was given for
     const void* runtime = nullptr;    // the handle of the pass's runtime, once a free has named it
+    const Lister* lister = nullptr;   // who lists in the pass's iteration; null: nobody
+    HeapDoor* heap = nullptr;         // of the session that the thread allocated persistent blocks of last
+
+    void use(LanePass other) {
+      if (other.door == pass.door && other.key == pass.key) return;
+      pass = other;
+      iteration = runtime = nullptr;
+      lister = nullptr;
+    }
   };
   static LastUsed& last_used() {
     static GPUSHARE_THREAD_LOCAL LastUsed last;
@@ -46,6 +77,7 @@ class alignas(64) LaneDoor {
   }
 
  private:
+  friend class DoorPool<LaneDoor>;
   friend class LaneImpl;
 
   // A door that no lane has. Throws bad_alloc.
@@ -57,6 +89,7 @@ class alignas(64) LaneDoor {
   uint64_t last_key_ GPUSHARE_GUARDED_BY(lock_) = 0;
   LaneImpl* lane_ GPUSHARE_GUARDED_BY(lock_) = nullptr;
   const void* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // DeviceMemoryOptions::owner
+  Journal* journal_ GPUSHARE_GUARDED_BY(lock_) = nullptr;   // of the open iteration
   LaneDoor* next_ = nullptr;                                // of those without a lane
 };
 

@@ -141,12 +141,12 @@ uint64_t LaneImpl::pinned_bytes() const {
 }
 
 std::vector<LaneImpl*> PersistentHeapImpl::borrowers() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return borrowers_;
 }
 
 uint64_t PersistentHeapImpl::on_loan() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return lent_ - owed_;
 }
 
@@ -158,19 +158,19 @@ uint64_t PersistentHeapImpl::lend(uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANAL
 uint64_t PersistentHeapImpl::lend_now(uint64_t bytes) {
   uint64_t lent = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     lent = std::min(owed_, bytes);
     owed_ -= lent;
   }
   if (lent == bytes) return lent;
   const uint64_t more = cut(bytes - lent, false);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   lent_ += more;
   return lent + more;
 }
 
 void PersistentHeapImpl::take_back(uint64_t bytes) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   if (is_open()) owed_ += bytes;
 }
 
@@ -182,7 +182,7 @@ void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
 void PersistentHeapImpl::restore(bool may_wait) {
   uint64_t owed = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     owed = owed_;
   }
   if (owed == 0) return;
@@ -191,7 +191,7 @@ void PersistentHeapImpl::restore(bool may_wait) {
     if (extents()[i].hollow.empty()) status = extend(i, owed, may_wait);
   if (!status.ok() && may_wait) status = add_extent(owed);
   if (!status.ok()) return;
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   owed_ -= owed;
   lent_ -= owed;
 }

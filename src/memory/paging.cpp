@@ -59,7 +59,7 @@ base::Result<uint64_t> PersistentHeapImpl::copy_runs(uint64_t from, uint64_t end
 FenceList PersistentHeapImpl::choose_runs() {
   saved_runs_.clear();
   still_backed_.clear();
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   residency_.store(Residency::kPaging);
   for (size_t i = 0; i < extents_.size(); ++i) {
     const Extent& extent = extents_[i];

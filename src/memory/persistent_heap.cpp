@@ -4,10 +4,18 @@
 #include <algorithm>
 
 #include "base/units.hpp"
+#include "memory/door_pool.hpp"
 #include "memory/elastic_range.hpp"
 #include "memory/lane.hpp"
+#include "memory/persistent_heap_inner.hpp"
 
 namespace gpushare::memory {
+namespace {
+
+// A heap tells its live bytes when they differ from the last report by 1 MiB or this part of its promise.
+constexpr uint64_t kTellHeapBytes = uint64_t{1} << 20, kTellHeapDivisor = 64;
+
+}  // namespace
 
 base::Result<std::unique_ptr<Heap>> PersistentHeapImpl::take_heap() {
   if (!spare_heaps_.empty()) {
@@ -23,7 +31,7 @@ base::Result<std::unique_ptr<Heap>> PersistentHeapImpl::take_heap() {
 }
 
 std::string PersistentHeapImpl::name() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return name_;
 }
 
@@ -49,7 +57,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
   plan_.reset();
   kept_lost_.store(false);
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     name_ = std::move(name);
     promised_ = lent_ = owed_ = live_ = promoted_ = peak_ = 0;
     away_live_bytes_.store(0);
@@ -58,7 +66,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
   before_shrink_ = 0;
   GPUSHARE_RETURN_IF_ERROR(grow(bytes, false));
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     promised_ = bytes;
   }
   residency_.store(Residency::kResident);
@@ -70,19 +78,18 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed already"};
   FenceList fences = own_fences();
   std::vector<Extent> extents;
-  uint64_t live = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     residency_.store(Residency::kClosed);
     for (const FencePtr& fence : uses_.drain()) fences.push_back(fence);
     extents.swap(extents_);
-    live = device_live();
+    door_.name_ = nullptr;
     promised_ = lent_ = owed_ = live_ = 0;
     away_live_bytes_.store(0);
+    tell_now();
     out_borrowers->swap(borrowers_);
     borrowers_.clear();
   }
-  shared_.persistent_bytes.fetch_sub(live, std::memory_order_relaxed);
   for (Extent& extent : extents) {
     if (shared_.recorder.enabled())  // before somebody else has blocks there
       extent.heap->for_each_block([&](const HeapBlock& block) {
@@ -128,7 +135,7 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
     return status;
   }
   await_fences(fences);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   extents_.push_back(Extent{range, std::move(heap), {}, 0, {}});
   size_granules(extents_.back());
   return {};
@@ -146,7 +153,7 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_w
     return status;
   }
   await_fences(fences);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   Extent& extent = extents_[index];
   extent.range = grown;
   extent.heap->resize(grown.bytes);
@@ -183,7 +190,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
   // session's own stream, which waits for those, or has none and lets the host wait.
   FenceList waits;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (uses_.deferred() > 0) waits = uses_.outstanding();
   }
   if (!waits.empty() && !all && stream() == nullptr) return 0;
@@ -192,7 +199,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
   {
     // No block may be placed in a part that goes, so the heaps shrink first, under the lock; the ranges go
     // back after it.
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     const auto give_back = [this](uint64_t address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(address); };
     if (const device::Stream* own = stream())
       uses_.take_ordered(*own, give_back);
@@ -237,7 +244,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
 base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
   uint64_t before = 0, forgone = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (promised_bytes < device_live() + promoted_)
       return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
                                           base::format_bytes(promised_bytes) + ": " +
@@ -249,7 +256,7 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
   }
   const uint64_t surplus = before - promised_bytes - forgone;
   if (surplus == 0 || cut(surplus, true) > 0) return {};
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   promised_ = before;
   owed_ += forgone;
   lent_ += forgone;
@@ -269,7 +276,7 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
   restore(true);
   uint64_t promised = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     promised = promised_;
   }
   if (wanted < promised) {
@@ -278,7 +285,7 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
     return shrunk;
   }
   GPUSHARE_RETURN_IF_ERROR(grow(wanted - promised, wanted == before_shrink_));
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   promised_ = wanted;
   return {};
 }
@@ -291,7 +298,7 @@ base::Status PersistentHeapImpl::give_back_free() {
   for (LaneImpl* lane : borrowers()) lane->return_surplus();
   uint64_t surplus = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     const uint64_t least = round_up(device_live() + promoted_, shared_.layout->granularity_bytes());
     if (promised_ <= least) return {};
     surplus = promised_ - least;
@@ -303,7 +310,7 @@ base::Status PersistentHeapImpl::give_back_free() {
   }
   if (surplus > 0) surplus -= cut(surplus, false);
   if (surplus > 0) surplus -= hollow_out(surplus);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   promised_ += surplus;  // the free bytes of granules in which blocks lie
   return {};
 }
@@ -313,7 +320,7 @@ uint64_t PersistentHeapImpl::hollow_out(uint64_t bytes) {
   uint64_t left = bytes;
   std::vector<std::pair<Range, std::vector<size_t>>> taken;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     for (Extent& extent : extents_) {
       std::vector<bool> used(extent.range.bytes / granularity);
       extent.heap->for_each_block([&](const HeapBlock& block) {
@@ -380,12 +387,9 @@ base::Result<Address> PersistentHeapImpl::alloc(Kind kind, uint64_t bytes, uint6
   if (kind != Kind::kModel && kind != Kind::kFramework)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "a persistent block is of kind model or framework");
   Address address = 0;
-  {
-    ShortLockGuard lock(lock_);
-    if (moving_) return base::Status(base::kMoving, "granules of session '" + name_ + "' move");
-    GPUSHARE_RETURN_IF_ERROR(place(kind, bytes, alignment, &address));
-  }
-  shared_.note_peak();
+  ShortLockGuard lock(door_.lock_);
+  if (moving_) return base::Status(base::kMoving, "granules of session '" + name_ + "' move");
+  GPUSHARE_RETURN_IF_ERROR(place(kind, bytes, alignment, &address));
   return address;
 }
 
@@ -413,9 +417,12 @@ base::Status PersistentHeapImpl::place(Kind kind, uint64_t bytes, uint64_t align
 }
 
 base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
-  if (status == HeapStatus::kNoRecords)
-    return {GPUSHARE_HOST_OUT_OF_MEMORY,
-            "session '" + name_ + "': no host memory for the metadata of another block"};
+  if (status == HeapStatus::kNoRecords) {
+    const auto full = std::find_if(extents_.begin(), extents_.end(),
+                                   [](const Extent& extent) { return extent.heap->at_record_limit(); });
+    return too_many_blocks("session '" + name_ + "'",
+                           full == extents_.end() ? *extents_[0].heap : *full->heap);
+  }
   uint64_t hole = 0;
   for (Extent& extent : extents_)
     if (extent.hollow.empty()) hole = std::max(hole, extent.heap->largest_hole_bytes());
@@ -476,7 +483,7 @@ uint64_t PersistentHeapImpl::release_home() {
 }
 
 base::Status PersistentHeapImpl::free_block(Address address) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return no_such_block(address);
   const BlockHandle handle = extent->heap->find(address - extent->range.base);
@@ -504,7 +511,7 @@ base::Status PersistentHeapImpl::free_block(Address address) {
 }
 
 base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return no_such_block(address);
   const BlockHandle handle = extent->heap->find(address - extent->range.base);
@@ -516,6 +523,7 @@ base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
 }
 
 void PersistentHeapImpl::size_granules(Extent& extent) {
+  touched_ = {};
   if (!shared_.layout->has_host_tier()) return;
   extent.granules.resize(extent.range.bytes / shared_.layout->granularity_bytes());
   if (extent.away == 0) return;
@@ -527,6 +535,11 @@ void PersistentHeapImpl::touch(Extent& extent, uint64_t offset, uint64_t bytes) 
   if (extent.granules.empty()) return;
   const uint64_t now = spill_owner_.tick();
   for_each_granule(offset, bytes, [&](size_t i, uint64_t) { extent.granules[i].last_use = now; });
+  const uint64_t granularity = shared_.layout->granularity_bytes(), first = offset / granularity;
+  touched_ = {};
+  if (first == (offset + bytes - 1) / granularity)
+    touched_ = {extent.range.base + first * granularity, granularity, 0};
+  touched_tick_ = now;
 }
 
 uint64_t PersistentHeapImpl::away_part(const Extent& extent, uint64_t offset, uint64_t bytes) const {
@@ -540,12 +553,83 @@ uint64_t PersistentHeapImpl::away_part(const Extent& extent, uint64_t offset, ui
 void PersistentHeapImpl::count_live(uint64_t bytes, uint64_t away_bytes) {
   live_ += bytes;
   if (away_bytes != 0) away_live_bytes_.fetch_add(away_bytes, std::memory_order_relaxed);
-  shared_.persistent_bytes.fetch_add(bytes - away_bytes, std::memory_order_relaxed);
+  tell_now();
+}
+
+void PersistentHeapImpl::tell_now() {
+  const uint64_t live = device_live();
+  highest_ = std::max(highest_, live);
+  if (highest_ > told_) {
+    shared_.persistent_bytes.fetch_add(highest_ - told_, std::memory_order_relaxed);
+    shared_.note_peak();
+    told_ = highest_;
+  }
+  if (told_ > live) shared_.persistent_bytes.fetch_sub(told_ - live, std::memory_order_relaxed);
+  highest_ = told_ = live;
+  quiet_from_ = live - quiet_width_ / 2;
+}
+
+void PersistentHeapImpl::leave_quiet() {
+  if (untold_) return tell_now();
+  // From now on it may know what Shared does not.
+  untold_ = true;
+  quiet_width_ = 2 * std::max(kTellHeapBytes, promised_ / kTellHeapDivisor);
+  quiet_from_ = told_ - quiet_width_ / 2;
+  next_untold_ = shared_.untold.load(std::memory_order_relaxed);
+  while (!shared_.untold.compare_exchange_weak(next_untold_, this, std::memory_order_release,
+                                               std::memory_order_relaxed)) {
+  }
+  if (device_live() - quiet_from_ > quiet_width_) tell_now();
+}
+
+void PersistentHeapImpl::tell() {
+  ShortLockGuard lock(door_.lock_);
+  untold_ = false;
+  quiet_width_ = 0;
+  tell_now();
+}
+
+void Shared::hear_heaps() {
+  for (PersistentHeapImpl* heap = untold.exchange(nullptr, std::memory_order_acquire); heap != nullptr;) {
+    PersistentHeapImpl* const next = heap->next_untold_;  // once it has told, it may come in again
+    heap->tell();
+    heap = next;
+  }
+}
+
+HeapDoor* PersistentHeapImpl::open_door(const void* name) {
+  if (shared_.recorder.enabled()) return nullptr;
+  ShortLockGuard lock(door_.lock_);
+  if (!is_resident()) return nullptr;
+  door_.name_ = name;
+  return &door_;
+}
+
+void PersistentHeapImpl::close_door() {
+  ShortLockGuard lock(door_.lock_);
+  door_.name_ = nullptr;
+}
+
+HeapDoor& HeapDoor::take(PersistentHeapImpl& heap, const void* owner) {
+  HeapDoor& door = DoorPool<HeapDoor>::instance().take();
+  ShortLockGuard lock(door.lock_);
+  door.heap_ = &heap;
+  door.owner_ = owner;
+  return door;
+}
+
+void HeapDoor::give_back() noexcept {
+  {
+    ShortLockGuard lock(lock_);
+    name_ = nullptr;
+    heap_ = nullptr;
+  }
+  DoorPool<HeapDoor>::instance().give_back(*this);
 }
 
 void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
                                      FenceList* out_uses) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   moving_ = true;
   for (Extent& extent : extents_) {
     for (Granule& granule : extent.granules) granule.live_bytes = 0;
@@ -582,7 +666,7 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
 }
 
 void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   Extent* extent = extent_of(which.range.base);
   extent->granules[which.granule].away = !home;
   home ? --extent->away : ++extent->away;
@@ -593,12 +677,12 @@ void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
 }
 
 void PersistentHeapImpl::end_moves() {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   moving_ = false;
 }
 
 bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return false;
   const BlockHandle handle = extent->heap->find(address - extent->range.base);
@@ -611,7 +695,7 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
 }
 
 void PersistentHeapImpl::lends_to(LaneImpl* lane) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   add_borrower(lane);
 }
 
@@ -620,7 +704,7 @@ void PersistentHeapImpl::add_borrower(LaneImpl* lane) {
 }
 
 base::Status PersistentHeapImpl::add_promoted(uint64_t bytes, LaneImpl* in) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
   if (device_live() + promoted_ + bytes > promised_)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "session '" + name_ + "': cannot keep a block of " +
@@ -635,13 +719,13 @@ base::Status PersistentHeapImpl::add_promoted(uint64_t bytes, LaneImpl* in) {
 }
 
 void PersistentHeapImpl::remove_promoted(uint64_t bytes) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   promoted_ -= bytes;
   shared_.persistent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
 void PersistentHeapImpl::reset_peak() {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   peak_ = device_live() + promoted_;
 }
 
@@ -652,7 +736,7 @@ uint64_t PersistentHeapImpl::kept_away_bytes() const {
 }
 
 HeapStats PersistentHeapImpl::stats() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   HeapStats stats;
   stats.promised_bytes = promised_;
   stats.live_bytes = device_live() + promoted_;
@@ -671,7 +755,7 @@ HeapStats PersistentHeapImpl::stats() const {
 }
 
 void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   const bool out = own_blocks_out();
   for (const Extent& extent : extents_) {
     SegmentSnapshot segment;
@@ -691,7 +775,7 @@ void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) co
 
 std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
   const base::WorkLock control(control_, base::kMustWait);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   uint64_t bytes = 0, live = 0, away = 0;
   for (const Extent& extent : extents_) {
     if (auto status = extent.heap->check(); !status.ok()) return "session " + name_ + ": " + status.message();

@@ -13,7 +13,7 @@
 // a new block may be placed in a hole there.
 //
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls, and so is ranges_mutex_, for the
-// list of elastic ranges; lock_ guards the blocks and is held for some tens of nanoseconds. Order: control_, then
+// list of elastic ranges; the door's lock_ guards the blocks and is held for some tens of nanoseconds. Order: control_, then
 // ranges_mutex_ and a range's, or a lane's control_ and a lane's lock, then lock_, then the layout's. A lane at its boundary
 // comes the other way: it only tries control_.
 //
@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "memory/block_owner.hpp"
+#include "memory/heap_door.hpp"
 #include "memory/lane_plan.hpp"
 #include "memory/short_lock.hpp"
 #include "memory/spill.hpp"
@@ -38,7 +39,8 @@ class LaneImpl;
 
 class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, private MovingBlocks {
  public:
-  explicit PersistentHeapImpl(Shared& shared) : shared_(shared) {}
+  explicit PersistentHeapImpl(Shared& shared) : shared_(shared), door_(HeapDoor::take(*this, shared.owner)) {}
+  ~PersistentHeapImpl() override { door_.give_back(); }
 
   // Life cycle, for DeviceMemory. close returns everything but promoted blocks, which lie in lanes, and the
   // fences that end the session's device work; the object may be opened again.
@@ -64,6 +66,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
            away_live_bytes_.load(std::memory_order_relaxed);
   }
+  HeapDoor* open_door(const void* name) override;
+  void close_door() override;
   base::Status await_moves() override;
   base::Status resize(uint64_t promised_bytes) override;
   base::Status give_back_free() override;
@@ -91,6 +95,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   bool find_block(Address address, BlockInfo* out_info) override;
   const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
   bool is_home(const void* native) const override { return spill_owner_.native.load() == native; }
+
+  // Counts what Shared does not know yet.
+  void tell();
 
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.
@@ -120,6 +127,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
+  friend class HeapDoor;
+  friend struct Shared;
+
   // kPaging: its own blocks go out. kOut: they are out, and its kept blocks may be to follow. kIn: its own blocks are in
   // again, and its kept blocks may be to follow.
   enum class Residency : uint8_t { kClosed, kResident, kPaging, kOut, kPagedOut, kIn };
@@ -176,19 +186,19 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::vector<Extent>& extents() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     return extents_;
   }
-  Extent* extent_of(Address address) GPUSHARE_REQUIRES(lock_);
+  Extent* extent_of(Address address) GPUSHARE_REQUIRES(door_.lock_);
   base::Status place(Kind kind, uint64_t bytes, uint64_t alignment, Address* out_address)
-      GPUSHARE_REQUIRES(lock_);
+      GPUSHARE_REQUIRES(door_.lock_);
   BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag, Address* out_address)
-      GPUSHARE_REQUIRES(lock_);
-  void release(Address address) GPUSHARE_REQUIRES(lock_);
-  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
+      GPUSHARE_REQUIRES(door_.lock_);
+  void release(Address address) GPUSHARE_REQUIRES(door_.lock_);
+  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(door_.lock_);
   // Granules
   void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
   void moved(const MovableGranule& granule, bool home, bool lost) override;
   void end_moves() override;
-  void size_granules(Extent& extent) GPUSHARE_REQUIRES(lock_);
-  void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(lock_);
+  void size_granules(Extent& extent) GPUSHARE_REQUIRES(door_.lock_);
+  void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
   // Calls fn(granule, bytes) for each granule that the bytes lie in.
   template <class Fn>
   void for_each_granule(uint64_t offset, uint64_t bytes, Fn&& fn) const {
@@ -201,9 +211,16 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   }
   // The part of a block that lies in host memory.
   uint64_t away_part(const Extent& extent, uint64_t offset, uint64_t bytes) const;
+  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. Inlined into the
+  // door's calls (persistent_heap_inner.hpp).
+  bool alloc_plain(uint64_t bytes, uint64_t tag, Address* out) GPUSHARE_REQUIRES(door_.lock_);
+  bool free_plain(Address address) GPUSHARE_REQUIRES(door_.lock_);
+  void tell_live() GPUSHARE_REQUIRES(door_.lock_);  // once it differs enough
+  void leave_quiet() GPUSHARE_REQUIRES(door_.lock_);
+  void tell_now() GPUSHARE_REQUIRES(door_.lock_);
   // Adds bytes of a block, or takes them away: modulo 2^64.
-  void count_live(uint64_t bytes, uint64_t away_bytes) GPUSHARE_REQUIRES(lock_);
-  uint64_t device_live() const GPUSHARE_REQUIRES(lock_) {
+  void count_live(uint64_t bytes, uint64_t away_bytes) GPUSHARE_REQUIRES(door_.lock_);
+  uint64_t device_live() const GPUSHARE_REQUIRES(door_.lock_) {
     return live_ - away_live_bytes_.load(std::memory_order_relaxed);
   }
   // Copies the saved runs to (`out`) or from the chunks, in order, from byte `from` of them on, and waits. It stops at
@@ -257,23 +274,33 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   mutable base::WorkMutex ranges_mutex_;
   std::vector<ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(ranges_mutex_);
 
-  mutable ShortLock lock_;
-  std::string name_ GPUSHARE_GUARDED_BY(lock_);
+  std::string name_ GPUSHARE_GUARDED_BY(door_.lock_);
   // Changed under control_ as well.
-  std::vector<Extent> extents_ GPUSHARE_GUARDED_BY(lock_);
-  UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
-  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) =
+  std::vector<Extent> extents_ GPUSHARE_GUARDED_BY(door_.lock_);
+  UseTable uses_ GPUSHARE_GUARDED_BY(door_.lock_);
+  uint64_t promised_ GPUSHARE_GUARDED_BY(door_.lock_) =
       0;  // = the bytes of the extents' granules that are not away + lent_
-  bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // no block is placed: await_moves()
-  uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  void add_borrower(LaneImpl* lane) GPUSHARE_REQUIRES(lock_);
+  bool moving_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // no block is placed: await_moves()
+  uint64_t lent_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t owed_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  void add_borrower(LaneImpl* lane) GPUSHARE_REQUIRES(door_.lock_);
   std::vector<LaneImpl*> borrowers_
-      GPUSHARE_GUARDED_BY(lock_);                 // with blocks that it kept since it was opened
-  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;  // without promoted, with what is away
-  std::atomic<uint64_t> away_live_bytes_{0};      // written under lock_
-  uint64_t promoted_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
+      GPUSHARE_GUARDED_BY(door_.lock_);                 // with blocks that it kept since it was opened
+  uint64_t live_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // without promoted, with what is away
+  std::atomic<uint64_t> away_live_bytes_{0};            // written under lock_
+  uint64_t promoted_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  // The granule that touch() marked last, and when; empty if it marked several.
+  Range touched_ GPUSHARE_GUARDED_BY(door_.lock_);
+  uint64_t touched_tick_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  // Its part of Shared::persistent_bytes without promoted blocks, and the most device_live() has been since it told.
+  uint64_t told_ GPUSHARE_GUARDED_BY(door_.lock_) = 0, highest_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  // It tells when device_live() leaves the stretch of this width from here on (modulo 2^64). The width is 0 while it is not in
+  // Shared::untold.
+  uint64_t quiet_from_ GPUSHARE_GUARDED_BY(door_.lock_) = 0, quiet_width_
+                                                             GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  bool untold_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // it is in Shared::untold
+  PersistentHeapImpl* next_untold_ = nullptr;             // there
 };
 
 }  // namespace gpushare::memory

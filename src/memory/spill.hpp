@@ -40,6 +40,7 @@ struct SpillOwner {
   std::atomic<uint64_t> home_live_bytes{0};  // the live part of these
   // Counts allocations and recorded uses, to tell which granule was used last.
   uint64_t tick() { return clock_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  uint64_t last_tick() const { return clock_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<uint64_t> clock_{0};
