@@ -150,7 +150,8 @@ void add_sessions(std::vector<Row>& rows) {
   add_sessions(rows, "session_submit, ticket_wait, ticket_release", [](const Sessions& of, uint64_t i) {
     gpushare_ticket ticket;
     require(gpushare_session_submit(
-                of.at(i), [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr, nullptr, &ticket),
+                of.at(i), [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr, nullptr,
+                &ticket),
             "submit");
     require(gpushare_ticket_wait(ticket, GPUSHARE_NO_TIMEOUT), "ticket_wait");
     require(gpushare_ticket_release(ticket), "ticket_release");
@@ -178,7 +179,8 @@ void add_sessions(std::vector<Row>& rows) {
 struct Blocks {
   explicit Blocks(uint64_t count) : sessions(1, 1, "fair"), addresses(count) {
     for (auto& each : addresses)
-      require(gpushare_session_alloc(sessions.at(0), GPUSHARE_KIND_FRAMEWORK, 512, 0, &each), "session_alloc");
+      require(gpushare_session_alloc(sessions.at(0), GPUSHARE_KIND_FRAMEWORK, 512, 0, &each),
+              "session_alloc");
   }
   ~Blocks() {
     for (const auto each : addresses) require(gpushare_memory_free(sessions.runtime, each), "memory_free");
@@ -190,22 +192,25 @@ struct Blocks {
 };
 
 void add_blocks(std::vector<Row>& rows, const char* name, void (*call)(const Blocks&, uint64_t)) {
-  rows.push_back({name, "live blocks of a session", {100, 1000, 10'000, 100'000}, [call](uint64_t count) -> Call {
-                    auto blocks = std::make_shared<Blocks>(count);
-                    return [blocks, call](uint64_t i) { call(*blocks, i); };
-                  }});
+  rows.push_back(
+      {name, "live blocks of a session", {100, 1000, 10'000, 100'000}, [call](uint64_t count) -> Call {
+         auto blocks = std::make_shared<Blocks>(count);
+         return [blocks, call](uint64_t i) { call(*blocks, i); };
+       }});
 }
 
 void add_blocks(std::vector<Row>& rows) {
   add_blocks(rows, "session_alloc, memory_free", [](const Blocks& of, uint64_t) {
     gpushare_device_address address;
-    require(gpushare_session_alloc(of.sessions.at(0), GPUSHARE_KIND_FRAMEWORK, 4096, 0, &address), "session_alloc");
+    require(gpushare_session_alloc(of.sessions.at(0), GPUSHARE_KIND_FRAMEWORK, 4096, 0, &address),
+            "session_alloc");
     require(gpushare_memory_free(of.sessions.runtime, address), "memory_free");
   });
   add_blocks(rows, "memory_get_info", [](const Blocks& of, uint64_t i) {
     gpushare_block_info info = GPUSHARE_BLOCK_INFO_INIT;
-    require(gpushare_memory_get_info(of.sessions.runtime, of.addresses[i * 7919 % of.addresses.size()], &info),
-            "memory_get_info");
+    require(
+        gpushare_memory_get_info(of.sessions.runtime, of.addresses[i * 7919 % of.addresses.size()], &info),
+        "memory_get_info");
   });
   add_blocks(rows, "iteration with iteration_alloc", [](const Blocks& of, uint64_t) {
     gpushare_iteration iteration;
@@ -223,14 +228,18 @@ struct Held {
 };
 
 void add_others(std::vector<Row>& rows) {
-  rows.push_back({"heap_alloc, heap_free", "live blocks of a heap", {100, 1000, 10'000, 100'000}, [](uint64_t count) -> Call {
+  rows.push_back({"heap_alloc, heap_free",
+                  "live blocks of a heap",
+                  {100, 1000, 10'000, 100'000},
+                  [](uint64_t count) -> Call {
                     auto heap = std::make_shared<Held<gpushare_heap, gpushare_heap_release>>();
                     gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
                     params.capacity_bytes = uint64_t{1} << 40;
                     require(gpushare_heap_create(&params, &heap->handle), "heap_create");
                     uint64_t offset = 0;
                     for (uint64_t i = 0; i < count; ++i)
-                      require(gpushare_heap_alloc(heap->handle, 256 + i * 7919 % 65536, &offset), "heap_alloc");
+                      require(gpushare_heap_alloc(heap->handle, 256 + i * 7919 % 65536, &offset),
+                              "heap_alloc");
                     return [heap](uint64_t i) {
                       uint64_t at = 0;
                       require(gpushare_heap_alloc(heap->handle, 256 + i * 104729 % 65536, &at), "heap_alloc");
@@ -238,7 +247,8 @@ void add_others(std::vector<Row>& rows) {
                     };
                   }});
   rows.push_back({"placement_solve", "buffers", {100, 1000, 10'000}, [](uint64_t count) -> Call {
-                    auto lists = std::make_shared<std::vector<std::vector<uint64_t>>>(4, std::vector<uint64_t>(count));
+                    auto lists =
+                        std::make_shared<std::vector<std::vector<uint64_t>>>(4, std::vector<uint64_t>(count));
                     for (uint64_t i = 0; i < count; ++i) {
                       (*lists)[0][i] = i * 7919 % count;
                       (*lists)[1][i] = (*lists)[0][i] + 1 + i % 20;
@@ -246,12 +256,15 @@ void add_others(std::vector<Row>& rows) {
                     }
                     return [lists, count](uint64_t) {
                       uint64_t arena = 0;
-                      require(gpushare_placement_solve(count, (*lists)[0].data(), (*lists)[1].data(), (*lists)[2].data(), 0,
-                                                       (*lists)[3].data(), &arena),
+                      require(gpushare_placement_solve(count, (*lists)[0].data(), (*lists)[1].data(),
+                                                       (*lists)[2].data(), 0, (*lists)[3].data(), &arena),
                               "placement_solve");
                     };
                   }});
-  rows.push_back({"batcher_arrive, batcher_cancel, batcher_take_drops", "pending requests", {100, 1000, 10'000}, [](uint64_t count) -> Call {
+  rows.push_back({"batcher_arrive, batcher_cancel, batcher_take_drops",
+                  "pending requests",
+                  {100, 1000, 10'000},
+                  [](uint64_t count) -> Call {
                     auto batcher = std::make_shared<Held<gpushare_batcher, gpushare_batcher_release>>();
                     gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
                     require(gpushare_batcher_create(&params, &batcher->handle), "batcher_create");

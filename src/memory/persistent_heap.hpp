@@ -199,6 +199,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   void end_moves() override;
   void size_granules(Extent& extent) GPUSHARE_REQUIRES(door_.lock_);
   void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
+  bool touched_last(Address address, uint64_t bytes) const GPUSHARE_REQUIRES(door_.lock_);
   // Calls fn(granule, bytes) for each granule that the bytes lie in.
   template <class Fn>
   void for_each_granule(uint64_t offset, uint64_t bytes, Fn&& fn) const {
@@ -274,6 +275,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   mutable base::WorkMutex ranges_mutex_;
   std::vector<ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(ranges_mutex_);
 
+  HeapDoor& door_;
   std::string name_ GPUSHARE_GUARDED_BY(door_.lock_);
   // Changed under control_ as well.
   std::vector<Extent> extents_ GPUSHARE_GUARDED_BY(door_.lock_);

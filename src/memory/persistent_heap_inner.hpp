@@ -24,7 +24,8 @@ namespace gpushare::memory {
          spill_owner_.last_tick() == touched_tick_;
 }
 
-[[gnu::always_inline]] inline bool PersistentHeapImpl::alloc_plain(uint64_t bytes, uint64_t tag, Address* out) {
+[[gnu::always_inline]] inline bool PersistentHeapImpl::alloc_plain(uint64_t bytes, uint64_t tag,
+                                                                   Address* out) {
   if (moving_ || !is_resident() ||
       device_live() + promoted_ + round_up(bytes, kBlockGranuleBytes) > promised_) [[unlikely]]
     return false;
@@ -62,13 +63,13 @@ namespace gpushare::memory {
   return false;
 }
 
-[[gnu::always_inline]] inline bool HeapDoor::alloc(const void* name, Kind kind, uint64_t bytes, uint64_t alignment,
+[[gnu::always_inline]] inline bool HeapDoor::alloc(const void* name, Kind kind, uint64_t bytes,
+                                                   uint64_t alignment,
                                                    Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   if (!is_ordinary_request(bytes, alignment)) [[unlikely]]
     return false;
   const ShortLockGuard lock(lock_);
-  return name_ == name && name != nullptr &&
-         heap_->alloc_plain(bytes, BlockTag::make(kind, bytes), out);
+  return name_ == name && name != nullptr && heap_->alloc_plain(bytes, BlockTag::make(kind, bytes), out);
 }
 
 [[gnu::always_inline]] inline bool HeapDoor::free(const void* owner,

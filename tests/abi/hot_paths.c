@@ -56,7 +56,8 @@ static void lane_round(void) {
   for (int i = 0; i < kBlocks; ++i) must(gpushare_memory_free(runtime, blocks[nth_freed(i)]));
 }
 static void framework_round(void) {
-  for (int i = 0; i < kBlocks; ++i) must(gpushare_allocator_alloc(allocator, size_of(i), 0, native, &blocks[i]));
+  for (int i = 0; i < kBlocks; ++i)
+    must(gpushare_allocator_alloc(allocator, size_of(i), 0, native, &blocks[i]));
   for (int i = 0; i < kBlocks; ++i) must(gpushare_allocator_free(allocator, blocks[nth_freed(i)], native));
 }
 static void model_round(void) {
@@ -71,7 +72,8 @@ static void heap_round(void) {
 static void bulk_round(void) {
   uint64_t bytes[kBlocks];
   for (int i = 0; i < kBlocks; ++i) bytes[i] = size_of(i);
-  for (int i = 0; i < kBlocks; i += 4) must(gpushare_iteration_alloc_many(iteration, 4, bytes + i, 0, blocks + i));
+  for (int i = 0; i < kBlocks; i += 4)
+    must(gpushare_iteration_alloc_many(iteration, 4, bytes + i, 0, blocks + i));
   for (int i = 0; i < kBlocks; i += 4) must(gpushare_memory_free_many(runtime, 4, blocks + i, NULL));
 }
 

@@ -62,7 +62,8 @@ static void models(const char* device) {
   CHECK_STATUS(model(session, UINT64_MAX, &block), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(model(session, 1000, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(session, GPUSHARE_KIND_MODEL, 1, 3, &block), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(session, GPUSHARE_KIND_EPHEMERAL, 1, 0, &block), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_session_alloc(session, GPUSHARE_KIND_EPHEMERAL, 1, 0, &block),
+               GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(session, GPUSHARE_KIND_FRAMEWORK, 1, 65536, &block), GPUSHARE_OK);
   CHECK(block % 65536 == 0);
   CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_OK);
@@ -233,8 +234,7 @@ static void learning(const char* device) {
     some_pairs(&s);
     const gpushare_device_address kept = alloc(&s, 5000);
     some_pairs(&s);
-    CHECK(block_info(&s, kept).kind ==
-          (uint32_t)(i < 2 ? GPUSHARE_KIND_EPHEMERAL : GPUSHARE_KIND_FRAMEWORK));
+    CHECK(block_info(&s, kept).kind == (uint32_t)(i < 2 ? GPUSHARE_KIND_EPHEMERAL : GPUSHARE_KIND_FRAMEWORK));
     if (before != 0) give(&s, before);
     before = kept;
     CHECK_STATUS(gpushare_allocator_end_iteration(s.allocator, s.iteration), GPUSHARE_OK);

@@ -100,7 +100,8 @@ TEST_CASE("a lane that need not be asked has no turn, and what is kept for turns
           }
           break;
         case 4:
-          if (any(10) == 0 && std::none_of(flying.begin(), flying.end(), [&](const auto& each) { return each.first == some; }))
+          if (any(10) == 0 && std::none_of(flying.begin(), flying.end(),
+                                           [&](const auto& each) { return each.first == some; }))
             scheduler.leave(some, now);
           break;
         default:
