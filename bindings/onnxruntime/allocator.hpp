@@ -1,5 +1,5 @@
 // allocator.hpp: ONNX Runtime's OrtAllocator over a gpushare allocator, so that weights and temporary tensors of a model on the CPU are memory of a
-// session of the host device. A program takes this header into its build; it was compiled with the C API of versions 23 to 29.
+// session of the host device. A program takes this header into its build; it was compiled with the C API of version 29.
 //
 //   gpushare::OrtSessionAllocator memory(OrtGetApiBase()->GetApi(ORT_API_VERSION), allocator.get());  // gpushare::Allocator
 //   api->RegisterAllocator(env, &memory);                                    // before the first model
