@@ -489,7 +489,7 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   solver.limit_time(began_ns, exact ? options.time_limit_ns / 2 : options.time_limit_ns);
   std::vector<double> priority;
   if (given.empty()) solver.online();
-  if (!solver.done()) solver.simple_orders(&priority);
+  if (solver.best > solver.target && !solver.stopped()) solver.simple_orders(&priority);
   if (!priority.empty() && !solver.done() && solver.work <= kOrdersWork) solver.improve(priority);
   solver.limit_time(began_ns, options.time_limit_ns);
   if (exact && !solver.cancelled()) solver.search_exactly();

@@ -49,6 +49,7 @@ class EveryIteration final : public sched::Policy {
   bool before(const sched::SessionView& a, const sched::SessionView& b) const override {
     return inner_->before(a, b);
   }
+  uint64_t rank(const sched::SessionView& session) const override { return inner_->rank(session); }
   uint64_t may_run(const sched::SessionView& session, const sched::DeviceView& device,
                    uint64_t now_ns) const override {
     return inner_->may_run(session, device, now_ns);
