@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "gpushare/bulk.h"
 
 static gpushare_session_info info_of(gpushare_session session) {
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
@@ -175,6 +176,10 @@ static void framework(const char* device) {
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 3, s.native, &block), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 0, s.native, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 0, &s, &block), GPUSHARE_UNSUPPORTED);
+  some_pairs(&s);
+  bytes = 1000;
+  CHECK_STATUS(gpushare_iteration_alloc(NULL, bytes, 0, &block), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_iteration_alloc_many(NULL, 1, &bytes, 0, &block), GPUSHARE_INVALID_HANDLE);
 
   /* a pool takes the thread's allocations while it is begun; its blocks are freed as ever */
   some_pairs(&s);
