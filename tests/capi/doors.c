@@ -342,6 +342,46 @@ static void threads(const char* device) {
   close_step(&s);
 }
 
+enum { kBurst = 400 };
+static void* burst_until(void* of) {
+  worker* w = of;
+  gpushare_device_address blocks[kBurst];
+  atomic_fetch_add(w->ready, 1);
+  for (uint64_t round = 0; !atomic_load(w->stop) || round < 10; ++round) {
+    const int count = (int)(round * 37 % kBurst);
+    for (int i = 0; i < count; ++i)
+      CHECK_STATUS(gpushare_allocator_alloc(w->of->allocator, 256, 0, w->of->native, &blocks[i]),
+                   GPUSHARE_OK);
+    for (int i = 0; i < count; ++i)
+      CHECK_STATUS(gpushare_allocator_free(w->of->allocator, blocks[i], w->of->native), GPUSHARE_OK);
+  }
+  return NULL;
+}
+
+/* While an iteration's blocks are kept, other threads of it allocate more than the journal had room for. */
+static void bursts(const char* device) {
+  step s = open_step(device);
+  for (int iteration = 0; iteration < 20; ++iteration) {
+    atomic_int ready = 0;
+    atomic_bool stop = false;
+    worker workers[3];
+    pthread_t started[3];
+    if (iteration > 0) begin(&s);
+    for (int i = 0; i < 3; ++i) {
+      workers[i] = (worker){&s, &ready, &stop, 0};
+      CHECK(pthread_create(&started[i], NULL, burst_until, &workers[i]) == 0);
+    }
+    while (atomic_load(&ready) < 3) sched_yield();
+    for (int i = 0; i < 50; ++i)
+      CHECK_STATUS(gpushare_allocator_keep_blocks(s.allocator, s.iteration), GPUSHARE_OK);
+    atomic_store(&stop, true);
+    for (int i = 0; i < 3; ++i) CHECK(pthread_join(started[i], NULL) == 0);
+    CHECK_STATUS(gpushare_allocator_end_iteration(s.allocator, s.iteration), GPUSHARE_OK);
+    CHECK(info_of(s.session).persistent_bytes == 0);
+  }
+  close_step(&s);
+}
+
 static void without_device(void) {
   gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
   gpushare_heap heap = NULL;
@@ -396,6 +436,7 @@ int main(void) {
   two_allocators("host");
   last_block("host");
   threads("host");
+  bursts("host");
   without_device();
   too_many();
   return capi_result();
