@@ -382,6 +382,39 @@ static void bursts(const char* device) {
   close_step(&s);
 }
 
+typedef struct listener {
+  gpushare_runtime runtime;
+  atomic_bool* stop;
+} listener;
+static void* listen_until(void* of) {
+  const listener* l = of;
+  while (!atomic_load(l->stop)) (void)runtime_info(l->runtime);
+  return NULL;
+}
+
+/* What a thread has allocated counts for it at once, whoever asks beside it. */
+static void listeners(const char* device) {
+  gpushare_runtime runtime = open_runtime(device, "fair", 128 * MIB);
+  gpushare_session session = open_session(runtime, "one", 16 * MIB, 4 * MIB);
+  atomic_bool stop = false;
+  listener of = {runtime, &stop};
+  pthread_t started[2];
+  uint64_t wrong = 0;
+  for (int i = 0; i < 2; ++i) CHECK(pthread_create(&started[i], NULL, listen_until, &of) == 0);
+  for (int i = 0; i < 100000; ++i) {
+    gpushare_device_address block = 0;
+    CHECK_STATUS(model(session, 1000, &block), GPUSHARE_OK);
+    wrong += runtime_info(runtime).persistent_bytes != 1024;
+    CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_OK);
+    wrong += runtime_info(runtime).persistent_bytes != 0;
+  }
+  atomic_store(&stop, true);
+  for (int i = 0; i < 2; ++i) CHECK(pthread_join(started[i], NULL) == 0);
+  CHECK(wrong == 0);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 static void without_device(void) {
   gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
   gpushare_heap heap = NULL;
@@ -437,6 +470,7 @@ int main(void) {
   last_block("host");
   threads("host");
   bursts("host");
+  listeners("host");
   without_device();
   too_many();
   return capi_result();
