@@ -436,9 +436,10 @@ void Solver::search_exactly() {
     limit = std::min(limit, ends_ns - std::min(ends_ns, base::host_now_ns()));
   uint32_t low = target, capacity = target;
   std::vector<uint32_t> offsets;
-  while (spent < limit && capacity < best) {
+  while (spent < limit && capacity < best && !stopped()) {
     const uint64_t effort = (limit - spent) / 2 + 1;
-    if (place_exactly(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
+    if (place_exactly(items, capacity, effort, &spent, &offsets, [this] { return stopped(); }) ==
+        ExactOutcome::kFound) {
       uint32_t arena = 0;
       for (size_t i = 0; i < items.size(); ++i) arena = std::max(arena, offsets[i] + items[i].size);
       keep(arena, offsets, "exact");
@@ -489,7 +490,7 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   solver.limit_time(began_ns, exact ? options.time_limit_ns / 2 : options.time_limit_ns);
   std::vector<double> priority;
   if (given.empty()) solver.online();
-  if (!solver.done()) solver.simple_orders(&priority);
+  if (solver.best > solver.target && !solver.stopped()) solver.simple_orders(&priority);
   if (!priority.empty() && !solver.done() && solver.work <= kOrdersWork) solver.improve(priority);
   solver.limit_time(began_ns, options.time_limit_ns);
   if (exact && !solver.cancelled()) solver.search_exactly();
