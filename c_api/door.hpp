@@ -36,14 +36,14 @@ template <class At>
   uint64_t door = 0, key = 0;
   if (!table_of<gpushare_iteration>().read_note(iteration, &door, &key)) return false;
   last.use({reinterpret_cast<memory::LaneDoor*>(door), key});  // NOLINT(performance-no-int-to-ptr)
-  last.iteration = iteration;
+  last.iteration = door != 0 ? iteration : nullptr;
   return door != 0;
 }
 
 // Whether `last` has the pass of the iteration. The door refuses the pass of an iteration that has ended, and no handle
-// comes twice.
+// comes twice. A pass that a framework's allocator left there is of no handle: its iteration is null, as a caller's may be.
 [[gnu::always_inline]] inline bool has_pass(gpushare_iteration iteration, memory::LaneDoor::LastUsed& last) {
-  return (last.iteration == iteration && last.pass.door != nullptr) || use_other(iteration, last);
+  return (last.iteration == iteration && iteration != nullptr) || use_other(iteration, last);
 }
 
 // The door of `last` found out to be one of this runtime; a stale or foreign handle is refused.

@@ -58,9 +58,6 @@ base::Status SessionImpl::set_quota(uint64_t bytes) {
     own_quota_bytes_ = bytes;
     refresh_quota();
   }
-  // Allocations of an open iteration are checked from now on.
-  if (const GatePass pass(iteration_.gate_); pass)
-    iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->close_door();
   give_back_above_quota(false);
   return {};
 }
@@ -75,9 +72,12 @@ void SessionImpl::refresh_quota() {
     quota = quota > 0 ? std::min(quota, below) : below;
   }
   quota_bytes_.store(quota);
-  // Allocations are checked from now on.
-  if (quota > 0)
+  // Allocations are checked from now on, those of an open iteration too.
+  if (quota > 0) {
     if (const GatePass pass(heap_gate_); pass) heap_.load()->close_door();
+    if (const GatePass pass(iteration_.gate_); pass)
+      iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->close_door();
+  }
   above_quota_.store(quota > 0, std::memory_order_relaxed);
 }
 

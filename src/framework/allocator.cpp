@@ -122,6 +122,7 @@ void Allocator::decide_open() {
 
 void Allocator::Member::lend(memory::LanePass pass) {
   if (pass.door == nullptr || closing.load()) return;
+  journal.most = prune_at;
   if (pass.door->lend(pass.key, journal)) door = pass.door;
 }
 
@@ -246,7 +247,6 @@ Allocator::Listed Allocator::list(Member& member, uint64_t iteration, memory::La
   journal.expected = member.iterations > 2 ? journal.before_count : 0;
   const Listed listed{journal.count, member.prunes, journal.expects(bytes)};
   journal.add(bytes, 0);
-  journal.most = std::min(journal.entries.size(), member.prune_at);
   member.lend(pass);
   return listed;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/flat_hash.hpp"
+#include "base/mutex.hpp"
 #include "base/round_up.hpp"
 #include "base/status.hpp"
 #include "base/work_mutex.hpp"
@@ -192,8 +193,9 @@ struct Shared {
   EventRecorder recorder;
   std::atomic<uint64_t> persistent_bytes{0};  // live in heaps, as they tell (PersistentHeapImpl::tell_live)
   std::atomic<PersistentHeapImpl*> untold{nullptr};  // the heaps that may have something to tell
-  std::atomic<uint64_t> ephemeral_bytes{0};          // live in lanes, as they tell (LaneImpl::tell_live)
-  const void* owner = nullptr;                       // DeviceMemoryOptions::owner
+  base::Mutex hearing;  // of who lets them tell: whoever comes second finds what they told the first
+  std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)
+  const void* owner = nullptr;               // DeviceMemoryOptions::owner
   std::atomic<uint64_t> peak_bytes{0};
   std::atomic<uint64_t> paged_out_bytes{0};
   std::atomic<uint64_t> paged_in_bytes{0};

@@ -255,8 +255,9 @@ struct DeviceMemoryStats {
   uint64_t capacity_bytes = 0;
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
-  // Most ever live at one time, rounded to the granule; up to 1 MiB a lane too much after frees, and a
-  // planned iteration counts its whole arena. Never above the capacity.
+  // Most ever live at one time, rounded to the granule, as heaps and lanes report it in steps (1 MiB, or a 64th of the heap's
+  // promise or the lane): what several have at once within their steps may be missed. A planned iteration counts its whole
+  // arena. Never above the capacity.
   uint64_t peak_bytes = 0;
   uint64_t free_bytes = 0;    // neither promised to a session nor part of a lane
   uint64_t pinned_bytes = 0;  // held by closed lanes for promoted blocks, beyond what is lent

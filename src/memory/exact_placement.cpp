@@ -9,7 +9,7 @@ namespace {
 
 class Search {
  public:
-  Search(std::span<const PlacementItem> items, uint32_t capacity);
+  Search(std::span<const PlacementItem> items, uint32_t capacity, const std::function<bool()>& stopped);
   // One attempt from scratch, equals in the order of `rank`.
   ExactOutcome run(const std::vector<uint32_t>& rank, uint64_t work_limit, uint64_t* work);
   const std::vector<uint32_t>& offsets() const { return offsets_; }
@@ -27,12 +27,14 @@ class Search {
     uint32_t floor;  // kPlaced: the item was placed; else its floor before
   };
   static constexpr uint32_t kPlaced = UINT32_MAX;
+  static constexpr uint64_t kAskEvery = uint64_t{1} << 16;
 
   bool solve(const std::vector<uint32_t>& open, uint32_t last_offset, uint32_t last_rank);
   bool solve_parts(const std::vector<uint32_t>& open, uint32_t last_offset, uint32_t last_rank,
                    bool* out_split);
   bool hopeless(const std::vector<uint32_t>& open, uint32_t last_offset);
   bool put(uint32_t item);
+  bool gives_up();
   void undo_to(size_t mark);
 
   std::span<const PlacementItem> items_;
@@ -46,11 +48,14 @@ class Search {
   std::vector<uint32_t> offsets_;
   std::vector<bool> placed_;
   std::vector<Undo> undo_;
+  const std::function<bool()>& stopped_;
   uint64_t work_ = 0;
   uint64_t work_limit_ = 0;
+  uint64_t ask_at_ = 0;  // work from which on stopped_ is asked again
 };
 
-Search::Search(std::span<const PlacementItem> items, uint32_t capacity) : items_(items), capacity_(capacity) {
+Search::Search(std::span<const PlacementItem> items, uint32_t capacity, const std::function<bool()>& stopped)
+    : items_(items), capacity_(capacity), stopped_(stopped) {
   const auto count = static_cast<uint32_t>(items.size());
   neighbours_.resize(count);
   for (uint32_t i = 0; i < count; ++i)
@@ -125,6 +130,7 @@ ExactOutcome Search::run(const std::vector<uint32_t>& rank, uint64_t work_limit,
   undo_.clear();
   work_ = 0;
   work_limit_ = work_limit;
+  ask_at_ = kAskEvery;
   const bool found = solve(by_start_, 0, 0);
   *work += work_;
   if (found) return ExactOutcome::kFound;
@@ -145,6 +151,14 @@ bool Search::put(uint32_t item) {
     if (top + items_[other].size > capacity_) return false;
   }
   return true;
+}
+
+bool Search::gives_up() {
+  if (stopped_ && work_ >= ask_at_) {
+    ask_at_ = work_ + kAskEvery;
+    if (stopped_()) work_limit_ = 0;
+  }
+  return work_ > work_limit_;
 }
 
 void Search::undo_to(size_t mark) {
@@ -203,7 +217,7 @@ bool Search::solve(const std::vector<uint32_t>& open, uint32_t last_offset, uint
   const bool solved = solve_parts(open, last_offset, last_rank, &split);
   if (split) return solved;
   work_ += open.size();
-  if (work_ > work_limit_ || hopeless(open, last_offset)) return false;
+  if (gives_up() || hopeless(open, last_offset)) return false;
   // An item that begins at or above this offset leaves room below for a whole item, which could be placed there
   // instead.
   uint32_t bound = UINT32_MAX;
@@ -228,7 +242,7 @@ bool Search::solve(const std::vector<uint32_t>& open, uint32_t last_offset, uint
       if (solve(rest, offsets_[item], rank_[item])) return true;
     }
     undo_to(mark);
-    if (work_ > work_limit_) return false;
+    if (gives_up()) return false;
   }
   return false;
 }
@@ -236,13 +250,14 @@ bool Search::solve(const std::vector<uint32_t>& open, uint32_t last_offset, uint
 }  // namespace
 
 ExactOutcome place_exactly(std::span<const PlacementItem> items, uint32_t capacity, uint64_t work_limit,
-                           uint64_t* work, std::vector<uint32_t>* out_offsets) {
-  Search search(items, capacity);
+                           uint64_t* work, std::vector<uint32_t>* out_offsets,
+                           const std::function<bool()>& stopped) {
+  Search search(items, capacity, stopped);
   const uint64_t end = *work + work_limit;
   // Rounds of growing effort: an order that suits an instance solves it soon, another may never.
   for (uint64_t effort = uint64_t{1} << 24;; effort *= 4) {
     for (int order = 0; order < Search::kOrders; ++order) {
-      if (*work >= end) return ExactOutcome::kGaveUp;
+      if (*work >= end || (stopped && stopped())) return ExactOutcome::kGaveUp;
       const ExactOutcome outcome = search.run(search.ranks(order), std::min(effort, end - *work), work);
       if (outcome == ExactOutcome::kGaveUp) continue;
       if (outcome == ExactOutcome::kFound) *out_offsets = search.offsets();

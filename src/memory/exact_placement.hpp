@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -28,8 +29,9 @@ constexpr size_t kMaxExactItems = 2048;
 
 // `capacity` must hold the peak of live sizes; capacity plus the largest size must stay below 2^32. Effort is
 // counted in items looked at and added to *work: same input, same answer, on any machine. out_offsets is set
-// when found.
+// when found. `stopped` is asked every 2^16 items or so; once it says yes, the search gives up.
 ExactOutcome place_exactly(std::span<const PlacementItem> items, uint32_t capacity, uint64_t work_limit,
-                           uint64_t* work, std::vector<uint32_t>* out_offsets);
+                           uint64_t* work, std::vector<uint32_t>* out_offsets,
+                           const std::function<bool()>& stopped = nullptr);
 
 }  // namespace gpushare::memory

@@ -52,8 +52,8 @@ struct Journal {
   std::vector<Entry> entries, before;
   size_t count = 0, before_count = 0;  // the rest of the vectors is room
   size_t expected = 0;                 // so many entries of `before` tell what to expect
-  size_t most = 0;                     // more entries are not added at the door
-  std::atomic<uint64_t> served{0};     // blocks that the door has listed; written under its lock
+  size_t most = 0;  // more entries are not added at the door, nor more than lend() finds room for
+  std::atomic<uint64_t> served{0};  // blocks that the door has listed; written under its lock
 };
 
 }  // namespace gpushare::memory

@@ -36,10 +36,12 @@ std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const
   return granules;
 }
 
-// For moves_for_, granules with blocks of it. For nobody, those with room for blocks of iterations.
+// For moves_for_, granules with blocks of it; while an iteration is open, which may place blocks in room beside them, those
+// without room. For nobody, those with room for blocks of iterations.
 bool LaneImpl::comes_home(const Held& granule) const {
-  return !granule.of_others &&
-         (moves_for_ != nullptr ? granule.of_heap : granule.live_bytes < shared_.layout->granularity_bytes());
+  const bool has_room = granule.live_bytes < shared_.layout->granularity_bytes();
+  if (granule.of_others) return false;
+  return moves_for_ == nullptr ? has_room : granule.of_heap && (owner_ == nullptr || !has_room);
 }
 
 size_t LaneImpl::coming_home() const {

@@ -543,6 +543,7 @@ void LaneDoor::give_back() noexcept {
 bool LaneDoor::lend(uint64_t key, Journal& journal) {
   const ShortLockGuard lock(lock_);
   if (key == 0 || key_.load(std::memory_order_relaxed) != key || journal_ != nullptr) return false;
+  journal.most = std::min(journal.most, journal.entries.size());
   journal_ = &journal;
   return true;
 }

@@ -59,10 +59,11 @@ class alignas(64) LaneDoor {
   // same. Empty in the child of a fork.
   struct LastUsed {
     LanePass pass;
-    const void* iteration = nullptr;  // the handle that the pass was given for
-    const void* runtime = nullptr;    // the handle of the pass's runtime, once a free has named it
-    const Lister* lister = nullptr;   // who lists in the pass's iteration; null: nobody
-    HeapDoor* heap = nullptr;         // of the session that the thread allocated persistent blocks of last
+    const void* iteration =
+        nullptr;                    // the handle that the pass was given for; null: none, or there is no pass
+    const void* runtime = nullptr;  // the handle of the pass's runtime, once a free has named it
+    const Lister* lister = nullptr;  // who lists in the pass's iteration; null: nobody
+    HeapDoor* heap = nullptr;        // of the session that the thread allocated persistent blocks of last
 
     void use(LanePass other) {
       if (other.door == pass.door && other.key == pass.key) return;

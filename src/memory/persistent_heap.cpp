@@ -590,6 +590,7 @@ void PersistentHeapImpl::tell() {
 }
 
 void Shared::hear_heaps() {
+  base::MutexLock alone(hearing);
   for (PersistentHeapImpl* heap = untold.exchange(nullptr, std::memory_order_acquire); heap != nullptr;) {
     PersistentHeapImpl* const next = heap->next_untold_;  // once it has told, it may come in again
     heap->tell();
@@ -667,7 +668,9 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
 
 void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
   ShortLockGuard lock(door_.lock_);
-  Extent* extent = extent_of(which.range.base);
+  // Not extent_of(): the extent's first granule may be hollow.
+  const auto extent = std::find_if(extents_.begin(), extents_.end(),
+                                   [&](const Extent& each) { return each.range.base == which.range.base; });
   extent->granules[which.granule].away = !home;
   home ? --extent->away : ++extent->away;
   const uint64_t granularity = shared_.layout->granularity_bytes();

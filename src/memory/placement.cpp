@@ -436,9 +436,10 @@ void Solver::search_exactly() {
     limit = std::min(limit, ends_ns - std::min(ends_ns, base::host_now_ns()));
   uint32_t low = target, capacity = target;
   std::vector<uint32_t> offsets;
-  while (spent < limit && capacity < best) {
+  while (spent < limit && capacity < best && !stopped()) {
     const uint64_t effort = (limit - spent) / 2 + 1;
-    if (place_exactly(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
+    if (place_exactly(items, capacity, effort, &spent, &offsets, [this] { return stopped(); }) ==
+        ExactOutcome::kFound) {
       uint32_t arena = 0;
       for (size_t i = 0; i < items.size(); ++i) arena = std::max(arena, offsets[i] + items[i].size);
       keep(arena, offsets, "exact");

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "gpushare/bulk.h"
 
 static gpushare_session_info info_of(gpushare_session session) {
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
@@ -175,6 +176,10 @@ static void framework(const char* device) {
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 3, s.native, &block), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 0, s.native, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_allocator_alloc(s.allocator, 1, 0, &s, &block), GPUSHARE_UNSUPPORTED);
+  some_pairs(&s);
+  bytes = 1000;
+  CHECK_STATUS(gpushare_iteration_alloc(NULL, bytes, 0, &block), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_iteration_alloc_many(NULL, 1, &bytes, 0, &block), GPUSHARE_INVALID_HANDLE);
 
   /* a pool takes the thread's allocations while it is begun; its blocks are freed as ever */
   some_pairs(&s);
@@ -337,6 +342,79 @@ static void threads(const char* device) {
   close_step(&s);
 }
 
+enum { kBurst = 400 };
+static void* burst_until(void* of) {
+  worker* w = of;
+  gpushare_device_address blocks[kBurst];
+  atomic_fetch_add(w->ready, 1);
+  for (uint64_t round = 0; !atomic_load(w->stop) || round < 10; ++round) {
+    const int count = (int)(round * 37 % kBurst);
+    for (int i = 0; i < count; ++i)
+      CHECK_STATUS(gpushare_allocator_alloc(w->of->allocator, 256, 0, w->of->native, &blocks[i]),
+                   GPUSHARE_OK);
+    for (int i = 0; i < count; ++i)
+      CHECK_STATUS(gpushare_allocator_free(w->of->allocator, blocks[i], w->of->native), GPUSHARE_OK);
+  }
+  return NULL;
+}
+
+/* While an iteration's blocks are kept, other threads of it allocate more than the journal had room for. */
+static void bursts(const char* device) {
+  step s = open_step(device);
+  for (int iteration = 0; iteration < 20; ++iteration) {
+    atomic_int ready = 0;
+    atomic_bool stop = false;
+    worker workers[3];
+    pthread_t started[3];
+    if (iteration > 0) begin(&s);
+    for (int i = 0; i < 3; ++i) {
+      workers[i] = (worker){&s, &ready, &stop, 0};
+      CHECK(pthread_create(&started[i], NULL, burst_until, &workers[i]) == 0);
+    }
+    while (atomic_load(&ready) < 3) sched_yield();
+    for (int i = 0; i < 50; ++i)
+      CHECK_STATUS(gpushare_allocator_keep_blocks(s.allocator, s.iteration), GPUSHARE_OK);
+    atomic_store(&stop, true);
+    for (int i = 0; i < 3; ++i) CHECK(pthread_join(started[i], NULL) == 0);
+    CHECK_STATUS(gpushare_allocator_end_iteration(s.allocator, s.iteration), GPUSHARE_OK);
+    CHECK(info_of(s.session).persistent_bytes == 0);
+  }
+  close_step(&s);
+}
+
+typedef struct listener {
+  gpushare_runtime runtime;
+  atomic_bool* stop;
+} listener;
+static void* listen_until(void* of) {
+  const listener* l = of;
+  while (!atomic_load(l->stop)) (void)runtime_info(l->runtime);
+  return NULL;
+}
+
+/* What a thread has allocated counts for it at once, whoever asks beside it. */
+static void listeners(const char* device) {
+  gpushare_runtime runtime = open_runtime(device, "fair", 128 * MIB);
+  gpushare_session session = open_session(runtime, "one", 16 * MIB, 4 * MIB);
+  atomic_bool stop = false;
+  listener of = {runtime, &stop};
+  pthread_t started[2];
+  uint64_t wrong = 0;
+  for (int i = 0; i < 2; ++i) CHECK(pthread_create(&started[i], NULL, listen_until, &of) == 0);
+  for (int i = 0; i < 100000; ++i) {
+    gpushare_device_address block = 0;
+    CHECK_STATUS(model(session, 1000, &block), GPUSHARE_OK);
+    wrong += runtime_info(runtime).persistent_bytes != 1024;
+    CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_OK);
+    wrong += runtime_info(runtime).persistent_bytes != 0;
+  }
+  atomic_store(&stop, true);
+  for (int i = 0; i < 2; ++i) CHECK(pthread_join(started[i], NULL) == 0);
+  CHECK(wrong == 0);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 static void without_device(void) {
   gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
   gpushare_heap heap = NULL;
@@ -391,6 +469,8 @@ int main(void) {
   two_allocators("host");
   last_block("host");
   threads("host");
+  bursts("host");
+  listeners("host");
   without_device();
   too_many();
   return capi_result();

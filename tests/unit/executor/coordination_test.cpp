@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "executor/op_gate.hpp"
+#include "memory/lane_door.hpp"
 #include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
 #include "support/status_checks.hpp"
@@ -116,6 +117,27 @@ TEST_CASE("an opportunistic session without iterations is stopped for a guarante
   REQUIRE_OK(coordinated_iteration(*lower));
   CHECK(all_are(reinterpret_cast<void*>(*theirs), 100 * kMiB, 0x22));
   CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("allocations of an open iteration are checked from the coordinator's limit on") {
+  auto runtime = open_runtime(options_of(kCoordinatedDevice));
+  REQUIRE_OK(runtime->set_coordination(sched::CoordinatorOptions{}));
+  auto lower = open_session(*runtime, lent("lower", 12 * kMiB, true));
+  REQUIRE_OK(coordinated_iteration(*lower));
+  REQUIRE(lower->alloc(memory::Kind::kModel, 90 * kMiB, 0).ok());
+  const auto iteration = lower->begin(kSoonNs);
+  REQUIRE(iteration.ok());
+  const memory::LanePass pass = (*iteration)->pass();
+  REQUIRE(pass.door != nullptr);
+  CHECK(pass.door->belongs_to(pass.key, runtime.get()));
+  CHECK(lower->info().limit_bytes == 0);
+  auto upper = open_session(*runtime, need("upper", 64 * kMiB, 8 * kMiB));
+  CHECK(lower->info().limit_bytes > 0);
+  CHECK((*iteration)->pass().door == nullptr);
+  CHECK_FALSE(pass.door->belongs_to(pass.key, runtime.get()));
+  REQUIRE_OK((*iteration)->end());
+  REQUIRE_OK(upper->close());
   CHECK(runtime->close().ok());
 }
 

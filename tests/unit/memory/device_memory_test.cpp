@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memory/elastic_range.hpp"
+#include "memory/lane_inner.hpp"
 #include "support/bytes.hpp"
 #include "support/gate.hpp"
 #include "support/random.hpp"
@@ -453,4 +454,33 @@ TEST_CASE("memory passes between ranges with small granules and heaps with large
   CHECK(f.memory->stats().mapped_bytes <= kCapacity);
   f.memory->close_range(range);
   REQUIRE_OK(f.memory->close_heap(heap));
+}
+
+TEST_CASE("a door lists no more blocks in a journal than there is room for") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* const heap = f.heap(1, 2 * kMiB);
+  heap->set_stream(&stream);
+  Lane* const lane = f.lane(0, 2 * kMiB, stream);
+  REQUIRE_OK(lane->begin_iteration(*heap, false));
+  const memory::LanePass pass = lane->pass();
+  REQUIRE(pass.door != nullptr);
+  memory::Journal journal(7);
+  journal.most = 1000;
+  Address block = 0;
+  const auto alloc = [&] { return pass.door->alloc_listed(pass.key, 7, stream.native(), 256, 0, &block); };
+  // One whose entries are elsewhere, as while they are kept.
+  REQUIRE(pass.door->lend(pass.key, journal));
+  CHECK_FALSE(alloc());
+  pass.door->take_back(journal);
+  journal.add(256, 0);
+  journal.most = 1000;
+  REQUIRE(pass.door->lend(pass.key, journal));
+  const size_t room = journal.entries.size();
+  size_t listed = 1;
+  while (listed < 1000 && alloc()) ++listed;
+  CHECK(listed == room);
+  CHECK(journal.count == room);
+  pass.door->take_back(journal);
+  REQUIRE_OK(lane->end_iteration(nullptr));
 }

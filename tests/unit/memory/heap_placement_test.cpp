@@ -261,3 +261,38 @@ TEST_CASE("a placement of few buffers leaves time for the exact search") {
   CHECK(memory::check_placement(buffers, placement->offsets_bytes, placement->arena_bytes).ok());
   CHECK(placement->arena_bytes >= placement->lower_bound_bytes);
 }
+
+TEST_CASE("without effort the simple orders are tried all the same") {
+  // The long buffer comes last and lies on top of the others, where the order by size puts it below.
+  const std::vector<Buffer> buffers{{0, 2, 10}, {0, 4, 10}, {2, 6, 20}};
+  const auto placement = memory::solve_placement(buffers, unit_granule(0));
+  REQUIRE(placement.ok());
+  CHECK(placement->arena_bytes == 30);
+  CHECK(memory::check_placement(buffers, placement->offsets_bytes, 30).ok());
+}
+
+TEST_CASE("an exact search that is stopped gives up") {
+  int given_up = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    INFO("seed " << seed);
+    test::Random random(seed);
+    std::vector<Buffer> buffers(400);
+    std::vector<memory::PlacementItem> items;
+    for (Buffer& buffer : buffers) {
+      buffer.lower = uniform(random, 0, 100);
+      buffer.upper = buffer.lower + uniform(random, 1, 60);
+      buffer.size_bytes = uniform(random, 1, 9);
+      items.push_back({static_cast<uint32_t>(buffer.lower), static_cast<uint32_t>(buffer.upper),
+                       static_cast<uint32_t>(buffer.size_bytes)});
+    }
+    uint64_t work = 0;
+    std::vector<uint32_t> offsets;
+    int asked = 0;
+    const auto capacity = static_cast<uint32_t>(memory::peak_bytes(buffers, 1));
+    const auto outcome = memory::place_exactly(items, capacity, uint64_t{1} << 60, &work, &offsets,
+                                               [&] { return ++asked > 3; });
+    CHECK(work < 10'000'000);
+    given_up += outcome == memory::ExactOutcome::kGaveUp ? 1 : 0;
+  }
+  CHECK(given_up > 0);
+}

@@ -640,3 +640,40 @@ TEST_CASE("others open and close sessions while kept blocks of a closed lane are
   CHECK_OK(side.synchronize());
   CHECK_OK(f.memory->close_heap(heap));
 }
+
+TEST_CASE("a granule in which an open iteration may place blocks does not come home under it") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap *const owner = f.heap(1, 8 * kMiB), *const other = f.heap(2, 4 * kMiB);
+  owner->set_stream(&stream);
+  other->set_stream(&stream);
+  Lane* const lane = f.lane(0, 8 * kMiB, stream);
+  CHECK_OK(lane->begin_iteration(*owner, false));
+  const Address kept = must(lane->alloc(kMiB, 0)), freed = must(lane->alloc(kMiB, 0));
+  REQUIRE(freed == kept + kMiB);  // the two fill a granule
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->keep(freed));
+  CHECK_OK(stream.fill(kept, 0x11, kMiB));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(owner->page_out(stream));
+  REQUIRE(owner->paged_out());
+  REQUIRE(f.memory->find(kept)->spilled);
+  CHECK_OK(lane->begin_iteration(*other, false));
+  CHECK_OK(f.memory->free(freed));
+  CHECK_OK(owner->page_in(stream));
+  CHECK(owner->is_resident());
+  // It has not moved, so whoever places a block there meanwhile loses no byte.
+  CHECK(f.memory->find(kept)->spilled);
+  const Address beside = must(lane->alloc(kMiB, 0));
+  CHECK(beside == freed);
+  CHECK_OK(stream.fill(beside, 0x22, kMiB));
+  CHECK(holds(stream, beside, kMiB, 0x22));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(holds(stream, kept, kMiB, 0x11));
+  CHECK(f.memory->check() == "");
+  // Without an iteration it comes home with its session.
+  CHECK_OK(owner->page_out(stream));
+  CHECK_OK(owner->page_in(stream));
+  CHECK_FALSE(f.memory->find(kept)->spilled);
+  CHECK(holds(stream, kept, kMiB, 0x11));
+}

@@ -390,3 +390,21 @@ TEST_CASE("random allocations, frees and moves of several sessions keep all byte
   }
   for (const Spiller& one : sessions) one.check();
 }
+
+TEST_CASE("a heap that gave its first granule back sends the others out and brings them home") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 8 * kMiB);
+  for (int i = 0; i < 3; ++i) CHECK_OK(s.place(2 * kMiB));
+  s.drop(0);
+  CHECK_OK(s.heap->give_back_free());
+  REQUIRE(s.heap->stats().promised_bytes == 4 * kMiB);
+  CHECK(s.move(false) == 4 * kMiB);
+  CHECK_OK(s.last);
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+  CHECK(f.memory->check() == "");
+  s.check();
+  CHECK(s.move(true) == 4 * kMiB);
+  CHECK(s.heap->away_bytes() == 0);
+  s.check();
+}
