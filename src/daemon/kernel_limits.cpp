@@ -104,8 +104,8 @@ struct KernelLimits::State {
     std::string cgroup;
     uint64_t wanted_bytes = 0;
     uint64_t asked_bytes = 0;  // of NVML; 0: none was asked
+    uint64_t set_bytes = 0;    // NVML has said that this is set; 0: nothing is
     bool gone = false;         // to be cleared
-    bool set = false;
   };
 
   State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {}
@@ -132,9 +132,12 @@ struct KernelLimits::State {
 };
 
 std::map<uint64_t, KernelLimits::State::Limit>::iterator KernelLimits::State::next() {
+  // First those that are gone: a later claim may have the cgroup already, and its limit must stay.
+  const auto gone =
+      std::find_if(limits.begin(), limits.end(), [](const auto& entry) { return entry.second.gone; });
+  if (gone != limits.end()) return gone;
   return std::find_if(limits.begin(), limits.end(), [](const auto& entry) {
-    const Limit& limit = entry.second;
-    return limit.gone || limit.asked_bytes != limit.wanted_bytes;
+    return entry.second.asked_bytes != entry.second.wanted_bytes;
   });
 }
 
@@ -163,7 +166,7 @@ void KernelLimits::State::run() {
     }
     const uint64_t claim = found->first, wanted = found->second.gone ? 0 : found->second.wanted_bytes;
     const std::string cgroup = found->second.cgroup;
-    const bool was_set = found->second.set;
+    const bool was_set = found->second.set_bytes != 0;
     found->second.asked_bytes = found->second.wanted_bytes;
     if (found->second.gone) limits.erase(found);
     if (wanted == 0 && !was_set) continue;
@@ -172,8 +175,8 @@ void KernelLimits::State::run() {
     const int result = nvml.missing.empty() ? apply(cgroup, wanted) : kNotSupported;
     lock.lock();
     if (wanted != 0 && result != 0) say(nvml.missing.empty() ? why(result) : nvml.missing);
-    if (const auto still = limits.find(claim); still != limits.end() && wanted != 0)
-      still->second.set = result == 0 || (was_set && still->second.set);
+    if (const auto still = limits.find(claim); still != limits.end() && wanted != 0 && result == 0)
+      still->second.set_bytes = wanted;
   }
   ended = true;
   changed.notify_all();
@@ -211,7 +214,7 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
     for (const auto& [other, limit] : state_->limits)
       if (limit.cgroup == cgroup && !limit.gone)
         return state_->say("the cgroup '" + cgroup + "' has two groups");
-    state_->limits[claim] = {cgroup, limit_bytes, 0, false, false};
+    state_->limits[claim] = {cgroup, limit_bytes, 0, 0, false};
   }
   if (!std::exchange(state_->started, true)) {
     try {
@@ -237,7 +240,8 @@ void KernelLimits::clear(uint64_t claim) {
 bool KernelLimits::holds(uint64_t claim) const {
   base::MutexLock lock(state_->mutex);
   const auto known = state_->limits.find(claim);
-  return known != state_->limits.end() && known->second.set && !known->second.gone;
+  return known != state_->limits.end() && !known->second.gone &&
+         known->second.set_bytes == known->second.wanted_bytes;
 }
 
 }  // namespace gpushare::daemon

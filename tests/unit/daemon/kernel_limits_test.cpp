@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "base/units.hpp"
 #include "cuda_recorder/recorder.h"
@@ -100,7 +101,7 @@ TEST_CASE("a group's limit is the driver's too, follows it, and goes with it") {
     limits.set(1, 7, 2 * kGiB);
     eventually([&] { return limits_set().soft == 2 * kGiB; });
     CHECK(limits_set().calls == now.calls + 1);
-    CHECK(limits.holds(1));
+    eventually([&] { return limits.holds(1); });
     limits.set(2, 8, kGiB);  // the cgroup is the other group's
     CHECK_FALSE(limits.holds(2));
     limits.clear(1);
@@ -112,6 +113,43 @@ TEST_CASE("a group's limit is the driver's too, follows it, and goes with it") {
     eventually(cleared);
     limits.set(2, 8, kGiB);
     eventually([&] { return limits.holds(2); });
+  }
+  CHECK(cleared());
+}
+
+TEST_CASE("a limit stands where the claim that had the cgroup before is cleared") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  KernelLimits limits(kDevice, processes.places());
+  // The older claim has the lesser number, or the greater one: it was refused the cgroup, and asks again.
+  for (const auto& [first, second] : {std::pair<uint64_t, uint64_t>{1, 2}, {4, 3}}) {
+    limits.set(first, 7, 2 * kGiB);
+    eventually([&, claim = first] { return limits.holds(claim); });
+    const uint64_t calls = limits_set().calls;
+    limits.clear(first);
+    limits.set(second, 7, kGiB);
+    eventually([&] { return limits_set().calls == calls + 2; });
+    CHECK(limits_set().soft == kGiB);
+    eventually([&, claim = second] { return limits.holds(claim); });
+    limits.clear(second);
+    eventually(cleared);
+  }
+}
+
+TEST_CASE(
+    "a changed limit holds when the driver has taken it, and goes at the end where it refused the change") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  {
+    KernelLimits limits(kDevice, processes.places());
+    limits.set(1, 7, 2 * kGiB);
+    eventually([&] { return limits.holds(1); });
+    GPUSHARE_RECORDER_CALL(recorder_set_limits)(4);
+    const uint64_t calls = limits_set().calls;
+    limits.set(1, 7, kGiB);
+    eventually([&] { return limits_set().calls > calls; });
+    CHECK_FALSE(limits.holds(1));  // the driver has twice as much
+    GPUSHARE_RECORDER_CALL(recorder_set_limits)(0);
   }
   CHECK(cleared());
 }
