@@ -177,6 +177,28 @@ def test_what_attach_takes():
         ''')
 
 
+def test_threads_attach_while_others_wait_for_data():
+    run('''
+        import threading
+        import gpushare.torch as gt
+        from gpushare import _torch_attach
+        sys.setswitchinterval(1e-6)
+        looked = threading.Event()
+        with gt.session("a") as s:
+            kept = [_torch_attach.Attached(s, Optimizer()) for _ in range(300)]
+            def attach():
+                while not looked.is_set():
+                    _torch_attach.Attached(s, Optimizer()).detach()
+            threads = [threading.Thread(target=attach) for _ in range(2)]
+            for thread in threads: thread.start()
+            try:
+                for _ in range(2000): _torch_attach._of_this_thread()  # as each fetch of a DataLoader
+            finally:
+                looked.set()
+                for thread in threads: thread.join()
+        ''')
+
+
 def test_other_versions_are_told():
     done = run('''
         import gpushare.torch as gt
