@@ -199,6 +199,23 @@ def test_threads_attach_while_others_wait_for_data():
         ''')
 
 
+def test_an_index_that_names_indexes_is_refused(tmp_path):
+    run(f'''
+        import json, pathlib
+        import gpushare
+        from gpushare import _torch_weights
+        folder = pathlib.Path({str(tmp_path)!r})
+        for name, shard in (("own.index.json", "own.index.json"), ("one.index.json", "other.index.json"), ("other.index.json", "one.index.json")):
+            (folder / name).write_text(json.dumps({{"weight_map": {{"weight": shard}}}}))
+        for path in folder.iterdir():
+            try:
+                _torch_weights._safetensors(path)
+                raise AssertionError
+            except gpushare.MalformedInput as error:
+                assert "index itself" in str(error), error
+        ''')
+
+
 def test_other_versions_are_told():
     done = run('''
         import gpushare.torch as gt
