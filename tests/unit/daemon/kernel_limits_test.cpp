@@ -102,12 +102,18 @@ TEST_CASE("a group's limit is the driver's too, follows it, and goes with it") {
     eventually([&] { return limits_set().soft == 2 * kGiB; });
     CHECK(limits_set().calls == now.calls + 1);
     eventually([&] { return limits.holds(1); });
-    limits.set(2, 8, kGiB);  // the cgroup is the other group's
+    limits.set(2, 8, kGiB);  // a second group in the cgroup, which must not meet the limit of the first
+    eventually(cleared);
+    eventually([&] { return !limits.holds(1); });
     CHECK_FALSE(limits.holds(2));
     limits.clear(1);
-    CHECK_FALSE(limits.holds(1));
+    eventually([&] { return limits.holds(2); });
+    CHECK(limits_set().soft == kGiB);
+    limits.set(1, 7, kGiB);
     eventually(cleared);
+    limits.clear(2);  // and both change their minds before it is carried out, or after
     limits.set(2, 8, kGiB);
+    limits.clear(1);
     eventually([&] { return limits.holds(2); });
     limits.set(2, 8, UINT64_MAX);  // no limit any more
     eventually(cleared);
