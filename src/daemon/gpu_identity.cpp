@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/dynamic_library.hpp"
@@ -115,8 +116,10 @@ GpuIdentity identity_of(uint32_t pci_address) {
   const std::vector<GpuIdentity> parts = instances(*nvml(), gpu);
   if (parts.empty()) return describe(*nvml(), gpu);
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  // Of a list CUDA shows the first instance alone. Beginnings of uuids are names, too.
+  const std::string_view names = visible != nullptr ? visible : "", first = names.substr(0, names.find(','));
   for (const GpuIdentity& part : parts)
-    if (visible != nullptr && part.uuid == visible) return part;
+    if (first.starts_with("MIG-") && part.uuid.starts_with(first)) return part;
   return parts.front();
 }
 

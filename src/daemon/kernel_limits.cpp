@@ -103,13 +103,22 @@ struct KernelLimits::State {
   struct Limit {
     std::string cgroup;
     uint64_t wanted_bytes = 0;
-    uint64_t asked_bytes = 0;  // of NVML; 0: none was asked
+    uint64_t asked_bytes = 0;  // of NVML; 0: none
+    uint64_t set_bytes = 0;    // NVML has said that this is set; 0: nothing is
     bool gone = false;         // to be cleared
-    bool set = false;
   };
 
   State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {}
   void run();
+  // What NVML is to set for the claim; 0: nothing, since another group is in the cgroup, too, and would meet the limit.
+  uint64_t due_bytes(uint64_t claim, const Limit& limit) const GPUSHARE_REQUIRES(mutex) {
+    return any_in(limit.cgroup, claim) ? 0 : limit.wanted_bytes;
+  }
+  bool any_in(const std::string& cgroup, uint64_t but) const GPUSHARE_REQUIRES(mutex) {
+    return std::any_of(limits.begin(), limits.end(), [&](const auto& entry) {
+      return entry.first != but && !entry.second.gone && entry.second.cgroup == cgroup;
+    });
+  }
   // The next limit that is not as it should be; null: all are.
   std::map<uint64_t, Limit>::iterator next() GPUSHARE_REQUIRES(mutex);
   int apply(const std::string& cgroup, uint64_t limit_bytes);
@@ -132,10 +141,13 @@ struct KernelLimits::State {
 };
 
 std::map<uint64_t, KernelLimits::State::Limit>::iterator KernelLimits::State::next() {
-  return std::find_if(limits.begin(), limits.end(), [](const auto& entry) {
-    const Limit& limit = entry.second;
-    return limit.gone || limit.asked_bytes != limit.wanted_bytes;
-  });
+  // First those that are gone: a later claim may have the cgroup already, and its limit must stay.
+  const auto gone =
+      std::find_if(limits.begin(), limits.end(), [](const auto& entry) { return entry.second.gone; });
+  if (gone != limits.end()) return gone;
+  for (auto each = limits.begin(); each != limits.end(); ++each)
+    if (each->second.asked_bytes != due_bytes(each->first, each->second)) return each;
+  return limits.end();
 }
 
 // limit_bytes of 0: none.
@@ -161,10 +173,11 @@ void KernelLimits::State::run() {
       changed.wait(mutex);
       continue;
     }
-    const uint64_t claim = found->first, wanted = found->second.gone ? 0 : found->second.wanted_bytes;
+    const uint64_t claim = found->first;
+    const uint64_t wanted = found->second.gone ? 0 : due_bytes(claim, found->second);
     const std::string cgroup = found->second.cgroup;
-    const bool was_set = found->second.set;
-    found->second.asked_bytes = found->second.wanted_bytes;
+    const bool was_set = found->second.set_bytes != 0;
+    found->second.asked_bytes = wanted;
     if (found->second.gone) limits.erase(found);
     if (wanted == 0 && !was_set) continue;
     lock.unlock();
@@ -172,8 +185,8 @@ void KernelLimits::State::run() {
     const int result = nvml.missing.empty() ? apply(cgroup, wanted) : kNotSupported;
     lock.lock();
     if (wanted != 0 && result != 0) say(nvml.missing.empty() ? why(result) : nvml.missing);
-    if (const auto still = limits.find(claim); still != limits.end() && wanted != 0)
-      still->second.set = result == 0 || (was_set && still->second.set);
+    if (const auto still = limits.find(claim); still != limits.end() && result == 0)
+      still->second.set_bytes = wanted;
   }
   ended = true;
   changed.notify_all();
@@ -200,7 +213,7 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
   const auto known = state_->limits.find(claim);
   if (known != state_->limits.end()) {
     known->second.wanted_bytes = limit_bytes;
-    if (std::exchange(known->second.gone, false)) known->second.asked_bytes = 0;  // asked anew
+    if (std::exchange(known->second.gone, false)) known->second.asked_bytes = UINT64_MAX;  // asked anew
   } else {
     const std::string text = read_all(state_->places.processes + "/" + std::to_string(process) + "/cgroup");
     const std::string cgroup = cgroup_in(text);
@@ -208,10 +221,8 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
     if (cgroup.empty() || (!own && container_in(cgroup).empty()))
       return state_->say("the cgroup '" + cgroup + "' of process " + std::to_string(process) +
                          " is not its group's own");
-    for (const auto& [other, limit] : state_->limits)
-      if (limit.cgroup == cgroup && !limit.gone)
-        return state_->say("the cgroup '" + cgroup + "' has two groups");
-    state_->limits[claim] = {cgroup, limit_bytes, 0, false, false};
+    if (state_->any_in(cgroup, claim)) state_->say("the cgroup '" + cgroup + "' has two groups");
+    state_->limits[claim] = {cgroup, limit_bytes, 0, 0, false};
   }
   if (!std::exchange(state_->started, true)) {
     try {
@@ -237,7 +248,8 @@ void KernelLimits::clear(uint64_t claim) {
 bool KernelLimits::holds(uint64_t claim) const {
   base::MutexLock lock(state_->mutex);
   const auto known = state_->limits.find(claim);
-  return known != state_->limits.end() && known->second.set && !known->second.gone;
+  return known != state_->limits.end() && !known->second.gone &&
+         known->second.set_bytes == known->second.wanted_bytes;
 }
 
 }  // namespace gpushare::daemon

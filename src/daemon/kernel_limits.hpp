@@ -2,7 +2,8 @@
 // (nvmlDeviceSetMemoryLimits, drivers from r615 on, root alone). They stand behind the limit that the preloaded programs check
 // themselves: programs without the library, static and setuid ones, meet them too.
 //
-// A limit is set only on a cgroup that is the group's own: one that `gpushare exec` made, or a container's. NVML may take long or
+// A limit is set only on a cgroup that is the group's own: one that `gpushare exec` made, or a container's, while no other group is
+// in it. NVML may take long or
 // hang, so a thread of its own asks it. Nothing waits for that thread but the end, for a second.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -137,6 +137,7 @@ void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
     session->claiming = false;
     impl_->set_share(*session);
     impl_->show(*session);
+    impl_->touch(*session);  // also where share and rank stay as they were
     session->since_ns = now_ns;
   }
   impl_->requeue_all();

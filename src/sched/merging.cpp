@@ -12,7 +12,7 @@ namespace gpushare::sched {
 bool Scheduler::Impl::may_merge(const LaneRecord& lane, const SessionRecord& session) const {
   if (!lane.open || !suits(lane, session)) return false;
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
-    return member->spec.profiling || !moves(*member) || !member->resident() ||
+    return member->spec.profiling || !moves(*member) || !member->resident() || member->overdue ||
            before(member->view, session.view);
   });
 }
@@ -99,7 +99,7 @@ bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {
   const std::vector<SessionRecord*> members = lanes[from].members.all();
   const uint64_t before = promised();
   for (SessionRecord* session : members) {
-    if (session->view.in_flight > 0 || !session->resident()) continue;
+    if (session->view.in_flight > 0 || session->overdue || !session->resident()) continue;
     LaneId to = kNoLane;
     for (LaneId id = 0; id < lanes.size(); ++id) {
       if (id == from || !takes(lanes[id], *session)) continue;

@@ -371,7 +371,8 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   for (const LaneId from : crowded_lanes()) {
     if (from == id || lanes[from].least_ready_bytes > lane.bytes) continue;
     for (const SessionView& view : lanes[from].ready)
-      if (view.share.kind == Share::Kind::kWeighted && view.in_flight == 0 && takes(lane, *find(view.id)))
+      if (const SessionRecord& each = *find(view.id);
+          weighted(each) && view.in_flight == 0 && !each.overdue && takes(lane, each))
         movable.push_back(view);
   }
   if (movable.empty()) return std::nullopt;
@@ -395,6 +396,8 @@ void Scheduler::set_overdue(SessionId id, bool overdue, uint64_t now_ns) {
     impl_->start_page_out(*session, now_ns);
   else if (session->stopped)
     impl_->stop(*session, now_ns);
+  if (session->lane != kNoLane && impl_->lanes[session->lane].closing)
+    (void)impl_->drain(session->lane, now_ns);
   impl_->freed(now_ns);  // those that left its lane may have room there
 }
 

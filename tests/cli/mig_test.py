@@ -20,10 +20,10 @@ class Mig(ToolTest):
         if not self.standin.exists():
             self.skipTest("no stand-in for the driver")
 
-    def serve(self, standin, *more):
+    def serve(self, standin, *more, **environment):
         """A daemon for all of those GPUs, once the figures of all its devices can be read; returns it and its address for figures."""
         daemon = subprocess.Popen([OPTIONS.tool, "daemon", "--socket", "d.sock", "--device", "all", "--metrics=127.0.0.1:0", *more], cwd=self.folder,
-                                  env={**os.environ, "GPUSHARE_CUDA_DRIVER": str(self.standin), "CUDA_STANDIN": standin}, stderr=subprocess.PIPE, text=True)
+                                  env={**os.environ, "GPUSHARE_CUDA_DRIVER": str(self.standin), "CUDA_STANDIN": standin, **environment}, stderr=subprocess.PIPE, text=True)
         self.addCleanup(daemon.stderr.close)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
@@ -67,6 +67,14 @@ class Mig(ToolTest):
         self.assertEqual(daemon.wait(), 1)
         self.assertIn("signal 9; the others are stopped", daemon.stderr.read())
         self.assertEqual([path.name for path in self.folder.glob("d-mig-*.sock")], [])
+
+    def test_an_instance_s_daemon_knows_which_it_is(self):
+        second = "MIG-00000002-0001-0000-0000-000000000000"
+        for visible in (second, second + ",MIG-00000001-0001-0000-0000-000000000000", "MIG-00000002"):
+            daemon, _ = self.serve("devices=1,mig_instances=2", "--capacity", "64MiB", CUDA_VISIBLE_DEVICES=visible)
+            self.assertEqual(self.device("d.sock")["uuid"], second, visible)
+            daemon.send_signal(signal.SIGTERM)
+            self.assertEqual(daemon.wait(), 0)
 
     def test_whole_gpus_have_one_daemon(self):
         daemon, address = self.serve("devices=2", "--capacity", "64MiB")

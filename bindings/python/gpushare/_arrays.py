@@ -90,11 +90,12 @@ def _type(dtype: Any) -> tuple[str, int]:
     return kind, item_bytes(kind)
 
 
+_MOST_BYTES = 2**63
 _known_type = functools.lru_cache(maxsize=256)(_type)
 
 
 def layout(shape: Shape, dtype: Any) -> tuple[tuple[int, ...], str, int]:
-    """Sizes, type and bytes of an array. Raises InvalidArgument for a negative size."""
+    """Sizes, type and bytes of an array. Raises InvalidArgument for a negative size, and for more than 8 EiB."""
     try:
         sizes = tuple(map(operator.index, shape))  # type: ignore[arg-type]
     except TypeError:
@@ -105,7 +106,10 @@ def layout(shape: Shape, dtype: Any) -> tuple[tuple[int, ...], str, int]:
         kind, item = _known_type(dtype)
     except TypeError:  # a list of fields: it has no hash
         kind, item = _type(dtype)
-    return sizes, kind, math.prod(sizes) * item
+    nbytes = math.prod(sizes) * item
+    if nbytes > _MOST_BYTES:
+        raise InvalidArgument(f"an array of sizes {sizes} and type {kind} takes more than 8 EiB", lib.GPUSHARE_INVALID_ARGUMENT)
+    return sizes, kind, nbytes
 
 
 def bytes_of(shape: Shape, dtype: Any) -> int:

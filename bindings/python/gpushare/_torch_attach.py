@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ._torch_session import Session
 
 _log = logging.getLogger("gpushare")
-_attached: "weakref.WeakSet[Attached]" = weakref.WeakSet()
+# By id. Threads attach while others look: valuerefs() is one step of the interpreter, where a WeakSet raises while it grows.
+_attached: "weakref.WeakValueDictionary[int, Attached]" = weakref.WeakValueDictionary()
 
 
 def plain_optimizers(given: Any) -> Iterator[Any]:
@@ -152,14 +153,14 @@ class Attached:
             self._handles.append(module.register_forward_hook(after, always_call=True))
         _watch_data_loaders()
         _watch_cells()
-        _attached.add(self)
+        _attached[id(self)] = self
 
     def detach(self) -> None:
         """No hook of it does anything any more, of copies of modules neither."""
         self._thread = 0
         while self._handles:
             self._handles.pop().remove()
-        _attached.discard(self)
+        _attached.pop(id(self), None)
 
     def _begin(self) -> None:
         self._session._begin()
@@ -236,7 +237,8 @@ class Attached:
 
 
 def _of_this_thread() -> "list[Attached]":
-    return [attached for attached in list(_attached) if attached._thread == threading.get_ident()]
+    every = [reference() for reference in _attached.valuerefs()]
+    return [attached for attached in every if attached is not None and attached._thread == threading.get_ident()]
 
 
 _cells: set[int] = set()

@@ -59,6 +59,8 @@ def _safetensors(path: pathlib.Path) -> dict[str, Any]:
         for shard in sorted(set(index.values())):
             if shard in ("", ".", "..") or "/" in shard or "\0" in shard:
                 raise _malformed(path, f"names the shard {shard!r}, which must be a plain file name beside the index")
+            if shard.endswith(".json"):
+                raise _malformed(path, f"names the shard {shard!r}, which is an index itself: shards are .safetensors files")
             if shard.endswith(".bin"):
                 raise _malformed(path, f"is an index of PyTorch checkpoints, such as {shard!r}, and not of .safetensors files: convert them with "
                                  "safetensors.torch.save_file")

@@ -848,6 +848,9 @@ def test_what_an_array_may_look_like(runtime, session):
         for bad in ((-1,), (2, -3)):
             with pytest.raises(gpushare.InvalidArgument, match="from 0"):
                 step.array(bad)
+        for make in (step.array, session.array):
+            with pytest.raises(gpushare.InvalidArgument, match="8 EiB"):
+                make((2**40, 2**40))
         for bad in (1.5, (2, 1.5), "3"):
             with pytest.raises(TypeError):
                 step.array(bad)

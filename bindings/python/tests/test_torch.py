@@ -177,6 +177,45 @@ def test_what_attach_takes():
         ''')
 
 
+def test_threads_attach_while_others_wait_for_data():
+    run('''
+        import threading
+        import gpushare.torch as gt
+        from gpushare import _torch_attach
+        sys.setswitchinterval(1e-6)
+        looked = threading.Event()
+        with gt.session("a") as s:
+            kept = [_torch_attach.Attached(s, Optimizer()) for _ in range(300)]
+            def attach():
+                while not looked.is_set():
+                    _torch_attach.Attached(s, Optimizer()).detach()
+            threads = [threading.Thread(target=attach) for _ in range(2)]
+            for thread in threads: thread.start()
+            try:
+                for _ in range(2000): _torch_attach._of_this_thread()  # as each fetch of a DataLoader
+            finally:
+                looked.set()
+                for thread in threads: thread.join()
+        ''')
+
+
+def test_an_index_that_names_indexes_is_refused(tmp_path):
+    run(f'''
+        import json, pathlib
+        import gpushare
+        from gpushare import _torch_weights
+        folder = pathlib.Path({str(tmp_path)!r})
+        for name, shard in (("own.index.json", "own.index.json"), ("one.index.json", "other.index.json"), ("other.index.json", "one.index.json")):
+            (folder / name).write_text(json.dumps({{"weight_map": {{"weight": shard}}}}))
+        for path in folder.iterdir():
+            try:
+                _torch_weights._safetensors(path)
+                raise AssertionError
+            except gpushare.MalformedInput as error:
+                assert "index itself" in str(error), error
+        ''')
+
+
 def test_other_versions_are_told():
     done = run('''
         import gpushare.torch as gt

@@ -196,11 +196,13 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
 }
 
 // Whether a batch whose duration was `ratio` times the expected one is to be left out: it stalled, or the process did. Four
-// in a row are no accident: then all times have changed by as much, and what is known follows. Four in a row of those with one
-// application, while others ran as expected in between, show that this application's times are not what they were taken for.
+// in a row with one application are no accident, nor are sixteen of any applications: then all times have changed by as much,
+// and what is known follows. Four in a row of those with one application, while others ran as expected in between, show that this
+// application's times are not what they were taken for.
 bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
-  constexpr double kFactor = 5;
+  constexpr double kFactor = 5, kLeastRatio = 1e-6;
   constexpr uint8_t kInARow = 4;
+  constexpr uint32_t kOfAnyInARow = 16;
   if (of.pooled.count() < 2 * kInARow) return false;
   const bool longer = ratio > kFactor, shorter = ratio < 1 / kFactor;
   present_.clear();
@@ -212,11 +214,9 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
     for (uint32_t each : present_) of.applications[each].odd_runs = 0;
     return false;
   }
-  if (of.odd_runs == 0 || (of.odd_ratio > 1) != longer) {
-    of.odd_runs = 0;
-    of.odd_ratio = 1;
-  }
-  of.odd_ratio *= std::pow(ratio, 1.0 / kInARow);
+  if ((of.odd_logarithm > 0) != longer) of.odd_runs = 0;
+  if (of.odd_runs == 0) of.odd_logarithm = 0;
+  of.odd_logarithm += std::log(std::max(ratio, kLeastRatio));
   ++of.odd_runs;
   uint8_t most = 0;
   for (uint32_t each : present_) {
@@ -224,10 +224,10 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
     runs = static_cast<uint8_t>(std::min(runs + 1, 255));
     most = std::max(most, runs);
   }
-  if (most < kInARow) return true;
+  if (most < kInARow && of.odd_runs < kOfAnyInARow) return true;
   const bool all = of.odd_runs >= kInARow && most <= of.odd_runs;
   if (all) {
-    of.time.rescale(of.odd_ratio);
+    of.time.rescale(std::exp(of.odd_logarithm / of.odd_runs));
     for (Application& each : of.applications) {
       each.histogram.keep_newest(0);
       each.odd_runs = 0;

@@ -82,9 +82,9 @@ class Knowledge {
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
     bool warm = false;  // a batch of it has finished
-    uint8_t odd_runs =
+    uint32_t odd_runs =
         0;  // batches in a row that took many times what they should have, or a small part of it
-    double odd_ratio = 0;  // the product of their ratios
+    double odd_logarithm = 0;  // the sum of their ratios' logarithms
 
     const Distribution& alone(uint32_t application) const {
       return briefs[application].known() ? applications[application].own : mix_alone;

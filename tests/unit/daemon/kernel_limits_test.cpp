@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "base/units.hpp"
 #include "cuda_recorder/recorder.h"
@@ -100,18 +101,61 @@ TEST_CASE("a group's limit is the driver's too, follows it, and goes with it") {
     limits.set(1, 7, 2 * kGiB);
     eventually([&] { return limits_set().soft == 2 * kGiB; });
     CHECK(limits_set().calls == now.calls + 1);
-    CHECK(limits.holds(1));
-    limits.set(2, 8, kGiB);  // the cgroup is the other group's
+    eventually([&] { return limits.holds(1); });
+    limits.set(2, 8, kGiB);  // a second group in the cgroup, which must not meet the limit of the first
+    eventually(cleared);
+    eventually([&] { return !limits.holds(1); });
     CHECK_FALSE(limits.holds(2));
     limits.clear(1);
-    CHECK_FALSE(limits.holds(1));
+    eventually([&] { return limits.holds(2); });
+    CHECK(limits_set().soft == kGiB);
+    limits.set(1, 7, kGiB);
     eventually(cleared);
+    limits.clear(2);  // and both change their minds before it is carried out, or after
     limits.set(2, 8, kGiB);
+    limits.clear(1);
     eventually([&] { return limits.holds(2); });
     limits.set(2, 8, UINT64_MAX);  // no limit any more
     eventually(cleared);
     limits.set(2, 8, kGiB);
     eventually([&] { return limits.holds(2); });
+  }
+  CHECK(cleared());
+}
+
+TEST_CASE("a limit stands where the claim that had the cgroup before is cleared") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  KernelLimits limits(kDevice, processes.places());
+  // The older claim has the lesser number, or the greater one: it was refused the cgroup, and asks again.
+  for (const auto& [first, second] : {std::pair<uint64_t, uint64_t>{1, 2}, {4, 3}}) {
+    limits.set(first, 7, 2 * kGiB);
+    eventually([&, claim = first] { return limits.holds(claim); });
+    const uint64_t calls = limits_set().calls;
+    limits.clear(first);
+    limits.set(second, 7, kGiB);
+    eventually([&] { return limits_set().calls == calls + 2; });
+    CHECK(limits_set().soft == kGiB);
+    eventually([&, claim = second] { return limits.holds(claim); });
+    limits.clear(second);
+    eventually(cleared);
+  }
+}
+
+TEST_CASE(
+    "a changed limit holds when the driver has taken it, and goes at the end where it refused the change") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  {
+    KernelLimits limits(kDevice, processes.places());
+    limits.set(1, 7, 2 * kGiB);
+    eventually([&] { return limits.holds(1); });
+    GPUSHARE_RECORDER_CALL(recorder_set_limits)(4);
+    const uint64_t calls = limits_set().calls;
+    limits.set(1, 7, kGiB);
+    eventually([&] { return limits_set().calls > calls; });
+    CHECK_FALSE(limits.holds(1));  // the driver has twice as much
+    GPUSHARE_RECORDER_CALL(recorder_set_limits)(0);
   }
   CHECK(cleared());
 }
@@ -176,8 +220,8 @@ TEST_CASE(
     REQUIRE(program.say(need));
     REQUIRE(client::fields_of<client::Reply>(program.answer()).code == GPUSHARE_OK);
     eventually([&] { return limits_set().soft == 20 * kMiB; });
-    CHECK(held_by() == "shim+kernel");
-    // A driver that takes no other limit leaves the old one, and the words.
+    eventually([&] { return held_by() == "shim+kernel"; });
+    // A session without a page has no such words.
     RawProcess other(shared);
     REQUIRE(other.hello() == GPUSHARE_OK);
     REQUIRE(other.call(arrive(1, kMiB)) == GPUSHARE_OK);

@@ -472,3 +472,40 @@ TEST_CASE("compute units are promised like memory, and lanes of unequal shares d
   for (const SessionId id : {1, 6, 7}) scheduler.leave(id, 2);
   CHECK(scheduler.promised_compute_units() == 0);
 }
+
+TEST_CASE("a session whose turn was taken back stays in its lane until its iteration has ended") {
+  Scheduler scheduler = make("fair", capacity(100));
+  for (SessionId id = 1; id <= 2; ++id) {
+    REQUIRE(scheduler.arrive(spec(id, 10, 30), 0).ok());
+    scheduler.ready(id, 0);
+    REQUIRE(scheduler.pick(scheduler.lane_of(id), 0) == id);
+    scheduler.dispatched(id, scheduler.lane_of(id), 0);
+  }
+  REQUIRE(scheduler.lane_of(2) == 1);
+  SECTION("its lane is closing") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 30), 0).ok());  // has room once the lanes are one
+    scheduler.set_overdue(2, true, 1);
+    scheduler.finished(2, 1, 1);
+  }
+  SECTION("lanes merge later") {
+    scheduler.set_overdue(2, true, 1);
+    scheduler.finished(2, 1, 1);
+    REQUIRE(scheduler.arrive(spec(3, 40, 30), 1).ok());
+  }
+  SECTION("it wants another turn meanwhile, and the other lane is free") {
+    REQUIRE(scheduler.arrive(spec(3, 40, 30), 1).ok());
+    scheduler.set_overdue(2, true, 1);
+    scheduler.finished(2, 1, 1);
+    scheduler.ready(2, 1);
+    scheduler.finished(1, 1, 1);
+    CHECK(scheduler.pick(0, 1) != 2);
+  }
+  CHECK(scheduler.lane_of(2) == 1);
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  CHECK(scheduler.check() == "");
+  scheduler.finished(1, 1, 2);
+  scheduler.set_overdue(2, false, 2);
+  CHECK(scheduler.lane_of(2) == scheduler.lane_of(1));
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  CHECK(scheduler.check() == "");
+}

@@ -2,6 +2,7 @@
 // step of random schedules, and it spares the policy's questions.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <utility>
@@ -59,6 +60,31 @@ TEST_CASE("where ranks are numbers an iteration asks nobody who goes before") {
     REQUIRE(scheduler.check().empty());
   }
   REQUIRE(*asked == 0);
+}
+
+// The number of a rank may be the same under both policies, though the one asks who goes before and the other does not.
+TEST_CASE("what is kept for turns follows a new policy whose ranks have the same numbers") {
+  SchedulerOptions options = capacity(20'000);
+  options.keeps_lag_ns = kKeepsLagNs;
+  Scheduler scheduler = make("fair", options);
+  for (SessionId id = 1; id <= 4; ++id) {
+    SessionSpec each = spec(id, 10, 100);
+    each.priority = INT32_MAX;
+    REQUIRE(scheduler.arrive(each, 0).ok());
+    scheduler.ready(id, 0);
+  }
+  scheduler.take_actions();
+  const LaneId lane = scheduler.lane_of(1);
+  REQUIRE(scheduler.pick(lane, 0) == 1);
+  scheduler.dispatched(1, lane, 0);
+  scheduler.not_ready(2, 0);
+  for (const char* policy : {"priority", "fair", "srtf", "priority", "pack"}) {
+    scheduler.set_policy(std::move(*make_policy(policy)), 1);
+    for (SessionId id = 2; id <= 4; ++id) (void)scheduler.would_pick(id, scheduler.lane_of(id), 1);
+    scheduler.ready(3, 1);  // looks at the others' places
+    scheduler.not_ready(3, 1);
+    REQUIRE(scheduler.check() == "");
+  }
 }
 
 TEST_CASE("a lane that need not be asked has no turn, and what is kept for turns is what the sessions say") {

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "sched/slo/knowledge.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
@@ -315,6 +316,35 @@ TEST_CASE("inferred times: odd batches of one application say nothing of the oth
     ran({0, 1, 0, 1}, 40);
   }
   CHECK(batcher->profile(0, 2)->mean_ns < 5 * before);
+}
+
+// The applications' batches alternate, so more than four are odd in a row before four of one application are; and with many applications
+// none has four for long.
+TEST_CASE("inferred times: what all batches take follows the device, however many applications there are") {
+  for (const uint32_t applications : {1u, 2u, 3u, 100u}) {
+    INFO(applications);
+    Knowledge knowledge({});
+    const uint32_t model = *knowledge.add_model({});
+    uint32_t next = 0;
+    const auto run = [&](int batches, uint64_t ms) {
+      for (int i = 0; i < batches; ++i) {
+        const uint32_t number = next++ % applications;
+        const Knowledge::Member member{knowledge.application(model, number), number, {}};
+        knowledge.observe_run(model, {&member, 1}, {}, ms * kMs);
+      }
+    };
+    const auto expected_ms = [&] {
+      (void)knowledge.refresh(model);
+      const Knowledge::Model& of = knowledge.model(model);
+      return of.time.duration_ns(1, of.mix_alone.mean_ns()) / 1e6;
+    };
+    run(400, 40);
+    CHECK(expected_ms() == Approx(40).epsilon(0.2));
+    run(20, 400);  // the device is ten times as slow
+    CHECK(expected_ms() == Approx(400).epsilon(0.2));
+    run(20, 40);
+    CHECK(expected_ms() == Approx(40).epsilon(0.2));
+  }
 }
 
 TEST_CASE("durations that contradict a profile replace it, and keep its shape") {
