@@ -364,7 +364,7 @@ static void* burst_until(void* of) {
  * still have. */
 static void bursts(const char* device) {
   step s = open_step(device);
-  for (int iteration = 0; iteration < 20; ++iteration) {
+  for (int iteration = 0; iteration < 6; ++iteration) {
     atomic_int ready = 0;
     atomic_bool stop = false;
     worker workers[3];
@@ -375,7 +375,7 @@ static void bursts(const char* device) {
       CHECK(pthread_create(&started[i], NULL, burst_until, &workers[i]) == 0);
     }
     while (atomic_load(&ready) < 3) sched_yield();
-    for (int i = 0; i < 50; ++i)
+    for (int i = 0; i < 30; ++i)
       CHECK_STATUS(gpushare_allocator_keep_blocks(s.allocator, s.iteration), GPUSHARE_OK);
     atomic_store(&stop, true);
     for (int i = 0; i < 3; ++i) CHECK(pthread_join(started[i], NULL) == 0);
@@ -410,7 +410,7 @@ static void listeners(const char* device) {
   pthread_t started[2];
   uint64_t wrong = 0;
   for (int i = 0; i < 2; ++i) CHECK(pthread_create(&started[i], NULL, listen_until, &of) == 0);
-  for (int i = 0; i < 100000; ++i) {
+  for (int i = 0; i < 50000; ++i) {
     gpushare_device_address block = 0;
     CHECK_STATUS(model(session, 1000, &block), GPUSHARE_OK);
     wrong += runtime_info(runtime).persistent_bytes != 1024;
