@@ -245,7 +245,7 @@ Allocator::Listed Allocator::list(Member& member, uint64_t iteration, memory::La
   if (journal.count >= member.prune_at) prune(member);
   // From the third iteration on what happened in the one before is taken to happen again.
   journal.expected = member.iterations > 2 ? journal.before_count : 0;
-  const Listed listed{journal.count, member.prunes, journal.expects(bytes)};
+  const Listed listed{journal.count, member.moves, journal.expects(bytes)};
   journal.add(bytes, 0);
   member.lend(pass);
   return listed;
@@ -257,7 +257,7 @@ base::Status Allocator::complete(Member& member, uint64_t iteration, memory::Lan
   if (member.iteration != iteration) return {};
   member.take_back();
   base::Status status;
-  if (member.prunes == listed.prunes && listed.index < member.journal.count) {
+  if (member.moves == listed.moves && listed.index < member.journal.count) {
     member.journal.entries[listed.index].address = address;
   } else {
     try {
@@ -318,7 +318,7 @@ void Allocator::prune(Member& member) {
       });
   journal.count = static_cast<size_t>(end - begin);
   member.iterations = 0;  // the order of the calls is lost: what outlives an iteration is learned anew
-  ++member.prunes;
+  ++member.moves;
   member.prune_at = std::max(kManyPlaces, 2 * journal.count);
 }
 
@@ -502,20 +502,29 @@ base::Status Allocator::keep_all(executor::Iteration& iteration) {
     if (open == 0 || member->iteration != open) return {};
     entries.swap(member->journal.entries);
     count = std::exchange(member->journal.count, 0);
+    ++member->moves;
   }
-  // Back in the journal whatever happens, so that a second try finds what the first has not kept.
+  // Back in the journal whatever happens, so that a second try finds what the first has not kept. What other threads have
+  // allocated meanwhile comes after it.
   struct Back {
     ~Back() {
       base::MutexLock lock(member.mutex);
       if (member.iteration != open) return;
       member.take_back();
-      member.journal.entries.swap(entries);
-      member.journal.count = count;
+      memory::Journal& journal = member.journal;
+      base::without_throwing([&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+        if (entries.size() < count + journal.count) entries.resize(count + journal.count);
+        std::copy_n(journal.entries.begin(), journal.count, entries.begin() + static_cast<ptrdiff_t>(count));
+        count += journal.count;
+      });
+      journal.entries.swap(entries);
+      journal.count = count;
+      ++member.moves;
     }
     Member& member;
     const uint64_t open;
     std::vector<Entry>& entries;
-    const size_t count;
+    size_t count;
   } const back{*member, open, entries, count};
   // The journal is walked backwards: if an address was given out several times, only the last block may live.
   for (size_t left = count; left > 0; --left) {

@@ -110,7 +110,8 @@ class Allocator {
     base::Mutex mutex;
     uint64_t iteration GPUSHARE_GUARDED_BY(mutex) = 0;  // that the journal is of
     uint64_t iterations GPUSHARE_GUARDED_BY(mutex) = 0;
-    uint64_t prunes GPUSHARE_GUARDED_BY(mutex) = 0;
+    uint64_t moves GPUSHARE_GUARDED_BY(mutex) =
+        0;  // how often entries of the journal may have got other places
     size_t prune_at GPUSHARE_GUARDED_BY(mutex) = 0;
     memory::LaneDoor* door GPUSHARE_GUARDED_BY(mutex) = nullptr;  // that has the journal, or had it last
     memory::Journal journal;
@@ -131,7 +132,7 @@ class Allocator {
   // Adds an allocation to the member's journal. Returns its place there.
   struct Listed {
     size_t index = 0;
-    uint64_t prunes = 0;
+    uint64_t moves = 0;     // of the member, then
     bool outlives = false;  // is expected to outlive the iteration
   };
   Listed list(Member& member, uint64_t iteration, memory::LanePass pass, uint64_t bytes);
