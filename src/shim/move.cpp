@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "base/cuda_host_node.hpp"
-#include "base/move_budget.hpp"
 #include "shim/books.hpp"
 #include "shim/charged.hpp"
 #include "shim/driver.hpp"
@@ -317,10 +316,10 @@ bool wants_home(int place) {
   return range_bytes(place, Lies::spilled) != 0 && least_range(place, Lies::spilled) <= room_of(place);
 }
 
-void bring_home(int place) {
+void bring_home(int place, const base::MoveBudget& budget) {
   if (!moves() || is_capturing_any()) return;
   come_back(place, nullptr, nullptr);
-  base::MovePart part({}, host_ns());
+  base::MovePart part(budget, host_ns());
   uint64_t from = 0;
   Range range;
   while (part.next(host_ns(), 1) > 0 && hold_range(place, from, Lies::spilled, &range)) {
@@ -355,7 +354,7 @@ void bring_home_alone(int place) {
   bool still = false;
   while (!(still = __atomic_load_n(&now.inside, __ATOMIC_SEQ_CST) == 0) && host_ns() < until_ns)
     sched_yield();
-  if (still && synchronize_contexts(seat_of(place))) bring_home(place);
+  if (still && synchronize_contexts(seat_of(place))) bring_home(place, {.ns = base::MoveBudget::kUnlimited});
   real(kEntry_cuCtxSetCurrent, current);
   change_phase(seat_of(place), Phase::alone);
 }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "base/move_budget.hpp"
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/ranges.hpp"
@@ -39,10 +40,10 @@ Result free_movable(const Range& range);
 // The driver has it no more, whether the device may still use it or not.
 Result unmap_movable(const Range& range);
 
-// Moves spilled blocks to the device, as far as it has room, and at most some 256 MiB at a time. `wants_home`: some would fit.
+// Moves spilled blocks to the device, as far as it has room, within the budget. `wants_home`: some would fit.
 bool wants_home(int place);
-void bring_home(int place);
-// Without a daemon this moves them at once, after memory of the device was freed.
+void bring_home(int place, const base::MoveBudget& budget = {});
+// Without a daemon this moves them at once, after memory of the device was freed: nobody else waits, so only bytes are bounded.
 void bring_home_alone(int place);
 
 // Who hears of the parts of a page-out: bytes that have gone. By the first, perhaps of none, it hears that blocks which the
