@@ -257,7 +257,7 @@ void add_others(std::vector<Row>& rows) {
                     return [lists, count](uint64_t) {
                       uint64_t arena = 0;
                       require(gpushare_placement_solve(count, (*lists)[0].data(), (*lists)[1].data(),
-                                                       (*lists)[2].data(), 0, (*lists)[3].data(), &arena),
+                                                       (*lists)[2].data(), 0, 0, (*lists)[3].data(), &arena),
                               "placement_solve");
                     };
                   }});
