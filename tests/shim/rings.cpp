@@ -29,10 +29,49 @@ struct DeviceFile {
   char path[40] = "/dev/shm/gpushare-rings-XXXXXX";
 } g_device;
 
+// The first device's context and a stream of it, and the ring of its work in a turn without bounds.
+constexpr int kSeat = 0;
+struct Working {
+  Working() {
+    REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
+    REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
+    REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
+    REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
+    store(now.budget_ns, UINT64_MAX);
+    store(now.most_ns, UINT64_MAX);
+    restart_clock(kSeat);
+    ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
+    REQUIRE(ring != nullptr);
+    work.stream = reinterpret_cast<uint64_t>(stream);
+  }
+  Piece* reserved(uint64_t* number) {
+    Piece* piece = nullptr;
+    while ((piece = reserve(work, ring, false, number)) == nullptr) look_at_events(kSeat, true);
+    return piece;
+  }
+  // As the gate does: events before and behind what `give` gives to the driver.
+  template <class Give>
+  void run(const Give& give) {
+    uint64_t number = 0;
+    Piece* const piece = reserved(&number);
+    REQUIRE(begin(*piece, *ring, work, number));
+    const Result result = give();
+    end(*piece, kSeat, work, result);
+    REQUIRE(result == kSuccess);
+  }
+  void drain() {
+    REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
+    while (!drained(kSeat)) look_at_events(kSeat, true);
+  }
+  void *context = nullptr, *stream = nullptr;
+  Turn& now = turn(kSeat);
+  Ring* ring = nullptr;
+  Work work{};
+};
+
 }  // namespace
 
 TEST_CASE("the device time that a program alone queues is bounded, and short work goes without events") {
-  constexpr int kSeat = 0;
   void *context = nullptr, *stream = nullptr, *module = nullptr, *longs = nullptr, *shorts = nullptr;
   REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
   REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
@@ -119,36 +158,18 @@ TEST_CASE("the device time that a program alone queues is bounded, and short wor
 }
 
 TEST_CASE("work that keeps the ring of events full is billed in full") {
-  constexpr int kSeat = 0, kPieces = 3000;
-  void *context = nullptr, *stream = nullptr;
+  constexpr int kPieces = 3000;
+  Working program;
   uint64_t block = 0;
   static char bytes[1 << 20];
-  REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
-  REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
-  REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
-  REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
   REQUIRE(real(kEntry_cuMemAlloc_v2, &block, uint64_t{sizeof bytes}) == kSuccess);
-  Turn& now = turn(kSeat);
-  store(now.budget_ns, UINT64_MAX);
-  store(now.most_ns, UINT64_MAX);
-  restart_clock(kSeat);
-  Ring* const ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
-  REQUIRE(ring != nullptr);
-  Work work{};
-  work.stream = reinterpret_cast<uint64_t>(stream);
-  work.signature = 7;
-  for (int i = 0; i < kPieces; ++i) {
-    uint64_t number = 0;
-    Piece* piece = nullptr;
-    while ((piece = reserve(work, ring, false, &number)) == nullptr) look_at_events(kSeat, true);
-    REQUIRE(begin(*piece, *ring, work, number));
-    const Result result =
-        real(kEntry_cuMemcpyHtoDAsync_v2, block, static_cast<P>(bytes), uint64_t{sizeof bytes}, stream);
-    end(*piece, kSeat, work, result);
-    REQUIRE(result == kSuccess);
-  }
-  REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
-  while (!drained(kSeat)) look_at_events(kSeat, true);
+  program.work.signature = 7;
+  for (int i = 0; i < kPieces; ++i)
+    program.run([&] {
+      return real(kEntry_cuMemcpyHtoDAsync_v2, block, static_cast<P>(bytes), uint64_t{sizeof bytes},
+                  program.stream);
+    });
+  program.drain();
 
   recorder_device device;
   recorder_process processes[32];
@@ -156,59 +177,34 @@ TEST_CASE("work that keeps the ring of events full is billed in full") {
                                                                            32) == 1);
   REQUIRE(processes[0].copies == kPieces);
   // Each interval is a float of milliseconds. A stream that idles between two looks at its events is billed for that.
-  const auto used_ns = static_cast<double>(load(now.used_ns));
+  const auto used_ns = static_cast<double>(load(program.now.used_ns));
   CHECK(used_ns > 0.99 * static_cast<double>(processes[0].copy_ns));
   CHECK(used_ns < 1.01 * static_cast<double>(device.now_ns));
 }
 
 TEST_CASE("the time that was counted last is kept beyond the piece that ended it") {
-  constexpr int kSeat = 0, kPlaces = 256;  // pieces of a ring
-  void *context = nullptr, *stream = nullptr, *module = nullptr, *longs = nullptr;
-  REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
-  REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
-  REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
-  REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
+  constexpr int kPlaces = 256;  // pieces of a ring
+  Working program;
+  void *module = nullptr, *longs = nullptr;
   char image[] = "image", long_name[] = "spin_10ms";
   REQUIRE(real(kEntry_cuModuleLoadData, &module, static_cast<P>(image)) == kSuccess);
   REQUIRE(real(kEntry_cuModuleGetFunction, &longs, module, static_cast<P>(long_name)) == kSuccess);
-  Turn& now = turn(kSeat);
-  store(now.budget_ns, UINT64_MAX);
-  store(now.most_ns, UINT64_MAX);
-  restart_clock(kSeat);
-  Ring* const ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
-  REQUIRE(ring != nullptr);
-  Work work{};
-  work.stream = reinterpret_cast<uint64_t>(stream);
-  work.signature = 11;
-  const auto reserved = [&](uint64_t* number) {
-    Piece* piece = nullptr;
-    while ((piece = reserve(work, ring, false, number)) == nullptr) look_at_events(kSeat, true);
-    return piece;
+  program.work.signature = 11;
+  const auto spin = [&] {
+    return real(kEntry_cuLaunchKernel, longs, I{1}, I{1}, I{1}, I{1}, I{1}, I{1}, I{0}, program.stream,
+                static_cast<P>(nullptr), static_cast<P>(nullptr));
   };
-  const auto run = [&] {
-    uint64_t number = 0;
-    Piece* const piece = reserved(&number);
-    REQUIRE(begin(*piece, *ring, work, number));
-    const Result result = real(kEntry_cuLaunchKernel, longs, I{1}, I{1}, I{1}, I{1}, I{1}, I{1}, I{0}, stream,
-                               static_cast<P>(nullptr), static_cast<P>(nullptr));
-    end(*piece, kSeat, work, result);
-    REQUIRE(result == kSuccess);
-  };
-  const auto drain = [&] {
-    REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
-    while (!drained(kSeat)) look_at_events(kSeat, true);
-  };
-  run();
-  drain();
+  program.run(spin);
+  program.drain();
   // All other places but one are given to work that the driver refuses.
   for (int i = 0; i < kPlaces - 2; ++i) {
     uint64_t number = 0;
-    end(*reserved(&number), kSeat, work, 1);
+    end(*program.reserved(&number), kSeat, program.work, 1);
   }
-  drain();
-  const uint64_t before_ns = load(now.used_ns);
-  run();
-  run();  // in the place of the first
-  drain();
-  CHECK(load(now.used_ns) - before_ns >= 19'900'000);  // steps of events are 0.5 us
+  program.drain();
+  const uint64_t before_ns = load(program.now.used_ns);
+  program.run(spin);
+  program.run(spin);  // in the place of the first
+  program.drain();
+  CHECK(load(program.now.used_ns) - before_ns >= 19'900'000);  // steps of events are 0.5 us
 }

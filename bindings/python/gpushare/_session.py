@@ -83,7 +83,7 @@ class Iteration:
     """One mini-batch, from its turn to its end. A `with` block ends it, also when an exception leaves the block: the work so far was for
     nothing, and the session goes on. With `fail_on_error=True` the session has then failed."""
 
-    # What most iterations have: begin and end are a few calls of the library, and Python must not cost more than these.
+    # Most iterations need these alone. Begin and end are a few calls of the library, and Python must not cost more than they do.
     _stream: Optional[Stream] = None
     _ended = False
     _exports = Exports()
