@@ -222,6 +222,29 @@ TEST_CASE("streams run in the driver's order") {
   }) == 0);
 }
 
+TEST_CASE("what follows a host function runs after it, whenever somebody looks") {
+  Device device;
+  CHECK(device.run([] {
+    static std::atomic<int> entered{0}, go{0};
+    void *first = stream(), *second = stream(), *a = event(), *b = event();
+    const auto function = +[](void*) {
+      entered = 1;
+      while (go == 0) usleep(100);
+    };
+    cu("cuLaunchHostFunc", first, reinterpret_cast<void*>(function), none());
+    cu("cuEventRecord", a, first);
+    // From here on nobody looks at the device until the function has returned.
+    while (entered == 0) usleep(100);
+    usleep(2000);
+    cu("cuStreamWaitEvent", second, a, 0U);
+    launch(kernel("spin_1ms"), second);
+    cu("cuEventRecord", b, second);
+    go = 1;
+    CHECK_CHILD(between(a, b) == 1.0F);
+    return 0;
+  }) == 0);
+}
+
 TEST_CASE("graphs take what their nodes cost") {
   Device device;
   CHECK(device.run([] {

@@ -215,7 +215,7 @@ uint64_t publish(int stream, const Work& work) {
   op.work = work;
   op.work.wait_stream = work.wait_stream % kStreams;
   op.stream = stream % kStreams;
-  op.released = 0;
+  op.released_ns = 0;
   op.end_ns = 0;
   op.arrived_ns = device_ns(*c.page);
   c.newest[stream % kStreams] = number;
@@ -269,7 +269,8 @@ bool reached(int stream, uint64_t number) {
 }
 
 void release(int stream, uint64_t number) {
-  store(client_of(stream).slot->ring[number % kRing].released, 1U);
+  Client& c = client_of(stream);
+  store(c.slot->ring[number % kRing].released_ns, std::max<uint64_t>(device_ns(*c.page), 1));
 }
 
 void pause_ns(uint64_t device_ns) {

@@ -26,7 +26,7 @@ constexpr uint64_t kScale =
 struct Op {
   Work work;
   int stream;
-  uint32_t released;  // host: its function has run
+  uint64_t released_ns;  // host: when its function had run; 0: it has not
   uint64_t arrived_ns;
   uint64_t end_ns;  // written by simulations; valid once the stream's state says completed
 };

@@ -74,7 +74,8 @@ struct Simulation {
           const Op& first = op(p, stream.head);
           if (first.work.kind == Kind::host) {
             stream.head_is_host_reached = 1;
-            if (load(first.released) == 0) continue;
+            const uint64_t released = load(first.released_ns);
+            if (released == 0 || released > s.now_ns) continue;
           } else if (first.work.kind != Kind::record && first.work.kind != Kind::wait &&
                      stream.remaining != 0) {
             continue;
@@ -183,6 +184,8 @@ struct Simulation {
           const Op& first = op(p, head);
           if (first.arrived_ns > s.now_ns) {
             until = std::min(until, first.arrived_ns);
+          } else if (first.work.kind == Kind::host && load(first.released_ns) > s.now_ns) {
+            until = std::min(until, load(first.released_ns));
           } else if (s.copy_process < 0 && first.work.kind == Kind::copy && first.arrived_ns < oldest &&
                      ready(p, i)) {
             oldest = first.arrived_ns;
