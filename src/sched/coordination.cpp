@@ -89,7 +89,6 @@ void Scheduler::Impl::coordinate(uint64_t now_ns) {
       else
         coordinator->arrive(job_of(*session), now_ns);
     }
-  (void)coordinator->take_actions();  // the views below say all; who gives way is waited for by promises
   coordinate_at_ns = coordinator->look_again_ns();
   above_limit_bytes = 0;
   for (SessionRecord* session : all) {
