@@ -51,7 +51,10 @@ SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t
       options_(options),
       log_limit_(log_limit),
       scheduler_(scheduling(capacity_bytes, options), std::move(policy)),
-      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {
+      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)),
+      elastic_([this](std::span<const sched::Part> parts) {
+        return scheduler_.claims_on(parts, base::host_now_ns());
+      }) {
   const base::Status always_ok = scheduler_.set_coordination(options.coordination, base::host_now_ns());
   if (!options.share_lanes || granularity_bytes == 0) return;
   const uint64_t piece = std::max(kLeastPieceBytes, capacity_bytes / kPiecesOfDevice);

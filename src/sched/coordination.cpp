@@ -150,19 +150,14 @@ void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
     requeue(session);
   }
   session.above_bytes = 0;
-  if (!session.holds_promise() || !evictable(session) || !options.paging) return;
-  change(session, BytesEvent::kChosen);
-  set_ready_slot(session, false);
-  if (!session.busy()) start_page_out(session, now_ns);
+  if (session.holds_promise() && evictable(session) && options.paging) evict({{&session}, {}}, now_ns);
 }
 
 void Scheduler::Impl::release(SessionRecord& session) {
   if (!std::exchange(session.stopped, false)) return;
   touch(session);
   requeue(session);
-  if (session.bytes != Bytes::kLeaving) return;
-  change(session, BytesEvent::kSpared);
-  set_ready_slot(session, session.ready);
+  if (session.bytes == Bytes::kLeaving) stay(session);
 }
 
 void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes) {

@@ -1,5 +1,5 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (sessions that get in), eviction.cpp (sessions that are paged out for them), capacity.cpp (limits that
+// admission.cpp (sessions that get in), eviction.cpp (who gives bytes up), capacity.cpp (limits that
 // change) and merging.cpp (lanes that give way). Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -79,7 +79,7 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   bool turned_back = false;            // page-ins have turned back for it while it waited for admission
   std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
   bool pinned = false;                 // could not be paged out: is spared until another leaves
-  bool victim = false;                 // inside choose_victims(): would be paged out
+  bool victim = false;                 // inside who_gives(): would go
   std::optional<double> worth_ns;      // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
@@ -216,9 +216,38 @@ struct CacheRecord {
   bool held = false;
   bool dropping = false;  // kDropCache is under way
   bool waiting = false;   // in cache_line
-  bool victim = false;    // inside choose_victims()
+  bool victim = false;    // inside who_gives()
 
   bool droppable() const { return held && !dropping && users == 0; }
+};
+
+// Who goes.
+struct Victims {
+  std::vector<SessionRecord*> sessions;
+  std::vector<CacheRecord*> caches;
+  bool empty() const { return sessions.empty() && caches.empty(); }
+};
+
+// What bytes are asked for, and so who may have to give them (Impl::may_give) and when there are enough (Impl::missing). What stays
+// for speed alone may always have to.
+enum class Why : uint8_t {
+  kSpares,      // a session waits for admission: nobody else
+  kAdmission,   // likewise: those that give way to it
+  kStay,        // likewise: those whose stays in memory are over
+  kAllocation,  // a resident session, now: those that it outranks, with nothing in flight
+  kBoundaries,  // likewise: busy opportunistic ones, at their next boundaries
+  kPieces,      // a session that found no place in the bytes that are free: caches alone
+  kCapacity,    // the device: more is promised than it may be
+  kOtherLane    // a session that is to leave a lane which is held up: the others of that lane
+};
+
+struct Ask {
+  Why why;
+  uint64_t now_ns = 0;
+  const SessionRecord* session = nullptr;
+  uint64_t bytes = 0;  // for kAllocation, kBoundaries and kPieces; the others ask for what is missing
+  // It takes what there is, if all do not do.
+  bool takes_less() const { return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity; }
 };
 
 // An allocation waits for bytes of a session whose page-in turns back for it.
@@ -452,17 +481,16 @@ struct Scheduler::Impl {
   void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
   // eviction.cpp
-  // Chooses the candidates to page out: about `bytes` of them by rank and price, more until `enough` says yes, less
-  // those that prove unnecessary. `enough` looks at SessionRecord::victim. `bytes_of`: the bytes that a session gives
-  // back alone. None if all candidates together would not be enough.
-  struct Victims {
-    std::vector<SessionRecord*> sessions;
-    std::vector<CacheRecord*> caches;
-    bool empty() const { return sessions.empty() && caches.empty(); }
-  };
-  std::optional<Victims> choose_victims(Victims candidates, uint64_t bytes, uint64_t now_ns,
-                                        const std::function<uint64_t(const SessionRecord&)>& bytes_of,
-                                        const std::function<bool()>& enough) const;
+  // The one decision on who gives bytes up: of `from`, the least by class, rank and price that make what is asked for. Empty where
+  // nothing is missing; none where all of them would not do and the asker takes no less.
+  std::optional<Victims> who_gives(const Ask& ask, Victims from) const;
+  bool may_give(const SessionRecord& each, const Ask& ask) const;
+  bool yields(const SessionRecord& each, const SessionRecord* session) const;
+  static bool may_give(const CacheRecord& each, const Ask&) { return spare(each); }
+  Victims who_may_give(const Ask& ask) const;
+  uint64_t missing(const Ask& ask, const Victims& from)
+      const;  // once those of `from` that are marked have gone; kUnknown: no place
+  double price(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) const;
   // The sessions' ranks and prices; the caller fills in the bytes. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
@@ -475,9 +503,9 @@ struct Scheduler::Impl {
                  uint64_t now_ns);
   // Page-ins turn back for an allocation of the session that misses so many bytes. Returns how many of them come back
   // by that; no other allocation counts on these.
-  uint64_t turn_back(const SessionRecord& session, uint64_t bytes);
+  uint64_t turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void start_turn_back(SessionRecord& session);
-  // The victims that choose_victims() marks give back: P, caches, and what their lanes need no more.
+  // The victims that who_gives() marks give back: P, caches, and what their lanes need no more.
   uint64_t victim_bytes(const Victims& candidates) const;
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
   void came_back(SessionId id);      // or is in after all: nobody waits for bytes of its page-in any more
@@ -486,8 +514,8 @@ struct Scheduler::Impl {
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);
-  // So that `session` of the lane can go on in another.
-  void make_room_to_leave(const LaneRecord& lane, SessionRecord& session, uint64_t now_ns);
+  // So that `session` can go on in another lane.
+  void make_room_to_leave(const SessionRecord& session, uint64_t now_ns);
   void join_lanes(uint64_t now_ns);
 
   // caches.cpp
