@@ -204,7 +204,7 @@ void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, 
   lease.reset();
   lease.set({++epoch_of(session), LeaseState::kFree});
   carry_out_all();
-  if (was_there) tell_terms(session, scheduler_.view(claim.id).cls, 0);
+  if (was_there) tell_terms(session, scheduler_.class_for_bytes(claim.id), 0);
   if (was_there && scheduler_.state(claim.id) == sched::SessionState::kResident && !claim.goes_out() &&
       claim.bytes != Claim::Bytes::kOut && claim.short_bytes == 0)
     tell(session, MessageType::kAdmit);

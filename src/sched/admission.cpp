@@ -113,10 +113,10 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
 
 // A guaranteed session does not take turns with an opportunistic one while others shrink and leave it room for a lane of its own.
 bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const {
-  if (above_limit_bytes == 0 || session.view.cls != SessionClass::kGuaranteed || !may_open_lane(session))
+  if (above_limit_bytes == 0 || session.bytes_cls != SessionClass::kGuaranteed || !may_open_lane(session))
     return false;
   if (std::none_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
-        return member->view.cls == SessionClass::kOpportunistic;
+        return member->bytes_cls == SessionClass::kOpportunistic;
       }))
     return false;
   return base::add_saturated(free_bytes(), above_limit_bytes) >=

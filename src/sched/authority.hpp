@@ -76,8 +76,9 @@ enum class ActionKind : uint32_t {
   kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
   kDropCache,   // likewise: give its bytes back, then cache_dropped()
-  kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class, and has at most so many bytes of P + E (0:
-          // no such limit), which the driver reaches at boundaries like a quota
+  kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class where bytes are asked for, and has at
+  // most so many bytes of P + E (0: no such limit), which the driver reaches at boundaries like a quota. In turns and at
+  // gates it is of the better of this class and its own.
 };
 
 struct Action {

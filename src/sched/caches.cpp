@@ -107,7 +107,7 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   cache->requests = requests_at(*cache, now_ns) + 1;
   cache->requested_ns = now_ns;
   cache->wanted_by = session;
-  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->view.cls;
+  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->bytes_cls;
   ++cache->users;
   if (cache->waiting || (cache->held && !cache->dropping)) return;
   cache->waiting = true;

@@ -95,12 +95,12 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
   for (const SessionClass cls : {SessionClass::kOpportunistic, SessionClass::kGuaranteed}) {
     for (size_t i = best_first.size(); i-- > 0;) {
       const SessionRecord& session = *best_first[i];
-      if (session.view.cls != cls) continue;
+      if (session.bytes_cls != cls) continue;
       if (spare(session)) {
         claims[i] = {0, 2 * spare_rank(cls), decayed(*session.worth_ns, session.worth_since_ns, now_ns)};
         continue;
       }
-      if (worst != nullptr && (worst->view.cls != cls || before(session.view, worst->view))) worst = nullptr;
+      if (worst != nullptr && (worst->bytes_cls != cls || before(session.view, worst->view))) worst = nullptr;
       if (worst == nullptr) {
         worst = &session;
         ++rank;
@@ -131,7 +131,7 @@ std::vector<Claim> Scheduler::claims_on(std::span<const Part> parts, uint64_t no
 // It gives bytes to an allocation of the session.
 bool Scheduler::Impl::yields(const SessionRecord& each, const SessionRecord* session) const {
   return session != nullptr && session->holds_promise() && options.paging && evictable(each) &&
-         (session->view.cls < each.view.cls || gives_way(each, *session) == GivesWay::kAtOnce);
+         (session->bytes_cls < each.bytes_cls || gives_way(each, *session) == GivesWay::kAtOnce);
 }
 
 bool Scheduler::Impl::may_give(const SessionRecord& each, const Ask& ask) const {
@@ -148,7 +148,7 @@ bool Scheduler::Impl::may_give(const SessionRecord& each, const Ask& ask) const 
     case Why::kAllocation:
       return !each.busy() && yields(each, ask.session);
     case Why::kBoundaries:
-      return each.busy() && evictable(each) && each.view.cls == SessionClass::kOpportunistic;
+      return each.busy() && evictable(each) && each.bytes_cls == SessionClass::kOpportunistic;
     case Why::kCapacity:
       return options.paging && evictable(each);
     case Why::kOtherLane:
@@ -257,7 +257,7 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
 // A session that waits for admission has page-ins turned back once. A policy whose order contradicts itself could let a session in again
 // at once, before the waiting one, without end.
 bool Scheduler::Impl::gives_way_to(const SessionRecord& each, const SessionRecord& waits) const {
-  return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits.view))) &&
+  return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits))) &&
          gives_way(each, waits) == GivesWay::kAtOnce;
 }
 
@@ -284,7 +284,7 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (any_spare() && claim_spares(session, now_ns)) return true;
   if (!options.paging) return false;
   // The coordinator makes room for it: others shrink to their limits, or have been stopped.
-  if (above_limit_bytes > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
+  if (above_limit_bytes > 0 && session.bytes_cls == SessionClass::kGuaranteed) return true;
   // Merging lanes copies nothing.
   if (!session.claiming &&
       mergeable_room(session).holds(session.persistent_bytes,
@@ -365,11 +365,11 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
 // Those that turn back already give what nobody has been told of, also for a session that waits for admission, which would have
 // the bytes later. The others turn back whole.
 uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
-  if (session.view.cls != SessionClass::kGuaranteed) return 0;
+  if (session.bytes_cls != SessionClass::kGuaranteed) return 0;
   std::vector<SessionRecord*> coming;
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
-      if (member->bytes == Bytes::kTurningBack || member->may_turn_back_for(session.view))
+      if (member->bytes == Bytes::kTurningBack || member->may_turn_back_for(session))
         coming.push_back(member);
   sort_best_first(*policy, coming);
   std::vector<Claim> claims = claims_of(coming, now_ns);
@@ -406,7 +406,7 @@ bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t n
 }
 
 bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
-  if (session.view.cls != SessionClass::kGuaranteed || !options.paging) return false;
+  if (session.bytes_cls != SessionClass::kGuaranteed || !options.paging) return false;
   // Room on its way for another session may be enough for both. If not, the session asks again.
   for (const LaneRecord& lane : lanes)
     for (const SessionRecord* member : lane.members)
@@ -507,7 +507,7 @@ void Scheduler::Impl::join_lanes(uint64_t now_ns) {
 bool Scheduler::making_room(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   if (session == nullptr) return false;
-  const bool guaranteed = session->view.cls == SessionClass::kGuaranteed;
+  const bool guaranteed = session->bytes_cls == SessionClass::kGuaranteed;
   for (const LaneRecord& lane : impl_->lanes)
     for (const SessionRecord* member : lane.members)
       if (member->yields_to && member->goes_out() &&

@@ -159,6 +159,7 @@ class Scheduler final : public Authority {
   size_t paged_out() const override;
   LaneId lane_of(SessionId session) const override;  // also while its page-in is under way
   SessionView view(SessionId session) const override;
+  SessionClass class_for_bytes(SessionId session) const;  // as kTerms has told it
   bool knows(SessionId session) const;
   bool owes(SessionId session) const;  // set_overdue()
   Policy& policy();

@@ -44,6 +44,8 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   SessionSpec spec;
   SessionView view;
   Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
+  SessionClass bytes_cls =
+      SessionClass::kGuaranteed;  // by which it gets and gives bytes; turns go by view.cls
   LaneId lane = kNoLane;
   size_t member_at = 0;                   // in its lane's members
   Peers* peers = nullptr;                 // of its rank; null: ranks are no numbers
@@ -106,9 +108,9 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   bool out() const { return bytes == Bytes::kOut || bytes == Bytes::kGoing || comes_in(bytes); }
   bool wants_in() const { return !stopped && (!out() || ready || wake); }
   // Its page-in may turn back, which copies nothing.
-  bool may_turn_back_for(const SessionView& other) const {
-    return bytes == Bytes::kComing && view.cls == SessionClass::kOpportunistic &&
-           other.cls == SessionClass::kGuaranteed;
+  bool may_turn_back_for(const SessionRecord& other) const {
+    return bytes == Bytes::kComing && bytes_cls == SessionClass::kOpportunistic &&
+           other.bytes_cls == SessionClass::kGuaranteed;
   }
   // A busy session can be paged out only later.
   bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }

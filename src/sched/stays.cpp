@@ -73,7 +73,7 @@ Resident Scheduler::Impl::stay_of(const SessionRecord& session, uint64_t now_ns)
 uint64_t Scheduler::Impl::stay_left_ns(const SessionRecord& resident, const SessionRecord& session,
                                        uint64_t now_ns) const {
   const Newcomer newcomer{expected_in_ns(session), session.stay_tag_ns,
-                          session.view.cls == resident.view.cls};
+                          session.bytes_cls == resident.bytes_cls};
   const uint32_t stays = gives_way(resident, session) == GivesWay::kAfterLongStay ? kLongStays : 1;
   return sched::stay_left_ns(stay_of(resident, now_ns), newcomer,
                              {options.least_stay_ns, stays, weighted(resident)});
@@ -106,7 +106,7 @@ void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
 
 bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
   return resident.spec.alternates && resident.spec.may_page && resident.resident() && !resident.overdue &&
-         resident.view.cls >= session.view.cls && gives_way(resident, session) != GivesWay::kNever;
+         resident.bytes_cls >= session.bytes_cls && gives_way(resident, session) != GivesWay::kNever;
 }
 
 // The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as
