@@ -327,23 +327,17 @@ uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
   uint64_t bytes = 0;
   for (const CacheRecord* each : candidates.caches) bytes += each->victim ? each->bytes : 0;
   if (candidates.sessions.empty()) return bytes;
+  const auto none = [](const SessionRecord&) { return false; };
   for (const LaneRecord& lane : lanes) {
-    uint64_t before = 0, after = 0;  // the largest E
-    bool stays_busy = false, stays = false, goes = false;
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out()) continue;
-      before = std::max(before, member->ephemeral_bytes);
-      if (member->victim) {
-        goes = true;
-        bytes += member->persistent_bytes;
-        continue;
-      }
-      stays = true;
-      stays_busy = stays_busy || member->view.in_flight > 0;
-      after = std::max(after, member->ephemeral_bytes);
-    }
+    bool busy = false;
+    const LaneRest before = rest_of(lane, none, [](const SessionRecord&) {});
+    const LaneRest after = rest_of(
+        lane, [](const SessionRecord& each) { return each.victim; },
+        [&](const SessionRecord& each) { busy = busy || each.view.in_flight > 0; });
+    bytes += before.persistent_bytes - after.persistent_bytes;
     // A lane in use gets smaller at a boundary; one that several processes map, when all have said so.
-    if (goes && !stays_busy && !(options.shared_lanes && stays)) bytes += before - after;
+    if (!busy && !(options.shared_lanes && after.members > 0))
+      bytes += before.ephemeral_bytes - after.ephemeral_bytes;
   }
   return bytes;
 }

@@ -570,6 +570,7 @@ struct Scheduler::Impl {
   bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
   bool is_for_one_that_goes_out(const SessionRecord& waits) const;
   void admit_waiting(uint64_t now_ns);
+  void admit_in_line(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   bool may_open_lane(const SessionRecord& session) const;
   bool may_open_another(Share::Kind kind) const;
@@ -607,6 +608,29 @@ struct Scheduler::Impl {
   bool give_place(uint64_t now_ns);
 };
 
+// What a lane still needs.
+struct LaneRest {
+  size_t members = 0;
+  uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
+  bool whole = false;  // one of them is to have the whole device
+};
+
+// The rest of a lane once those of it have gone that are on their way out or of whom `is_gone` says so. `each` is called with those that
+// stay.
+template <class IsGone, class Each>
+LaneRest rest_of(const LaneRecord& lane, IsGone is_gone, Each each) {
+  LaneRest rest;
+  for (const SessionRecord* member : lane.members) {
+    if (member->goes_out() || is_gone(*member)) continue;
+    ++rest.members;
+    rest.persistent_bytes += member->persistent_bytes;
+    rest.ephemeral_bytes = std::max(rest.ephemeral_bytes, member->ephemeral_bytes);
+    rest.whole = rest.whole || member->view.share.kind == Share::Kind::kWhole;
+    each(*member);
+  }
+  return rest;
+}
+
 // Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
 // settled.
 template <class IsGone>
@@ -617,30 +641,21 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
   size_t staying = 0;
   bool choice = false, one_lane = options.shared_lanes || session.view.share.kind == Share::Kind::kWhole;
   for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    uint64_t bytes = 0;
-    size_t members = 0;
-    bool runs_next = suits(lane, session) && !lane.held_up();
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out() || is_gone(*member)) continue;
-      ++members;
-      bytes = std::max(bytes, member->ephemeral_bytes);
-      used += member->persistent_bytes;
-      one_lane = one_lane || member->view.share.kind == Share::Kind::kWhole;
-      runs_next = runs_next && (which == Lanes::kAny || goes_before(*policy, session.view, member->view));
-    }
-    if (members == 0) continue;
-    if (which == Lanes::kAny && lane.closing) runs_next = false;
-    staying += members;
-    if (!options.shared_lanes || (suits(lane, session) && !lane.held_up())) ++staying_lanes;
-    used += bytes;
+    const bool suits_it = suits(lane, session) && !lane.held_up();
+    bool runs_next = suits_it && (which == Lanes::kWhereItRunsNext || !lane.closing);
+    const LaneRest rest = rest_of(lane, is_gone, [&](const SessionRecord& member) {
+      runs_next = runs_next && (which == Lanes::kAny || goes_before(*policy, session.view, member.view));
+    });
+    if (rest.members == 0) continue;
+    staying += rest.members;
+    used += rest.persistent_bytes + rest.ephemeral_bytes;
     units += lane.compute_units;
-    if (!runs_next) continue;
-    choice = true;
-    largest = std::max(largest, bytes);
+    one_lane = one_lane || rest.whole;
+    if (!options.shared_lanes || suits_it) ++staying_lanes;
+    choice = choice || runs_next;
+    if (runs_next) largest = std::max(largest, rest.ephemeral_bytes);
   }
-  if (used > capacity.target_bytes) return {};
-  if (may_join(session, staying, false) != MayJoin::kYes) return {};
+  if (used > capacity.target_bytes || may_join(session, staying, false) != MayJoin::kYes) return {};
   const uint32_t limit = one_lane ? 1 : options.max_lanes;
   if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
     choice = true;
@@ -653,13 +668,8 @@ uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
   uint64_t bytes = context_bytes + cache_bytes_without(is_gone);
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
-    uint64_t largest = 0;
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out() || is_gone(*member)) continue;
-      bytes += member->persistent_bytes;
-      largest = std::max(largest, member->ephemeral_bytes);
-    }
-    if (!lane.closing) bytes += largest;
+    const LaneRest rest = rest_of(lane, is_gone, [](const SessionRecord&) {});
+    bytes += rest.persistent_bytes + (lane.closing ? 0 : rest.ephemeral_bytes);
   }
   return bytes;
 }
