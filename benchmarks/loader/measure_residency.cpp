@@ -99,14 +99,15 @@ struct Outcome {
 
 Outcome replay(const std::vector<Model>& models, const std::vector<Request>& requests, uint64_t capacity,
                ResidencyPolicy policy, uint64_t half_life_ns) {
-  Residency residency(capacity, policy, half_life_ns);
+  Residency residency(policy, half_life_ns);
   Outcome out;
-  for (ModelId id = 0; id < models.size(); ++id)
-    if (!residency.add(id, models[id].bytes, models[id].load_ns).ok()) return out;
+  for (ModelId id = 0; id < models.size(); ++id) residency.add(id, models[id].bytes, models[id].load_ns);
   for (const Request& request : requests) {
-    const auto decision = residency.request(request.model, request.time_ns);
-    if (!decision.ok()) return out;
-    if (!decision->load) continue;
+    const bool had = residency.resident(request.model);
+    residency.request(request.model, request.time_ns);
+    if (had) continue;
+    if (const uint64_t bytes = residency.resident_bytes(); bytes > capacity)
+      (void)residency.shed(bytes - capacity, request.model, request.time_ns);
     ++out.loads;
     out.load_s += static_cast<double>(models[request.model].load_ns) / 1e9;
   }

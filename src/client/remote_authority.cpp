@@ -166,6 +166,24 @@ SessionView RemoteAuthority::view(SessionId session) const {
   return view;
 }
 
+// The policy is the daemon's, so the order within the process goes by class and priority.
+std::vector<sched::Claim> RemoteAuthority::claims_on(std::span<const sched::Part> parts, uint64_t) const {
+  std::vector<std::pair<bool, int32_t>> order;
+  for (const sched::Part& part : parts) {
+    const SessionView view = this->view(part.session);
+    order.emplace_back(view.cls == sched::SessionClass::kGuaranteed, view.priority);
+  }
+  auto ranks = order;
+  std::sort(ranks.begin(), ranks.end());
+  std::vector<sched::Claim> claims;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto rank = std::lower_bound(ranks.begin(), ranks.end(), order[i]) - ranks.begin();
+    claims.push_back({parts[i].bytes, static_cast<uint32_t>(rank),
+                      2 * link_ns_per_byte_ * static_cast<double>(parts[i].bytes), true});
+  }
+  return claims;
+}
+
 std::string RemoteAuthority::coordinated_wait(SessionId) const {
   return gone_.message();
 }

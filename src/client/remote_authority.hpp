@@ -130,7 +130,9 @@ class RemoteAuthority final : public sched::Authority {
   sched::LaneId lane_of(sched::SessionId session) const override;
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
-  std::vector<sched::SessionId> dropping() const override;  // of this process
+  std::vector<sched::SessionId> dropping() const override;
+  std::vector<sched::Claim> claims_on(std::span<const sched::Part> parts,
+                                      uint64_t now_ns) const override;  // of this process
   // ---- what the daemon decides by itself
   bool make_room_at_boundaries(sched::SessionId, uint64_t, uint64_t) override {
     return false;

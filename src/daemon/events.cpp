@@ -127,7 +127,7 @@ void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage&
 void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& message, const Request&) {
   if (message.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
   session.cls = static_cast<sched::SessionClass>(message.value);
-  refresh_class(session, host_now_ns());
+  ranges_.refresh_class(session, host_now_ns());
 }
 
 void SharedDevice::on_set_weight(RemoteSession& session, const SessionMessage& message, const Request&) {
@@ -167,23 +167,21 @@ void SharedDevice::on_image_open(RemoteSession& session, const client::ImageOpen
 }
 
 void SharedDevice::on_range_has(RemoteSession& session, const client::RangeHas& message, const Request&) {
-  set_ranges(session, message);
+  ranges_.set(session, message);
 }
 
 void SharedDevice::on_range_ask(RemoteSession& session, const SessionMessage& message,
                                 const Request& request) {
-  ask_ranges(session, message.value, false, request);
+  ranges_.ask(session, message.value, false, request);
 }
 
 void SharedDevice::on_range_ask_lower(RemoteSession& session, const SessionMessage& message,
                                       const Request& request) {
-  ask_ranges(session, message.value, true, request);
+  ranges_.ask(session, message.value, true, request);
 }
 
 void SharedDevice::on_range_answer(RemoteSession& session, const SessionMessage& message, const Request&) {
-  if (session.range != 0) elastic_.answer(session.range, message.value);
-  if (expire_ranges(host_now_ns())) return;  // it said that it gives nothing, for it cannot
-  tell_range_waits();
+  ranges_.answer(session, message.value);
 }
 
 }  // namespace gpushare::daemon

@@ -129,7 +129,7 @@ void SharedDevice::tell_out(const Claim& claim, MessageType type) {
 
 bool SharedDevice::regrow(Claim& claim, uint64_t now_ns) {
   const uint64_t bytes = claim.short_bytes, all = base::add_saturated(claim.persistent_bytes, bytes);
-  if (free_bytes() < bytes ||
+  if (free_bytes(scheduler_) < bytes ||
       !within(claim.limits.get(), &claim, claim.members.front()->name, bytes, now_ns).ok() ||
       !set_need(claim, all, claim.ephemeral_bytes, now_ns).ok())
     return false;

@@ -67,7 +67,7 @@ base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_
 }
 
 base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
-  room_free_bytes_ = base::add_saturated(free_bytes(), bytes);
+  room_free_bytes_ = base::add_saturated(free_bytes(scheduler_), bytes);
   if (!scheduler_.make_room(claim.id, bytes, now_ns)) {
     // Sessions on their way out give more than whoever had them paged out has waited for.
     for (const auto& [id, other] : claims_)
@@ -108,7 +108,7 @@ void SharedDevice::room_drained(uint64_t now_ns) {
 
 // Page-outs may go on when there is enough: what they give after that is for others.
 void SharedDevice::room_part() {
-  if (room_for_ == 0 || room_until_ns_ != 0 || free_bytes() < room_free_bytes_) return;
+  if (room_for_ == 0 || room_until_ns_ != 0 || free_bytes(scheduler_) < room_free_bytes_) return;
   room_victims_.clear();
   room_step(0);
 }

@@ -35,13 +35,14 @@
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
+#include "daemon/contexts.hpp"
 #include "daemon/gpu_identity.hpp"
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
 #include "daemon/kernel_limits.hpp"
 #include "daemon/lanes.hpp"
+#include "daemon/ranges.hpp"
 #include "daemon/user_limits.hpp"
-#include "sched/elastic.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/time_cap.hpp"
 
@@ -137,15 +138,7 @@ struct RemoteSession {
   uint64_t service_ns = 0, iterations = 0;  // that were believed
   std::vector<ImageUse*> images;            // none where it is of a group
   std::vector<uint64_t> wanted_images;      // by Images, of the scheduler
-  // The session's elastic ranges, which the daemon knows as one.
-  uint64_t range = 0;       // in elastic_; 0: it has said nothing of any
-  uint64_t range_want = 0;  // of its wait; 0: it does not wait
-  uint64_t range_asked_ns = 0;
-  uint64_t range_since = 0;       // the first want of its wait: others' came before or after
-  uint64_t range_room_bytes = 0;  // most that was free during its wait
-  // Given for its wait, and kept from others so long.
-  uint64_t range_kept_bytes = 0, range_kept_until_ns = 0;
-  std::string range_silent;                                    // who did not answer, for its next reply
+  sched::RangeId range = 0;                 // by Ranges; 0: it has said nothing of any
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 
   bool ready() const { return turn == Turn::kReady; }
@@ -210,6 +203,14 @@ struct Claim {
   bool pages_now() const { return goes_out() || comes_in() || bytes == Bytes::kHomingThenOut; }
 };
 
+void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
+void tell(const Claim& claim, client::MessageType type);  // its members
+// What the scheduler may still promise.
+inline uint64_t free_bytes(const sched::Scheduler& scheduler) {
+  const uint64_t capacity = scheduler.capacity().target_bytes;
+  return capacity - std::min(capacity, scheduler.promised_bytes());
+}
+
 // The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
 class SharedDevice {
  public:
@@ -241,11 +242,15 @@ class SharedDevice {
   void disconnected(RemoteSession& session);
   // The connection of a process is gone, or the process is: after its sessions.
   void disconnected(Process& process) { images_.disconnected(process); }
-  void died(Process& process);
-  // contexts.cpp. The process's contexts have so many bytes of the device until it has ended; connections of one process say the
-  // same bytes. Errors, if it `asks`: DEVICE_OUT_OF_MEMORY.
-  base::Status set_context(const Process& process, uint64_t bytes, bool asks);
-  uint64_t context_bytes(const Process& process) const;
+  void died(Process& process) {
+    images_.died(process);
+    contexts_.ended(process);
+  }
+  base::Status set_context(const Process& process, uint64_t bytes, bool asks) {
+    take_back_offers();
+    return contexts_.set(process, bytes, asks);
+  }
+  uint64_t context_bytes(const Process& process) const { return contexts_.bytes(process); }
   Images& images() { return images_; }
   // 0: all that the device began with. As sched::Authority::set_capacity.
   base::Status set_capacity(uint64_t bytes);
@@ -275,23 +280,12 @@ class SharedDevice {
 #undef GPUSHARE_ON_CALL
   base::Status need(RemoteSession& session, const client::Need& message);
   base::Status make_room(RemoteSession& session, uint64_t bytes);
-  // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
-  void set_ranges(RemoteSession& session, const client::RangeHas& message);
-  // The answer: whether bytes are on the way, and the sessions that did not answer since the last time. `lower`: ranges of
-  // opportunistic sessions alone.
-  void ask_ranges(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
   // Somebody wants a turn or memory, or more is promised than should be: turns end at their boundaries.
   bool contended() const {
     return ready_ > 0 || scheduler_.waiting() > 0 ||
            scheduler_.promised_bytes() > scheduler_.capacity().target_bytes;
   }
   Claim* find_group(uint64_t group, uid_t user) const;
-  using ContextOwner = std::pair<pid_t, uint64_t>;  // a process, and its connection
-  void count_context(ContextOwner owner, uint64_t bytes);
-  uint64_t contexts_of(pid_t process) const;
-  // That a session can have the bytes beside contexts which stay as long as it does: its process's and the service's.
-  // Errors: EXCEEDS_CAPACITY.
-  base::Status fits_beside_contexts(const Process& process, const std::string& session, uint64_t bytes) const;
   // The limits that an arriving session has with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
   // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the
@@ -321,19 +315,6 @@ class SharedDevice {
   }
   // Sessions whose debts are repaid wait for a turn again. Returns whether there are any.
   bool announce_repaid(uint64_t now_ns);
-  void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
-  void open_range(RemoteSession& session, const sched::RangeSpec& spec);
-  void end_range_wait(RemoteSession& session);
-  void close_range(RemoteSession& session);
-  void tell_range_waits();
-  uint64_t free_bytes() const;
-  // Bytes that were given for waits before which the session does not come.
-  uint64_t kept_from(const RemoteSession& session, uint64_t now_ns) const;
-  // Whether the session, which may have ranges, can grow by so much. Errors: DEVICE_OUT_OF_MEMORY.
-  base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
-  void refresh_class(RemoteSession& session, uint64_t now_ns);
-  bool expire_ranges(uint64_t now_ns);  // true if somebody is silent
-  void tell(const Claim& claim, client::MessageType type);
   // The parts of arrive(): what can be refused without looking further; a claim for a session that joins none; the scheduler's
   // description of it.
   static base::Status check_arrival(const Process& process, const client::Arrive& message);
@@ -342,7 +323,7 @@ class SharedDevice {
   sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
                              Claim& claim, bool limited) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
-  void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
+  static void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   // Promises others what the members of the claim have moved out, once all of them have begun to.
@@ -350,10 +331,11 @@ class SharedDevice {
   // A group cannot go out whole. Bytes that others have been promised stay on the host, where the group uses it until
   // there is room again.
   void end_in_part(Claim& claim, uint64_t now_ns);
-  void tell_out(const Claim& claim, client::MessageType type);  // its members that have begun to go out
-  bool regrow(Claim& claim, uint64_t now_ns);  // to all of its bytes; false: there is no room
-  void come_home(Claim& claim);                // it has been promised them
-  bool regrow_all(uint64_t now_ns);            // true if one has
+  static void tell_out(const Claim& claim,
+                       client::MessageType type);  // its members that have begun to go out
+  bool regrow(Claim& claim, uint64_t now_ns);      // to all of its bytes; false: there is no room
+  void come_home(Claim& claim);                    // it has been promised them
+  bool regrow_all(uint64_t now_ns);                // true if one has
   // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
@@ -454,10 +436,11 @@ class SharedDevice {
   uint64_t next_id_ = 1;  // of claims and caches
   sched::Scheduler scheduler_;
   Images images_;
+  Contexts contexts_{scheduler_, capacity_bytes_};
+  Ranges ranges_{scheduler_, log_limit_, capacity_bytes_};
   std::unique_ptr<Lanes> lanes_;  // null: none are shared
   uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
-  std::map<ContextOwner, uint64_t> contexts_;          // bytes
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise
   std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
@@ -478,10 +461,6 @@ class SharedDevice {
   std::vector<uint64_t> short_;   // claims with short bytes
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;
-  sched::ElasticRanges elastic_;
-  std::map<sched::RangeId, RemoteSession*> ranges_;
-  sched::RangeId next_range_ = 1;
-  uint64_t next_want_ = 1;
 };
 
 class Service {

@@ -133,7 +133,7 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
   uint64_t persistent_bytes = message.persistent_bytes;
   if (!own_claim && page != nullptr)
     persistent_bytes = left_for_page(limits.get(), persistent_bytes, *page, now_ns);
-  GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(
+  GPUSHARE_RETURN_IF_ERROR(contexts_.leave_room(
       process, name, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
   const base::Status fits = within(limits.get(), nullptr, name,
                                    base::add_saturated(persistent_bytes, message.ephemeral_bytes), now_ns);
@@ -204,7 +204,7 @@ void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, 
   lease.reset();
   lease.set({++epoch_of(session), LeaseState::kFree});
   carry_out_all();
-  if (was_there) tell_terms(session, scheduler_.view(claim.id).cls, 0);
+  if (was_there) tell_terms(session, scheduler_.class_for_bytes(claim.id), 0);
   if (was_there && scheduler_.state(claim.id) == sched::SessionState::kResident && !claim.goes_out() &&
       claim.bytes != Claim::Bytes::kOut && claim.short_bytes == 0)
     tell(session, MessageType::kAdmit);
@@ -226,8 +226,8 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
   const uint64_t before_bytes = base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
   const uint64_t wanted_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
   if (wanted_bytes > before_bytes) {
-    GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(*session.process, session.name, wanted_bytes));
-    GPUSHARE_RETURN_IF_ERROR(may_grow(session, wanted_bytes - before_bytes, now_ns));
+    GPUSHARE_RETURN_IF_ERROR(contexts_.leave_room(*session.process, session.name, wanted_bytes));
+    GPUSHARE_RETURN_IF_ERROR(ranges_.may_grow(session, wanted_bytes - before_bytes, now_ns));
     GPUSHARE_RETURN_IF_ERROR(
         within(claim.limits.get(), &claim, session.name, wanted_bytes - before_bytes, now_ns));
   }
@@ -235,8 +235,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
   const uint64_t before_p = claim.persistent_bytes, before_e = claim.ephemeral_bytes;
   base::Status set = set_need(claim, message.persistent_bytes, message.ephemeral_bytes, now_ns);
   carry_out_all();
-  if (set.ok() && wanted_bytes > before_bytes)
-    session.range_kept_bytes -= std::min(session.range_kept_bytes, wanted_bytes - before_bytes);
+  if (set.ok() && wanted_bytes > before_bytes) ranges_.grew(session, wanted_bytes - before_bytes);
   if (set.ok() && claim.short_bytes > 0) come_home(claim);
   if (set.ok() && claim.shares_lane && claim.lane != sched::kNoLane && !send_lane(claim)) {
     (void)set_need(claim, before_p, before_e, now_ns);
@@ -294,13 +293,13 @@ void SharedDevice::not_ready(RemoteSession& session, uint64_t now_ns) {
   if (!session.leased() && !session.overdue()) images_.let_go(session);
 }
 
-void SharedDevice::tell(const RemoteSession& session, MessageType type, uint64_t value) {
+void tell(const RemoteSession& session, MessageType type, uint64_t value) {
   // If the process does not read, its socket is shut down; the service then closes the connection.
   if (!send_to(*session.process, client::bytes_of(client::make_session_message(type, session.number, value))))
     client::shut(session.process->socket);
 }
 
-void SharedDevice::tell(const Claim& claim, MessageType type) {
+void tell(const Claim& claim, MessageType type) {
   for (const auto& member : claim.members) tell(*member, type);
 }
 
@@ -387,7 +386,7 @@ void SharedDevice::remove(RemoteSession& session) {
   if (session.leased()) member_done(session, now_ns);
   if (session.overdue()) set_overdue(session, false);
   images_.left(session);
-  close_range(session);
+  ranges_.close(session);
   process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
@@ -412,7 +411,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
-  close_range(session);  // nobody is there to answer
+  ranges_.close(session);  // nobody is there to answer
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
   if (session.pages()) silent_.push_back(session.claim->id);
   if (session.leased()) (void)want_back(*session.claim, now_ns);
@@ -421,8 +420,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
 void SharedDevice::pump() {
   take_back_offers();
   // The service has a context of its own once it makes memory for others.
-  count_context({getpid(), 0},
-                std::max(images_.context_bytes(), lanes_ == nullptr ? 0 : lanes_->context_bytes()));
+  contexts_.set_own(std::max(images_.context_bytes(), lanes_ == nullptr ? 0 : lanes_->context_bytes()));
   scheduler_.look(base::host_now_ns());
   for (bool moved = true; moved;) {
     moved = carry_out_all();

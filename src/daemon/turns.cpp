@@ -265,8 +265,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   }
   if (retry_ns_ != 0) look_at(retry_ns_);
   if (scheduler_.coordination() && scheduler_.look_again_ns() <= now_ns) moved = true;  // pump looks
-  moved = expire_ranges(now_ns) || moved;
-  if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)
+  moved = ranges_.expire(now_ns) || moved;
+  if (const uint64_t deadline_ns = ranges_.next_deadline_ns(); deadline_ns != UINT64_MAX)
     look_at(deadline_ns);
   if (room_until_ns_ != 0) look_at(room_until_ns_);
   for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);

@@ -84,8 +84,10 @@ void SessionImpl::refresh_quota() {
 void SessionImpl::set_terms(sched::SessionClass cls, uint64_t limit_bytes) {
   limit_bytes_ = limit_bytes;
   refresh_quota();
-  if (class_.exchange(cls, std::memory_order_relaxed) == cls || runtime_->op_gate_ == nullptr) return;
-  runtime_->op_gate_->set_class(id_, cls, weight_);
+  const sched::SessionClass before = turn_class();
+  class_.store(cls, std::memory_order_relaxed);
+  if (runtime_->op_gate_ != nullptr && turn_class() != before)
+    runtime_->op_gate_->set_class(id_, turn_class(), weight_);
 }
 
 base::Status RuntimeImpl::set_coordination(const std::optional<sched::CoordinatorOptions>& options) {

@@ -233,6 +233,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool guaranteed() const {
     return class_.load(std::memory_order_relaxed) == sched::SessionClass::kGuaranteed;
   }
+  // In turns and at gates it is of the better of its own class and the one as which it counts where bytes are asked for.
+  sched::SessionClass turn_class() const {
+    return std::min(class_.load(std::memory_order_relaxed), options_.cls);
+  }
+  bool guaranteed_in_turns() const { return turn_class() == sched::SessionClass::kGuaranteed; }
   // The quota, or the promise while that is still above the quota; 0 without a quota.
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.

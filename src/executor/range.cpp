@@ -377,6 +377,11 @@ void RangeImpl::run() {
   }
 }
 
+RangeTable::RangeTable(RuntimeImpl& runtime)
+    : runtime_(runtime), elastic_([this](std::span<const sched::Part> parts) GPUSHARE_REQUIRES(books) {
+        return runtime_.authority_->claims_on(parts, runtime_.now());
+      }) {}
+
 void RangeTable::open(RangeImpl& range) {
   const RangeOptions& options = range.options_;
   elastic_.open(range.id_, {range.session_->id_, range.session_->options_.cls,

@@ -39,7 +39,7 @@ struct RangeWait {
 // range.cpp. Part of the runtime's books: a silent range changes the class of its session, which the scheduler is told.
 class RangeTable {
  public:
-  explicit RangeTable(RuntimeImpl& runtime) : runtime_(runtime) {}
+  explicit RangeTable(RuntimeImpl& runtime);
   sched::RangeId next_id() GPUSHARE_REQUIRES(books) { return next_range_++; }
   void open(RangeImpl& range) GPUSHARE_REQUIRES(books);
   void close(RangeImpl& range) GPUSHARE_REQUIRES(books);

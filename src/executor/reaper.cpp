@@ -43,7 +43,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
         if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
     }
     runtime_.authority_->finished(session.id_, device_ns, time);
-    if (runtime_.op_gate_ != nullptr && session.guaranteed())
+    if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
       runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;

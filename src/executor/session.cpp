@@ -255,9 +255,9 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
   }
   const Stay stay(runtime);  // the device stays for the events
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
-  GPUSHARE_ASSIGN_OR_RETURN(
-      std::shared_ptr<LaunchGate> made,
-      LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight, guaranteed(), under_way));
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LaunchGate> made,
+                            LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight,
+                                             guaranteed_in_turns(), under_way));
   base::Status live;
   {
     BooksLock lock(runtime.mutex_);

@@ -10,7 +10,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -166,31 +165,24 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   return {};
 }
 
-// Of the sessions that give bytes the least priority goes first, then the one that has rested longest, then the youngest:
-// the same order whenever the same sessions are asked.
+// Of the sessions that give bytes the youngest among equals is the first.
 uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
-  std::vector<std::pair<sched::SessionView, SessionImpl*>> givers;
+  std::vector<sched::Part> parts;
   uint64_t sum = 0;
   for (const auto& [id, session] : sessions_) {
     if (session.get() == &asker || session->guaranteed() ||
         authority_->state(id) != sched::SessionState::kResident || session->movable_bytes() == 0)
       continue;
-    givers.emplace_back(authority_->view(id), session.get());
+    parts.push_back({id, session->movable_bytes()});
     sum += session->movable_bytes();
   }
   if (all && sum < bytes) return sum;
-  std::sort(givers.begin(), givers.end(), [](const auto& a, const auto& b) {
-    const auto rank = [](const sched::SessionView& view) {
-      return std::tuple(view.priority, view.in_flight > 0, view.ready_since_ns, ~view.id);
-    };
-    return rank(a.first) < rank(b.first);
-  });
-  std::vector<sched::Claim> claims;
-  for (const auto& [view, session] : givers)
-    claims.push_back({session->movable_bytes(), static_cast<uint32_t>(claims.size())});
-  const std::vector<uint64_t> parts = sched::choose_parts(claims, bytes);
-  for (size_t i = 0; i < parts.size(); ++i)
-    if (parts[i] > givers[i].second->asked_out_) givers[i].second->asked_out_ = parts[i];
+  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.session > b.session; });
+  const std::vector<uint64_t> given = sched::give_up(authority_->claims_on(parts, now()), bytes);
+  for (size_t i = 0; i < given.size(); ++i) {
+    SessionImpl& giver = *sessions_.find(parts[i].session);
+    if (given[i] > giver.asked_out_) giver.asked_out_ = given[i];
+  }
   return std::min(sum, bytes);
 }
 

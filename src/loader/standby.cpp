@@ -33,12 +33,10 @@ std::vector<uint64_t> grant(std::vector<Wish> wishes, uint64_t budget_bytes) {
     claims.push_back({wish.bytes, 0, wish.worth});
     bytes += wish.bytes;
   }
-  std::vector<bool> out(wishes.size());
-  for (const size_t index : sched::choose_claims(claims, bytes - std::min(bytes, budget_bytes)))
-    out[index] = true;
+  const std::vector<uint64_t> out = sched::give_up(claims, bytes - std::min(bytes, budget_bytes));
   std::vector<uint64_t> members;
   for (size_t i = 0; i < wishes.size(); ++i)
-    if (!out[i]) members.push_back(wishes[i].member);
+    if (out[i] == 0) members.push_back(wishes[i].member);
   return members;
 }
 

@@ -5,7 +5,7 @@
 //
 // Each prefix has a session with the executor, of its member's class, which is spare (executor::Session::set_spare):
 // its bytes are admitted and counted like all others, and the scheduler drops it where room is needed and others are
-// worth more. Which members ask for one within the budget is decided by sched::choose_claims from what a prefix saves
+// worth more. Which members ask for one within the budget is decided by sched::give_up from what a prefix saves
 // (prefix.hpp) and how often its member is wanted.
 //
 // Threads: calls that change something are for one thread at a time (the switcher's switching_); add and the rest are for

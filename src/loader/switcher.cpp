@@ -92,7 +92,7 @@ Switcher::Switcher(std::shared_ptr<Loader> loader, SwitcherOptions options)
     : loader_(std::move(loader)),
       options_(options),
       standby_(*loader_, options.standby_bytes),
-      residency_(UINT64_MAX, options.policy) {}
+      residency_(options.policy) {}
 
 base::Result<std::shared_ptr<Switcher>> Switcher::open(std::shared_ptr<Loader> loader,
                                                        SwitcherOptions options) {
@@ -155,7 +155,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   if (session.name.empty())
     session.name = base::format("member-%llu", static_cast<unsigned long long>(member->id));
   member->options = std::move(options);
-  GPUSHARE_RETURN_IF_ERROR(residency_.add(member->id, member->persistent_bytes, load_ns));
+  residency_.add(member->id, member->persistent_bytes, load_ns);
   ++next_member_;
   const MemberId id = member->id;
   standby_.add(id, member->options.image, member->options.load.execution_ms, member->options.session.cls);
@@ -310,13 +310,12 @@ base::Status Switcher::make_active(Member& member) {
   if (!live && session != nullptr) {
     drop(member);
     base::RoleLock lock(mutex_, has_members);
-    (void)residency_.drop(member.id);
+    residency_.drop(member.id);
   }
   std::vector<sched::ModelId> drops;
-  sched::Residency::Decision decision;
   {
     base::RoleLock lock(mutex_, has_members);
-    GPUSHARE_ASSIGN_OR_RETURN(decision, residency_.request(member.id, now_ns));
+    residency_.request(member.id, now_ns);
     active_ = live ? member.id : 0;
     // The caller's limit decides which members may stay; for how many the device has room is the scheduler's decision.
     if (residency_.resident_bytes() > options_.keep_bytes && !live)
@@ -328,7 +327,7 @@ base::Status Switcher::make_active(Member& member) {
     base::Status status = load(member);
     if (!status.ok()) {
       base::RoleLock lock(mutex_, has_members);
-      (void)residency_.drop(member.id);
+      residency_.drop(member.id);
       return status;
     }
   }
@@ -425,7 +424,7 @@ void Switcher::take_leave() {
     for (const auto& [id, member] : members_)
       if (member->session != nullptr && member->session->dropped()) {
         gone.push_back(id);
-        (void)residency_.drop(id);
+        residency_.drop(id);
       }
   }
   drop_all(gone);
@@ -516,7 +515,7 @@ base::Status Switcher::remove(MemberId id) {
     standby_.remove(id);
   }
   base::RoleLock lock(mutex_, has_members);
-  (void)residency_.remove(id);
+  residency_.remove(id);
   members_.erase(id);
   if (last_active_ == id) last_active_ = 0;
   taken_ = false;

@@ -14,6 +14,21 @@ namespace {
 // Only so many waiting sessions are tried that the policy keeps out.
 constexpr size_t kMostRefused = 64;
 
+// The work that is left in the lane. A session whose remaining time is unknown counts as the longest of the others.
+uint64_t backlog_ns(const LaneRecord& lane) {
+  uint64_t sum = 0, longest = 1, unknown = 0;
+  for (const SessionRecord* member : lane.members) {
+    const uint64_t left = member->view.remaining_ns;
+    if (left == kUnknown) {
+      ++unknown;
+    } else {
+      sum += left;
+      longest = std::max(longest, left);
+    }
+  }
+  return sum + unknown * longest;
+}
+
 }  // namespace
 
 WaitingList::Position Scheduler::Impl::enqueue(SessionRecord& session) {
@@ -78,21 +93,8 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
     if (!suits(lane, session) || lane.closing || lane.held_up() || lane.is_left()) continue;
-    LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
-    if (finder == LaneFinderKind::kBalanced) {
-      uint64_t longest = 0, unknown = 0;
-      for (const SessionRecord* member : lane.members) {
-        const uint64_t left = member->view.remaining_ns;
-        if (left == kUnknown) {
-          ++unknown;
-        } else {
-          view.backlog_ns += left;
-          longest = std::max(longest, left);
-        }
-      }
-      view.backlog_ns += unknown * std::max<uint64_t>(longest, 1);
-    }
-    views.push_back(view);
+    views.push_back({id, lane.held, finder == LaneFinderKind::kBalanced ? backlog_ns(lane) : 0,
+                     static_cast<uint32_t>(lane.members.size())});
   }
   Placement found = find_lane(finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
                               may_open_lane(session));
@@ -113,10 +115,10 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
 
 // A guaranteed session does not take turns with an opportunistic one while others shrink and leave it room for a lane of its own.
 bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const {
-  if (above_limit_bytes == 0 || session.view.cls != SessionClass::kGuaranteed || !may_open_lane(session))
+  if (above_limit_bytes == 0 || session.bytes_cls != SessionClass::kGuaranteed || !may_open_lane(session))
     return false;
   if (std::none_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
-        return member->view.cls == SessionClass::kOpportunistic;
+        return member->bytes_cls == SessionClass::kOpportunistic;
       }))
     return false;
   return base::add_saturated(free_bytes(), above_limit_bytes) >=
@@ -345,6 +347,17 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   stays_end_ns = kUnknown;
   if (!cache_line.empty() && hold_waiting(now_ns)) return;  // what comes back meanwhile is for it
   if (place_for != kNoSession && give_place(now_ns)) return;
+  admit_in_line(now_ns);
+  merge_waiting(now_ns);
+  alternate(now_ns);
+  if (!waiting.empty() || evicting > 0) return;
+  // Idle paged-out sessions come back only into room that nobody wants.
+  for (WaitingList::Position at = idle.first_fit(idle.begin(), room()); at < idle.end();
+       at = idle.first_fit(at, room()))
+    at = place(idle.at(at), now_ns) ? idle.erase(at) : idle.next(at);
+}
+
+void Scheduler::Impl::admit_in_line(uint64_t now_ns) {
   size_t refused = 0;
   for (WaitingList::Position at = waiting.begin(); at < waiting.end() && refused < kMostRefused;) {
     const WaitingList::Position fit = waiting.first_fit(at, room());
@@ -364,13 +377,6 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
     if (claim(session, now_ns) || barrier == fit || may == MayJoin::kNobody) break;
     at = waiting.next(fit);
   }
-  merge_waiting(now_ns);
-  alternate(now_ns);
-  if (!waiting.empty() || idle.empty() || evicting > 0) return;
-  // Idle paged-out sessions come back only into room that nobody wants.
-  for (WaitingList::Position at = idle.first_fit(idle.begin(), room()); at < idle.end();
-       at = idle.first_fit(at, room()))
-    at = place(idle.at(at), now_ns) ? idle.erase(at) : idle.next(at);
 }
 
 void Scheduler::Impl::freed(uint64_t now_ns) {

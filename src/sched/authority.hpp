@@ -16,6 +16,7 @@
 
 #include "base/figures.hpp"
 #include "base/status.hpp"
+#include "sched/claims.hpp"
 #include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
 #include "sched/types.hpp"
@@ -75,8 +76,9 @@ enum class ActionKind : uint32_t {
   kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
   kDropCache,   // likewise: give its bytes back, then cache_dropped()
-  kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class, and has at most so many bytes of P + E (0:
-          // no such limit), which the driver reaches at boundaries like a quota
+  kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class where bytes are asked for, and has at
+  // most so many bytes of P + E (0: no such limit), which the driver reaches at boundaries like a quota. In turns and at
+  // gates it is of the better of this class and its own.
 };
 
 struct Action {
@@ -86,6 +88,12 @@ struct Action {
   uint64_t bytes = 0;
   uint32_t compute_units = 0;
   SessionClass cls = SessionClass::kGuaranteed;
+};
+
+// Bytes of a session that can go without the rest of it: blocks that may lie in host memory, an elastic range.
+struct Part {
+  SessionId session = kNoSession;
+  uint64_t bytes = 0;
 };
 
 class Authority {
@@ -236,6 +244,9 @@ class Authority {
   virtual uint64_t lane_bytes(LaneId lane) const = 0;
   virtual uint32_t lane_compute_units(LaneId lane) const = 0;  // for itself; 0 = shares the device
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes
+  // The parts among all that may give bytes up, for give_up(): ranked by class, then by the policy, and priced by the time to
+  // move them out and back.
+  virtual std::vector<Claim> claims_on(std::span<const Part> parts, uint64_t now_ns) const = 0;
   // Checks the invariants; empty when they hold. For tests.
   virtual std::string check() const = 0;
 

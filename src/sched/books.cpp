@@ -22,6 +22,10 @@ SessionView Scheduler::view(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   return session == nullptr ? SessionView{} : session->view;
 }
+SessionClass Scheduler::class_for_bytes(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  return session == nullptr ? SessionClass::kGuaranteed : session->bytes_cls;
+}
 bool Scheduler::knows(SessionId id) const {
   return impl_->find(id) != nullptr;
 }

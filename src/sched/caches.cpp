@@ -66,11 +66,8 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
 // For a session that found no place though the books have room: the device is in pieces, or others use it. It waits
 // until something is freed, and caches may be all that is left.
 void Scheduler::Impl::drop_caches(uint64_t bytes, uint64_t now_ns) {
-  Victims unused{{}, droppable()};
-  if (unused.empty()) return;
-  const auto chosen =
-      choose_victims(unused, bytes, now_ns, gives_back(), [&] { return victim_bytes(unused) >= bytes; });
-  evict(chosen ? *chosen : unused, now_ns);
+  const Ask ask{Why::kPieces, now_ns, nullptr, bytes};
+  if (const auto victims = who_gives(ask, who_may_give(ask))) evict(*victims, now_ns);
 }
 
 base::Status Scheduler::add_cache(uint64_t id, uint64_t bytes, double restore_ns, uint64_t first_part) {
@@ -110,7 +107,7 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   cache->requests = requests_at(*cache, now_ns) + 1;
   cache->requested_ns = now_ns;
   cache->wanted_by = session;
-  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->view.cls;
+  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->bytes_cls;
   ++cache->users;
   if (cache->waiting || (cache->held && !cache->dropping)) return;
   cache->waiting = true;

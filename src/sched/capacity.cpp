@@ -108,19 +108,8 @@ void Scheduler::Impl::lower(uint64_t now_ns) {
       }))
     return;
   merge_to_lower(now_ns);
-  const auto without_victims = [this] {
-    return promised_without([](const auto& each) { return each.victim; });
-  };
-  const uint64_t used = without_victims();
-  if (used <= capacity.target_bytes) return;
-  Victims candidates{{}, droppable()};
-  for (const LaneRecord& lane : lanes)
-    for (SessionRecord* member : lane.members)
-      if (lane.open && evictable(*member) && (options.paging || spare(*member)))
-        candidates.sessions.push_back(member);
-  const auto chosen = choose_victims(candidates, used - capacity.target_bytes, now_ns, gives_back(),
-                                     [&] { return without_victims() <= capacity.target_bytes; });
-  evict(chosen ? *chosen : candidates, now_ns);
+  const Ask ask{Why::kCapacity, now_ns};
+  if (const auto victims = who_gives(ask, who_may_give(ask))) evict(*victims, now_ns);
 }
 
 }  // namespace gpushare::sched

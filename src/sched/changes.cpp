@@ -100,7 +100,7 @@ void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->spec.cls == cls) return;
   session->spec.cls = cls;
-  if (!impl_->coordinator || !impl_->coordinator->knows(id)) session->view.cls = cls;
+  if (!impl_->coordinator || !impl_->coordinator->knows(id)) session->bytes_cls = session->view.cls = cls;
   impl_->set_rank(*session);
   impl_->job_changed(*session, now_ns);
   impl_->rank_changed(*session);

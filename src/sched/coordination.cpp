@@ -89,7 +89,6 @@ void Scheduler::Impl::coordinate(uint64_t now_ns) {
       else
         coordinator->arrive(job_of(*session), now_ns);
     }
-  (void)coordinator->take_actions();  // the views below say all; who gives way is waited for by promises
   coordinate_at_ns = coordinator->look_again_ns();
   above_limit_bytes = 0;
   for (SessionRecord* session : all) {
@@ -151,25 +150,24 @@ void Scheduler::Impl::stop(SessionRecord& session, uint64_t now_ns) {
     requeue(session);
   }
   session.above_bytes = 0;
-  if (!session.holds_promise() || !evictable(session) || !options.paging) return;
-  change(session, BytesEvent::kChosen);
-  set_ready_slot(session, false);
-  if (!session.busy()) start_page_out(session, now_ns);
+  if (session.holds_promise() && evictable(session) && options.paging) evict({{&session}, {}}, now_ns);
 }
 
 void Scheduler::Impl::release(SessionRecord& session) {
   if (!std::exchange(session.stopped, false)) return;
   touch(session);
   requeue(session);
-  if (session.bytes != Bytes::kLeaving) return;
-  change(session, BytesEvent::kSpared);
-  set_ready_slot(session, session.ready);
+  if (session.bytes == Bytes::kLeaving) stay(session);
 }
 
 void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes) {
-  if (session.view.cls == cls && session.limit_bytes == limit_bytes) return;
+  // Turns go by the better of the two classes: a guaranteed session that runs before its bytes are free lacks bytes, and its rank
+  // and weight are what the policy promised it.
+  const SessionClass turn_cls = std::min(cls, session.spec.cls);
+  if (session.bytes_cls == cls && session.view.cls == turn_cls && session.limit_bytes == limit_bytes) return;
+  session.bytes_cls = cls;
   session.limit_bytes = limit_bytes;
-  if (std::exchange(session.view.cls, cls) != cls) rank_changed(session);
+  if (std::exchange(session.view.cls, turn_cls) != turn_cls) rank_changed(session);
   requeue(session);
   actions.push_back({ActionKind::kTerms, kNoLane, session.view.id, limit_bytes, 0, cls});
 }
@@ -177,7 +175,7 @@ void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64
 // Called before the session grows, so that its limit rises if others leave room. The least bytes that it can run with
 // stay the same.
 void Scheduler::Impl::want(SessionRecord& session, uint64_t need_bytes, uint64_t now_ns) {
-  if (session.view.cls == SessionClass::kGuaranteed || !coordinator->knows(session.view.id)) return;
+  if (session.bytes_cls == SessionClass::kGuaranteed || !coordinator->knows(session.view.id)) return;
   CoordinatedJob job = job_of(session);
   job.bytes = session.wanted_bytes = std::min(std::max(job.bytes, need_bytes), beside_contexts());
   coordinator->change(job, now_ns);

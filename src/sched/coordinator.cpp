@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "base/saturate.hpp"
@@ -11,8 +10,6 @@
 #include "base/units.hpp"
 
 namespace gpushare::sched {
-
-using Kind = CoordinatorAction::Kind;
 
 namespace {
 
@@ -29,8 +26,6 @@ class CoordinatorPlan {
 
     bool was_guaranteed() const { return entry->running && entry->cls == SessionClass::kGuaranteed; }
     bool stops() const { return entry->running && !runs; }
-    bool starts() const { return !entry->running && runs; }
-    bool gets_less() const { return limit_bytes < entry->limit_bytes; }
     // What it could use beyond its limit.
     uint64_t wants() const {
       return runs && cls == SessionClass::kOpportunistic ? entry->job.bytes - limit_bytes : 0;
@@ -169,10 +164,6 @@ void Coordinator::set_capacity(uint64_t bytes, uint64_t now_ns) {
   decide(now_ns);
 }
 
-std::vector<CoordinatorAction> Coordinator::take_actions() {
-  return std::exchange(actions_, {});
-}
-
 Coordinator::View Coordinator::view(SessionId id) const {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return {};
@@ -197,27 +188,9 @@ std::string Coordinator::describe() const {
       base::format_bytes(now.bytes).c_str(), base::format_bytes(options_.capacity_bytes).c_str());
 }
 
-// Tells the differences in the order in which the room comes to be: who stops, who gets less, then who gets more and who
-// starts.
 void Coordinator::decide(uint64_t now_ns) {
-  using Decision = CoordinatorPlan<Entry>::Decision;
   const CoordinatorPlan<Entry> plan(options_, jobs_, now_ns);
   look_again_ns_ = plan.look_again_ns();
-  const auto tell = [&](const Decision& each, Kind kind) {
-    actions_.push_back({kind, each.id, each.cls, each.limit_bytes});
-  };
-  for (const auto& each : plan.decisions())
-    if (each.stops()) tell(each, Kind::kStop);
-  for (const bool less : {true, false})
-    for (const auto& each : plan.decisions()) {
-      if (!each.entry->running || !each.runs || each.gets_less() != less) continue;
-      if (each.entry->cls != each.cls)
-        tell(each, Kind::kReclass);
-      else if (each.entry->limit_bytes != each.limit_bytes)
-        tell(each, Kind::kSetLimit);
-    }
-  for (const auto& each : plan.decisions())
-    if (each.starts()) tell(each, Kind::kStart);
   for (const auto& each : plan.decisions()) {
     if (each.stops()) {
       each.entry->waiting_since_ns = now_ns;

@@ -5,14 +5,13 @@
 // room, and is upgraded when its bytes are free. An opportunistic job that is content to be upgraded becomes guaranteed
 // when nobody guaranteed waits, and is demoted when one comes that needs its room.
 //
-// No thread, no clock, no device: times come in as arguments, decisions go out as actions.
+// No thread, no clock, no device: times come in as arguments, and view() says what was decided.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "sched/types.hpp"
 
@@ -38,18 +37,6 @@ struct CoordinatedJob {
   bool may_upgrade = false;  // an opportunistic one that becomes guaranteed when there is room
 };
 
-struct CoordinatorAction {
-  enum class Kind : uint8_t {
-    kStart,     // in class `cls`, with `limit_bytes`
-    kReclass,   // a running job is of class `cls` from now on (upgrade, demotion), with `limit_bytes`
-    kSetLimit,  // its bytes on the device
-    kStop,      // there is no room for its least bytes any more; it waits again
-  } kind;
-  SessionId id = kNoSession;
-  SessionClass cls = SessionClass::kGuaranteed;
-  uint64_t limit_bytes = 0;
-};
-
 // Threads: none; one caller at a time.
 class Coordinator {
  public:
@@ -67,11 +54,8 @@ class Coordinator {
   void tick(uint64_t now_ns) { decide(now_ns); }
   uint64_t look_again_ns() const { return look_again_ns_; }
 
-  // The decisions since the last call, in order: limits fall and jobs stop before others start with the room.
-  std::vector<CoordinatorAction> take_actions();
-
   struct View {
-    bool running = false;
+    bool running = false;  // false: it waits, or there is no room for its least bytes any more
     SessionClass cls = SessionClass::kGuaranteed;  // as it runs
     uint64_t limit_bytes = 0;
   };
@@ -99,7 +83,6 @@ class Coordinator {
 
   CoordinatorOptions options_;
   std::map<SessionId, Entry> jobs_;  // in order of arrival
-  std::vector<CoordinatorAction> actions_;
   uint64_t look_again_ns_ = kUnknown;
 };
 

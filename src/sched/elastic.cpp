@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/saturate.hpp"
-#include "sched/claims.hpp"
 
 namespace gpushare::sched {
 
@@ -35,40 +34,29 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
   if (asking == ranges_.end()) return {};
   const uint64_t coming = on_the_way_bytes(want);
   if (bytes <= coming) return {};
-  uint64_t missing = bytes - coming;
-  std::vector<Record*> candidates;
-  std::vector<RangeId> ids;
-  std::vector<Claim> claims;
+  const uint64_t missing = bytes - coming;
+  std::vector<std::pair<RangeId, Record*>> candidates;
+  std::vector<Part> parts;
   for (auto& [id, range] : ranges_) {
     if (id == asker || range.asked || range.silent || range.bytes == 0 || range.spec.answer_ns == 0) continue;
     if (range.asked_for == want || (only != kNoSession && range.spec.session != only)) continue;
-    const bool opportunistic = range.spec.cls == SessionClass::kOpportunistic;
-    if (!opportunistic && (lower || asking->second.spec.cls == SessionClass::kOpportunistic)) continue;
-    candidates.push_back(&range);
-    ids.push_back(id);
-    claims.push_back({range.bytes, opportunistic ? 0U : 1U,
-                      range.spec.price_ns_per_byte * static_cast<double>(range.bytes)});
+    if (range.spec.cls == SessionClass::kGuaranteed &&
+        (lower || asking->second.spec.cls == SessionClass::kOpportunistic))
+      continue;
+    candidates.emplace_back(id, &range);
+    parts.push_back({range.spec.session, range.bytes});
   }
-  std::vector<size_t> chosen = choose_claims(claims, missing);
-  const bool all = chosen.empty() || hurried_want_ == want;
-  if (all) {
-    chosen.resize(candidates.size());
-    for (size_t i = 0; i < chosen.size(); ++i) chosen[i] = i;
-  }
-  // The dearest of the highest rank is asked last, so for no more than the rest.
-  std::sort(chosen.begin(), chosen.end(), [&](size_t a, size_t b) {
-    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
-    const double price_a = candidates[a]->spec.price_ns_per_byte,
-                 price_b = candidates[b]->spec.price_ns_per_byte;
-    return price_a != price_b ? price_a < price_b : ids[a] < ids[b];
-  });
+  std::vector<Claim> claims = ranks_(parts);
+  for (size_t i = 0; i < claims.size(); ++i)
+    claims[i].price_ns = candidates[i].second->spec.price_ns_per_byte * static_cast<double>(parts[i].bytes);
+  // After a silence nobody is relied on: each is asked for all that it could give.
+  const std::vector<uint64_t> given = give_up(claims, hurried_want_ == want ? UINT64_MAX : missing);
   std::vector<RangeRequest> requests;
-  for (const size_t i : chosen) {
-    Record& range = *candidates[i];
-    const uint64_t part = std::min(missing, range.bytes);
-    if (part == 0) break;
-    // After a silence nobody is relied on: each is asked for all that it could give.
-    if (hurried_want_ != want) missing -= part;
+  for (const size_t i : giving_order(claims)) {
+    auto& [id, of] = candidates[i];
+    Record& range = *of;
+    const uint64_t part = std::min(missing, given[i]);
+    if (part == 0) continue;
     range.asked = true;
     range.asker = asker;
     range.asked_for = want;
@@ -76,7 +64,7 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
     range.given_bytes = 0;
     range.gave_all = false;
     range.deadline_ns = base::add_saturated(now_ns, range.spec.answer_ns);
-    requests.push_back({ids[i], asker, part, range.deadline_ns});
+    requests.push_back({id, asker, part, range.deadline_ns});
   }
   return requests;
 }

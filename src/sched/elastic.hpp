@@ -1,8 +1,8 @@
 // elastic.hpp: which elastic ranges are asked to give bytes back when another one waits for memory, and what follows
 // from their answers.
 //
-// A range that waits asks ranges of its own class and of lower ones, chosen by rank and price (claims.hpp): silent
-// ranges are not asked, opportunistic ones before guaranteed ones. A request has a deadline. A range answers by giving
+// A range that waits asks ranges of its own class and of lower ones, chosen as all that give bytes up (claims.hpp): by class, by
+// the policy's order of their sessions, by their owners' price. Silent ranges are not asked. A request has a deadline. A range answers by giving
 // the bytes, or by saying how many it will give before the deadline: 0 declines. A range that does neither keeps its
 // bytes and is *silent*: its session counts as opportunistic, so that it may be paged out, until the range gives bytes
 // again. After a first silence all others are asked at once; so a wait sees at most two deadlines pass, whoever keeps
@@ -14,10 +14,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <span>
+#include <utility>
 #include <vector>
 
-#include "sched/types.hpp"
+#include "sched/authority.hpp"
 
 namespace gpushare::sched {
 
@@ -40,6 +43,9 @@ struct RangeRequest {
 class ElasticRanges {
  public:
   static constexpr uint64_t kNoAnswer = UINT64_MAX;
+  // Authority::claims_on(): how the sessions of the ranges rank.
+  using Ranks = std::function<std::vector<Claim>(std::span<const Part>)>;
+  explicit ElasticRanges(Ranks ranks) : ranks_(std::move(ranks)) {}
 
   void open(RangeId id, const RangeSpec& spec);
   // Requests to the closed range lapse. When the range that asked asks again, they go to others.
@@ -89,6 +95,7 @@ class ElasticRanges {
     uint64_t deadline_ns = 0;
     uint64_t still_owed() const { return owed_bytes > given_bytes ? owed_bytes - given_bytes : 0; }
   };
+  Ranks ranks_;
   std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time
   uint64_t hurried_want_ = 0;         // somebody was silent for it
 };

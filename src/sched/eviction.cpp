@@ -1,8 +1,7 @@
-// The choice of the sessions that are paged out for another one.
+// Who gives bytes up, for all that ask (who_gives()), and what follows for those that do.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include "sched/claims.hpp"
@@ -32,6 +31,29 @@ void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
 // Victims beyond so many are not looked at one by one for whether they are needed.
 constexpr size_t kMostSpared = 256;
 
+// The marks of the candidates, by the index of the claim: sessions, then caches.
+class Marks {
+ public:
+  explicit Marks(Victims& of) {
+    for (SessionRecord* each : of.sessions) marks_.push_back(&each->victim);
+    for (CacheRecord* each : of.caches) marks_.push_back(&each->victim);
+  }
+  void all(bool value) {
+    for (bool* each : marks_) *each = value;
+  }
+  bool& operator[](size_t claim) { return *marks_[claim]; }
+
+ private:
+  std::vector<bool*> marks_;
+};
+
+bool is_same(const SessionRecord& each, const SessionRecord* session) {
+  return &each == session;
+}
+bool is_same(const CacheRecord&, const SessionRecord*) {
+  return false;
+}
+
 }  // namespace
 
 std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() const {
@@ -55,6 +77,14 @@ std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() cons
   };
 }
 
+// The time to take so many of the session's bytes and to bring them back.
+double Scheduler::Impl::price(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) const {
+  const double out_ns_per_byte = comes_in(session.bytes) ? 0 : options.page_out_ns_per_byte;
+  const uint64_t idle_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, session.last_wanted_ns);
+  return price_of(static_cast<double>(bytes) * out_ns_per_byte,
+                  static_cast<double>(bytes) * options.page_in_ns_per_byte, static_cast<double>(idle_ns));
+}
+
 // Spare sessions rank before all others; then class counts, then the policy's order, then price. The policy's order counts only
 // where one session outranks the other.
 std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> best_first,
@@ -65,89 +95,146 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
   for (const SessionClass cls : {SessionClass::kOpportunistic, SessionClass::kGuaranteed}) {
     for (size_t i = best_first.size(); i-- > 0;) {
       const SessionRecord& session = *best_first[i];
-      if (session.view.cls != cls) continue;
+      if (session.bytes_cls != cls) continue;
       if (spare(session)) {
         claims[i] = {0, 2 * spare_rank(cls), decayed(*session.worth_ns, session.worth_since_ns, now_ns)};
         continue;
       }
-      if (worst != nullptr && (worst->view.cls != cls || before(session.view, worst->view))) worst = nullptr;
+      if (worst != nullptr && (worst->bytes_cls != cls || before(session.view, worst->view))) worst = nullptr;
       if (worst == nullptr) {
         worst = &session;
         ++rank;
       }
-      const auto bytes = static_cast<double>(session.persistent_bytes);
-      const double out_ns_per_byte = comes_in(session.bytes) ? 0 : options.page_out_ns_per_byte;
-      const uint64_t idle_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, session.last_wanted_ns);
-      claims[i] = {0, rank,
-                   price_of(bytes * out_ns_per_byte, bytes * options.page_in_ns_per_byte,
-                            static_cast<double>(idle_ns))};
+      claims[i] = {0, rank, price(session, session.persistent_bytes, now_ns)};
     }
   }
   return claims;
 }
 
-std::optional<Scheduler::Impl::Victims> Scheduler::Impl::choose_victims(
-    Victims candidates, uint64_t bytes, uint64_t now_ns,
-    const std::function<uint64_t(const SessionRecord&)>& bytes_of,
-    const std::function<bool()>& enough) const {
-  if (enough()) return Victims{};
-  auto& [candidate_sessions, candidate_caches] = candidates;
-  sort_best_first(*policy, candidate_sessions);
-  // The candidates' marks, by the index of the claim: sessions, then caches.
-  std::vector<bool*> victim;
-  for (SessionRecord* each : candidate_sessions) victim.push_back(&each->victim);
-  for (CacheRecord* each : candidate_caches) victim.push_back(&each->victim);
-  const auto mark_all = [&](bool value) {
-    for (bool* each : victim) *each = value;
-  };
-  mark_all(true);
-  const bool all_would_do = enough();
-  mark_all(false);
-  if (!all_would_do) return std::nullopt;
-  std::vector<Claim> claims = claims_of(candidate_sessions, now_ns);
-  for (size_t i = 0; i < claims.size(); ++i) claims[i].bytes = bytes_of(*candidate_sessions[i]);
-  for (const CacheRecord* each : candidate_caches) claims.push_back(claim_of(*each, now_ns));
-  std::vector<size_t> order(claims.size());  // worst ranked first, then the cheapest a byte
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
-    return claims[a].price_ns * static_cast<double>(claims[b].bytes) <
-           claims[b].price_ns * static_cast<double>(claims[a].bytes);
-  });
-  const std::vector<size_t> chosen = choose_claims(claims, bytes);
-  const auto mark = [&](size_t first_of_order) {
-    mark_all(false);
-    for (const size_t index : chosen) *victim[index] = true;
-    for (size_t i = 0; i < first_of_order; ++i) *victim[order[i]] = true;
+std::vector<Claim> Scheduler::claims_on(std::span<const Part> parts, uint64_t now_ns) const {
+  std::vector<SessionRecord*> sessions;
+  for (const Part& part : parts)
+    if (SessionRecord* session = impl_->find(part.session)) sessions.push_back(session);
+  sort_best_first(*impl_->policy, sessions);
+  const std::vector<Claim> claims = impl_->claims_of(sessions, now_ns);
+  base::FlatHashMap<SessionId, uint32_t> ranks;
+  for (size_t i = 0; i < sessions.size(); ++i) ranks[sessions[i]->view.id] = claims[i].rank;
+  std::vector<Claim> out;
+  for (const Part& part : parts) {
+    const SessionRecord* session = impl_->find(part.session);
+    out.push_back({part.bytes, session == nullptr ? 0 : ranks[part.session],
+                   session == nullptr ? 0 : impl_->price(*session, part.bytes, now_ns), true});
+  }
+  return out;
+}
+
+// It gives bytes to an allocation of the session.
+bool Scheduler::Impl::yields(const SessionRecord& each, const SessionRecord* session) const {
+  return session != nullptr && session->holds_promise() && options.paging && evictable(each) &&
+         (session->bytes_cls < each.bytes_cls || gives_way(each, *session) == GivesWay::kAtOnce);
+}
+
+bool Scheduler::Impl::may_give(const SessionRecord& each, const Ask& ask) const {
+  if (&each == ask.session) return false;
+  if (spare(each)) return ask.why != Why::kPieces && (ask.why != Why::kAllocation || !each.busy());
+  switch (ask.why) {
+    case Why::kSpares:
+    case Why::kPieces:
+      return false;
+    case Why::kAdmission:
+      return gives_way_to(each, *ask.session);
+    case Why::kStay:
+      return may_alternate(each, *ask.session) && stay_left_ns(each, *ask.session, ask.now_ns) == 0;
+    case Why::kAllocation:
+      return !each.busy() && yields(each, ask.session);
+    case Why::kBoundaries:
+      return each.busy() && evictable(each) && each.bytes_cls == SessionClass::kOpportunistic;
+    case Why::kCapacity:
+      return options.paging && evictable(each);
+    case Why::kOtherLane:
+      return each.lane == ask.session->lane && evictable(each) && !each.busy();
+  }
+  return false;
+}
+
+Victims Scheduler::Impl::who_may_give(const Ask& ask) const {
+  Victims all{{}, droppable()};
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (may_give(*member, ask)) all.sessions.push_back(member);
+  return all;
+}
+
+// The bytes that are missing although those marked as victims go.
+uint64_t Scheduler::Impl::missing(const Ask& ask, const Victims& from) const {
+  switch (ask.why) {
+    case Why::kAllocation:
+    case Why::kBoundaries:
+    case Why::kPieces:
+      return ask.bytes - std::min(ask.bytes, victim_bytes(from));
+    case Why::kCapacity: {
+      const uint64_t used = promised_without([](const auto& each) { return each.victim; });
+      return used - std::min(used, capacity.target_bytes);
+    }
+    default:
+      break;
+  }
+  const WaitingList::Room room =
+      room_without(*ask.session, ask.why == Why::kAdmission ? Lanes::kWhereItRunsNext : Lanes::kAny,
+                   [&](const auto& each) { return each.victim || is_same(each, ask.session); });
+  const uint64_t p = ask.session->persistent_bytes, total = p + ask.session->ephemeral_bytes;
+  if (!room.any) return kUnknown;
+  return std::max(p - std::min(p, room.persistent_bytes), total - std::min(total, room.total_bytes));
+}
+
+std::optional<Victims> Scheduler::Impl::who_gives(const Ask& ask, Victims from) const {
+  const uint64_t bytes = missing(ask, from);
+  if (bytes == 0) return Victims{};
+  sort_best_first(*policy, from.sessions);
+  Marks marks(from);
+  marks.all(true);
+  if (const uint64_t left = missing(ask, from); left > 0) {
+    marks.all(false);
+    // Who has other ways to get the rest takes what there is.
+    if (!ask.takes_less() || left >= bytes) return std::nullopt;
+    return from;
+  }
+  const std::function<uint64_t(const SessionRecord&)> bytes_of = gives_back();
+  std::vector<Claim> claims = claims_of(from.sessions, ask.now_ns);
+  for (size_t i = 0; i < claims.size(); ++i) claims[i].bytes = bytes_of(*from.sessions[i]);
+  for (const CacheRecord* each : from.caches) claims.push_back(claim_of(*each, ask.now_ns));
+  const std::vector<size_t> order = giving_order(claims);
+  const std::vector<uint64_t> chosen = give_up(claims, bytes == kUnknown ? 0 : bytes);
+  const auto enough = [&](size_t first_of_order) {
+    marks.all(false);
+    for (size_t i = 0; i < chosen.size(); ++i) marks[i] = chosen[i] > 0;
+    for (size_t i = 0; i < first_of_order; ++i) marks[order[i]] = true;
+    return missing(ask, from) == 0;
   };
   // The bytes that a lane gives back depend on all of its sessions, so the choice may fall short.
-  size_t too_few = 0, do_do = order.size();
-  mark(0);
-  if (enough()) {
-    do_do = 0;
-  } else {
+  if (!enough(0)) {
+    size_t too_few = 0, do_do = order.size();
     while (do_do > too_few + 1) {
       const size_t middle = too_few + (do_do - too_few) / 2;
-      mark(middle);
-      (enough() ? do_do : too_few) = middle;
+      (enough(middle) ? do_do : too_few) = middle;
     }
-    mark(do_do);
+    (void)enough(do_do);
   }
   size_t looked_at = 0;
   for (size_t i = order.size(); i-- > 0 && looked_at < kMostSpared;) {
-    bool& mark_of = *victim[order[i]];
-    if (!mark_of) continue;
+    if (!marks[order[i]]) continue;
     ++looked_at;
-    mark_of = false;
-    if (!enough()) mark_of = true;
+    marks[order[i]] = false;
+    if (missing(ask, from) > 0) marks[order[i]] = true;
   }
   // First layers take what rests on them along.
-  for (CacheRecord* each : candidate_caches)
+  for (CacheRecord* each : from.caches)
     if (const CacheRecord* first = find_cache(each->first_part); first != nullptr && first->victim)
       each->victim = true;
-  std::erase_if(candidate_sessions, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
-  std::erase_if(candidate_caches, [](CacheRecord* each) { return !std::exchange(each->victim, false); });
-  return candidates;
+  std::erase_if(from.sessions, [](const SessionRecord* each) { return !each->victim; });
+  std::erase_if(from.caches, [](const CacheRecord* each) { return !each->victim; });
+  marks.all(false);
+  return from;
 }
 
 void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
@@ -170,17 +257,14 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
 // A session that waits for admission has page-ins turned back once. A policy whose order contradicts itself could let a session in again
 // at once, before the waiting one, without end.
 bool Scheduler::Impl::gives_way_to(const SessionRecord& each, const SessionRecord& waits) const {
-  return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits.view))) &&
+  return (evictable(each) || (!waits.turned_back && each.may_turn_back_for(waits))) &&
          gives_way(each, waits) == GivesWay::kAtOnce;
 }
 
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
-  return room_without(session, Lanes::kWhereItRunsNext, [&](const auto& each) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(each)>, CacheRecord>)
-      return spare(each);
-    else
-      return spare(each) || gives_way_to(each, session);
-  });
+  const Ask ask{Why::kAdmission, 0, &session};
+  return room_without(session, Lanes::kWhereItRunsNext,
+                      [&](const auto& each) { return may_give(each, ask); });
 }
 
 WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& session) const {
@@ -188,23 +272,11 @@ WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& sess
 }
 
 bool Scheduler::Impl::claim_spares(const SessionRecord& session, uint64_t now_ns) {
-  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
-  if (!room_without_spares(session).holds(p, total)) return false;
-  const WaitingList::Room now = room_without(session, Lanes::kAny, [](const auto&) { return false; });
-  if (now.holds(p, total)) return evicting > 0;  // what is on its way out makes the room
-  Victims candidates{{}, droppable()};
-  for (const LaneRecord& lane : lanes)
-    for (SessionRecord* member : lane.members)
-      if (spare(*member)) candidates.sessions.push_back(member);
-  const uint64_t missing =
-      !now.any ? 0
-               : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(), [&] {
-    return room_without(session, Lanes::kAny, [](const auto& each) { return each.victim; }).holds(p, total);
-  });
+  const Ask ask{Why::kSpares, now_ns, &session};
+  const auto victims = who_gives(ask, who_may_give(ask));
   if (!victims) return false;
   evict(*victims, now_ns);
-  return true;
+  return evicting > 0;  // what is on its way out may make the room
 }
 
 bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
@@ -212,42 +284,24 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (any_spare() && claim_spares(session, now_ns)) return true;
   if (!options.paging) return false;
   // The coordinator makes room for it: others shrink to their limits, or have been stopped.
-  if (above_limit_bytes > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
+  if (above_limit_bytes > 0 && session.bytes_cls == SessionClass::kGuaranteed) return true;
   // Merging lanes copies nothing.
-  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
-  if (!session.claiming && mergeable_room(session).holds(p, total) &&
+  if (!session.claiming &&
+      mergeable_room(session).holds(session.persistent_bytes,
+                                    session.persistent_bytes + session.ephemeral_bytes) &&
       may_join(session, residents, false) == MayJoin::kYes)
     return false;
-  Victims candidates{{}, droppable()};
-  std::vector<SessionRecord*>& outranked = candidates.sessions;
-  for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    for (SessionRecord* member : lane.members)
-      if (spare(*member) || gives_way_to(*member, session)) outranked.push_back(member);
-  }
+  const Ask ask{Why::kAdmission, now_ns, &session};
+  Victims candidates = who_may_give(ask);
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
-  const WaitingList::Room now =
-      room_without(session, Lanes::kWhereItRunsNext, [](const auto&) { return false; });
-  const uint64_t missing =
-      !now.any ? 0
-               : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(), [&] {
-    return fits_without(session, Lanes::kWhereItRunsNext, [](const auto& each) { return each.victim; });
-  });
-  if (!victims) {
-    set_claiming(session, false);
-    return false;
-  }
-  if (victims->empty() && evicting == 0) {
-    // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not
-    // take.
-    const bool settling = std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) {
-      return lane.open && lane.held != lane.bytes;
-    });
-    set_claiming(session, settling);
-    return settling;
-  }
-  set_claiming(session, true);
+  const auto victims = who_gives(ask, std::move(candidates));
+  bool waits = victims.has_value();
+  // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not take.
+  if (waits && victims->empty() && evicting == 0)
+    waits = std::any_of(lanes.begin(), lanes.end(),
+                        [](const LaneRecord& lane) { return lane.open && lane.held != lane.bytes; });
+  set_claiming(session, waits);
+  if (!waits) return false;
   for (const SessionRecord* victim : victims->sessions)
     session.turned_back = session.turned_back || victim->bytes == Bytes::kComing;
   evict(*victims, now_ns);
@@ -273,81 +327,63 @@ uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
   uint64_t bytes = 0;
   for (const CacheRecord* each : candidates.caches) bytes += each->victim ? each->bytes : 0;
   if (candidates.sessions.empty()) return bytes;
+  const auto none = [](const SessionRecord&) { return false; };
   for (const LaneRecord& lane : lanes) {
-    uint64_t before = 0, after = 0;  // the largest E
-    bool stays_busy = false, stays = false, goes = false;
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out()) continue;
-      before = std::max(before, member->ephemeral_bytes);
-      if (member->victim) {
-        goes = true;
-        bytes += member->persistent_bytes;
-        continue;
-      }
-      stays = true;
-      stays_busy = stays_busy || member->view.in_flight > 0;
-      after = std::max(after, member->ephemeral_bytes);
-    }
+    bool busy = false;
+    const LaneRest before = rest_of(lane, none, [](const SessionRecord&) {});
+    const LaneRest after = rest_of(
+        lane, [](const SessionRecord& each) { return each.victim; },
+        [&](const SessionRecord& each) { busy = busy || each.view.in_flight > 0; });
+    bytes += before.persistent_bytes - after.persistent_bytes;
     // A lane in use gets smaller at a boundary; one that several processes map, when all have said so.
-    if (goes && !stays_busy && !(options.shared_lanes && stays)) bytes += before - after;
+    if (!busy && !(options.shared_lanes && after.members > 0))
+      bytes += before.ephemeral_bytes - after.ephemeral_bytes;
   }
   return bytes;
 }
 
 bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
                                 std::optional<SessionId> yields_to, uint64_t now_ns) {
-  Victims lower{{}, droppable()};
   const bool pages = session != nullptr && session->holds_promise() && options.paging;
-  const uint64_t coming = pages && yields_to ? turn_back(*session, bytes) : 0;
+  const uint64_t coming = pages && yields_to ? turn_back(*session, bytes, now_ns) : 0;
   if (coming >= bytes) return true;
-  bytes -= coming;
-  for (const LaneRecord& lane : lanes) {
-    if (!pages && spares == 0) break;
-    for (SessionRecord* member : lane.members) {
-      if (member == session || !evictable(*member) || member->busy()) continue;
-      const bool outranked = pages && ((session->view.cls == SessionClass::kGuaranteed &&
-                                        member->view.cls == SessionClass::kOpportunistic) ||
-                                       gives_way(*member, *session) == GivesWay::kAtOnce);
-      if (outranked || spare(*member)) lower.sessions.push_back(member);
-    }
-  }
-  uint64_t all_bytes = 0;
-  const auto enough = [&] {
-    const uint64_t given = victim_bytes(lower);
-    all_bytes = std::max(all_bytes, given);
-    return given >= bytes;
-  };
-  // If all victims together are not enough, all of them go: the caller has other ways to get the rest.
-  const auto chosen = choose_victims(lower, bytes, now_ns, gives_back(), enough);
-  if (all_bytes == 0) return coming > 0;
-  const Victims& victims = chosen ? *chosen : lower;
-  for (SessionRecord* victim : victims.sessions)
+  const Ask ask{Why::kAllocation, now_ns, session, bytes - coming};
+  const auto victims = who_gives(ask, who_may_give(ask));
+  if (!victims) return coming > 0;
+  for (SessionRecord* victim : victims->sessions)
     if (yields_to) victim->yields_to = yields_to;
-  evict(victims, now_ns);
-  return coming > 0 || !victims.empty();
+  evict(*victims, now_ns);
+  return coming > 0 || !victims->empty();
 }
 
-// First those that turn back already: also for a session that waits for admission, which would have the bytes later.
-uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes) {
-  if (session.view.cls != SessionClass::kGuaranteed) return 0;
+// Those that turn back already give what nobody has been told of, also for a session that waits for admission, which would have
+// the bytes later. The others turn back whole.
+uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
+  if (session.bytes_cls != SessionClass::kGuaranteed) return 0;
+  std::vector<SessionRecord*> coming;
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (member->bytes == Bytes::kTurningBack || member->may_turn_back_for(session))
+        coming.push_back(member);
+  sort_best_first(*policy, coming);
+  std::vector<Claim> claims = claims_of(coming, now_ns);
+  for (size_t i = 0; i < coming.size(); ++i) {
+    uint64_t spoken_for = 0;
+    for (const ComingBack& each : coming_back)
+      if (each.of == coming[i]->view.id) spoken_for += each.bytes;
+    claims[i].bytes = coming[i]->persistent_bytes - std::min(coming[i]->persistent_bytes, spoken_for);
+    if (coming[i]->bytes == Bytes::kTurningBack) claims[i] = {claims[i].bytes, 0, 0, true};
+  }
+  const std::vector<uint64_t> given = give_up(claims, bytes);
   uint64_t missing = bytes;
-  for (const bool turns : {true, false}) {
-    for (const LaneRecord& lane : lanes) {
-      for (SessionRecord* member : lane.members) {
-        const bool turning = member->bytes == Bytes::kTurningBack;
-        if (missing == 0 || (turns ? !turning : !member->may_turn_back_for(session.view))) continue;
-        uint64_t spoken_for = 0;
-        for (const ComingBack& each : coming_back)
-          if (each.of == member->view.id) spoken_for += each.bytes;
-        const uint64_t has = member->persistent_bytes;
-        const uint64_t takes = std::min(missing, has - std::min(has, spoken_for));
-        if (takes == 0) continue;
-        missing -= takes;
-        coming_back.push_back({member->view.id, session.view.id, takes});
-        if (!member->yields_to) member->yields_to = session.view.id;
-        if (!turns) start_turn_back(*member);
-      }
-    }
+  for (const size_t i : giving_order(claims)) {
+    const uint64_t takes = std::min(missing, given[i]);
+    if (takes == 0) continue;
+    SessionRecord& member = *coming[i];
+    missing -= takes;
+    coming_back.push_back({member.view.id, session.view.id, takes});
+    if (!member.yields_to) member.yields_to = session.view.id;
+    if (member.bytes == Bytes::kComing) start_turn_back(member);
   }
   return bytes - missing;
 }
@@ -364,23 +400,16 @@ bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t n
 }
 
 bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
-  if (session.view.cls != SessionClass::kGuaranteed || !options.paging) return false;
-  Victims candidates{};
-  for (const LaneRecord& lane : lanes) {
-    for (SessionRecord* member : lane.members) {
-      // Room on its way for another session may be enough for both. If not, the session asks again.
+  if (session.bytes_cls != SessionClass::kGuaranteed || !options.paging) return false;
+  // Room on its way for another session may be enough for both. If not, the session asks again.
+  for (const LaneRecord& lane : lanes)
+    for (const SessionRecord* member : lane.members)
       if (member->yields_to && member->goes_out()) return true;
-      if (member != &session && evictable(*member) && member->busy() &&
-          member->view.cls == SessionClass::kOpportunistic)
-        candidates.sessions.push_back(member);
-    }
-  }
-  const uint64_t missing = bytes - std::min(bytes, free_bytes());
-  const auto chosen = choose_victims(candidates, missing, now_ns, gives_back(),
-                                     [&] { return victim_bytes(candidates) >= missing; });
-  if (!chosen || chosen->empty()) return false;
-  for (SessionRecord* victim : chosen->sessions) victim->yields_to = session.view.id;
-  evict(*chosen, now_ns);
+  const Ask ask{Why::kBoundaries, now_ns, &session, bytes - std::min(bytes, free_bytes())};
+  const auto victims = who_gives(ask, who_may_give(ask));
+  if (!victims || victims->empty()) return false;
+  for (SessionRecord* victim : victims->sessions) victim->yields_to = session.view.id;
+  evict(*victims, now_ns);
   return true;
 }
 
@@ -426,29 +455,17 @@ void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
       member->changes_lane = true;
     }
     evict(leaving, now_ns);
-    if (leaving.sessions.empty() && least != nullptr && evicting == 0)
-      make_room_to_leave(lane, *least, now_ns);
+    if (leaving.sessions.empty() && least != nullptr && evicting == 0) make_room_to_leave(*least, now_ns);
   }
 }
 
-void Scheduler::Impl::make_room_to_leave(const LaneRecord& lane, SessionRecord& session, uint64_t now_ns) {
+void Scheduler::Impl::make_room_to_leave(const SessionRecord& session, uint64_t now_ns) {
   const bool others_go_on = std::any_of(lanes.begin(), lanes.end(), [&](const LaneRecord& other) {
     return other.open && suits(other, session) && !other.held_up();
   });
   if (others_go_on) return;
-  Victims candidates{{}, droppable()};
-  for (SessionRecord* member : lane.members)
-    if (member != &session && evictable(*member) && !member->busy()) candidates.sessions.push_back(member);
-  session.victim = true;
-  const auto room = [&] {
-    return room_without(session, Lanes::kAny, [](const auto& each) { return each.victim; });
-  };
-  const uint64_t total = session.persistent_bytes + session.ephemeral_bytes;
-  const auto chosen =
-      choose_victims(std::move(candidates), total - std::min(total, room().total_bytes), now_ns, gives_back(),
-                     [&] { return room().holds(session.persistent_bytes, total); });
-  session.victim = false;
-  if (chosen) evict(*chosen, now_ns);
+  const Ask ask{Why::kOtherLane, now_ns, &session};
+  if (const auto victims = who_gives(ask, who_may_give(ask))) evict(*victims, now_ns);
 }
 
 // The lanes that a trust group has after a hang: each but the largest closes when its E lets somebody in who waits. Its
@@ -484,7 +501,7 @@ void Scheduler::Impl::join_lanes(uint64_t now_ns) {
 bool Scheduler::making_room(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   if (session == nullptr) return false;
-  const bool guaranteed = session->view.cls == SessionClass::kGuaranteed;
+  const bool guaranteed = session->bytes_cls == SessionClass::kGuaranteed;
   for (const LaneRecord& lane : impl_->lanes)
     for (const SessionRecord* member : lane.members)
       if (member->yields_to && member->goes_out() &&

@@ -1,12 +1,11 @@
-// residency.hpp: with more models than device memory, which ones stay on it. A decision object: it is told
-// of requests and of time, and answers what to load and what to drop; it moves nothing itself.
+// residency.hpp: which of the models that were loaded stay on the device. A decision object: it is told of requests and of
+// time, and answers which models to drop; it moves nothing itself.
 //
 // Both policies ask the decision that all claims share (claims.hpp). Under least_recently_used a model's rank is how
 // recently it was requested: the model requested longest ago goes first, and a drop that proves unnecessary is spared.
 // weighted keeps models that are dear to bring back: a model's price is its request rate times the time to load it.
 // Size counts because a large model of some worth may have to go in place of several small ones of less. The rate is a
-// count of requests that halves every
-// `half_life_ns`, so a model that was once popular does not stay for ever.
+// count of requests that halves every `half_life_ns`, so a model that was once popular does not stay for ever.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,7 +13,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/status.hpp"
 #include "sched/claims.hpp"
 
 namespace gpushare::sched {
@@ -23,38 +21,26 @@ using ModelId = uint64_t;
 
 enum class ResidencyPolicy : uint8_t { kLeastRecentlyUsed, kWeighted };
 
-// Not thread-safe. The caller's times come from one clock; a time before an earlier one counts as the latest.
+// Not thread-safe. The caller's times come from one clock; a time before an earlier one counts as the latest. Calls for a model
+// that is not known do nothing.
 class Residency {
  public:
-  struct Decision {
-    bool load = false;           // false: the model is on the device already
-    std::vector<ModelId> drops;  // first these go, in this order
-  };
+  explicit Residency(ResidencyPolicy policy, uint64_t half_life_ns = kRequestHalfLifeNs)
+      : policy_(policy), half_life_ns_(half_life_ns) {}
 
-  Residency(uint64_t capacity_bytes, ResidencyPolicy policy, uint64_t half_life_ns = kRequestHalfLifeNs)
-      : capacity_bytes_(capacity_bytes), policy_(policy), half_life_ns_(half_life_ns) {}
-
-  // Makes a model known; it is not on the device. `load_ns`: time to bring it there. Errors: ALREADY_EXISTS;
-  // INVALID_ARGUMENT if it is larger than the capacity.
-  base::Status add(ModelId model, uint64_t bytes, uint64_t load_ns);
-  // Forgets it, on the device or not. Errors: NOT_FOUND; INVALID_STATE while it is pinned.
-  base::Status remove(ModelId model);
-
-  // A request for `model`: counts it, decides, and takes the decision for done. Pinned models stay. A miss
-  // costs O(n log n) for n models on the device. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY if it does not fit
-  // beside the pinned ones (the request still counts, nothing else changes).
-  base::Result<Decision> request(ModelId model, uint64_t now_ns);
-
-  // There is less room than expected, because others use the device too. Makes at least `bytes` more by dropping models
-  // that are neither pinned nor `keep`, and counts them as dropped. Empty if there is none to drop.
+  // Makes a model known; it is not on the device. `load_ns`: time to bring it there.
+  void add(ModelId model, uint64_t bytes, uint64_t load_ns);
+  void remove(ModelId model) {
+    drop(model);
+    models_.erase(model);
+  }
+  // A request for `model`, which is on the device from now on.
+  void request(ModelId model, uint64_t now_ns);
+  // Makes at least `bytes` of room, or all that there is, by dropping models other than `keep`. Returns those that are not on
+  // the device any more. O(n log n) for n models on the device.
   std::vector<ModelId> shed(uint64_t bytes, ModelId keep, uint64_t now_ns);
-  // The model is not on the device any more, or did not get there. Errors: NOT_FOUND; INVALID_STATE while it is pinned.
-  base::Status drop(ModelId model);
-
-  // A pinned model is not dropped: it executes, or is on its way. Pins nest. Errors: NOT_FOUND; INVALID_STATE
-  // (not on the device; not pinned).
-  base::Status pin(ModelId model);
-  base::Status unpin(ModelId model);
+  // The model is not on the device any more, or did not get there.
+  void drop(ModelId model);
 
   bool resident(ModelId model) const;
   uint64_t resident_bytes() const { return resident_bytes_; }
@@ -71,20 +57,11 @@ class Residency {
     double requests = 0;  // decayed to last_ns
     uint64_t last_ns = 0;
     uint64_t turn = 0;  // of the last request: breaks ties of time
-    uint32_t pins = 0;
     bool resident = false;
-  };
-  struct Candidate {
-    ModelId id;
-    uint64_t bytes;
-    uint64_t turn;
-    double worth;
   };
   double requests_of(const Model& model, uint64_t now_ns) const;
   double worth_of(const Model& model, uint64_t now_ns) const;
-  std::vector<ModelId> choose(std::vector<Candidate> candidates, uint64_t room_bytes) const;
 
-  const uint64_t capacity_bytes_;
   const ResidencyPolicy policy_;
   const uint64_t half_life_ns_;
   std::unordered_map<ModelId, Model> models_;

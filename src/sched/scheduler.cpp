@@ -161,7 +161,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   session.declared_ns = session.work_ns = spec.remaining_ns;
   SessionView& view = session.view;
   view.id = spec.id;
-  view.cls = spec.cls;
+  session.bytes_cls = view.cls = spec.cls;
   view.priority = spec.priority;
   view.weight = spec.weight;
   view.arrival_ns = view.ready_since_ns = session.last_wanted_ns = now_ns;

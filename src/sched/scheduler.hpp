@@ -6,7 +6,8 @@
 // capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its
 // sessions. A decision that would break it is not taken.
 //
-// Making room: what stays for speed alone goes first (caches, spare sessions), by class, then price.
+// Who gives bytes up is one decision for all that ask (claims.hpp): what stays for speed alone first (caches, spare
+// sessions), then by class, the policy's order and price.
 // Paging: residents may be paged out for a waiting session that the policy ranks above them and above
 // everything that would stay in its lane. Residents of lower class go first, then those of lower rank, then
 // those of the least price (claims.hpp), and never more than needed. A resident first finishes its iterations
@@ -158,6 +159,7 @@ class Scheduler final : public Authority {
   size_t paged_out() const override;
   LaneId lane_of(SessionId session) const override;  // also while its page-in is under way
   SessionView view(SessionId session) const override;
+  SessionClass class_for_bytes(SessionId session) const;  // as kTerms has told it
   bool knows(SessionId session) const;
   bool owes(SessionId session) const;  // set_overdue()
   Policy& policy();
@@ -165,6 +167,7 @@ class Scheduler final : public Authority {
   std::string coordinated_wait(SessionId session) const override;
   std::string policy_wait(SessionId session) const override;
   std::vector<SessionId> dropping() const override;
+  std::vector<Claim> claims_on(std::span<const Part> parts, uint64_t now_ns) const override;
   double link_ns_per_byte() const override;
   uint64_t promised_bytes() const override;
   Limit capacity() const override;

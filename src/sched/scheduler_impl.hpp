@@ -1,5 +1,5 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (sessions that get in), eviction.cpp (sessions that are paged out for them), capacity.cpp (limits that
+// admission.cpp (sessions that get in), eviction.cpp (who gives bytes up), capacity.cpp (limits that
 // change) and merging.cpp (lanes that give way). Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -44,6 +44,8 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   SessionSpec spec;
   SessionView view;
   Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
+  SessionClass bytes_cls =
+      SessionClass::kGuaranteed;  // by which it gets and gives bytes; turns go by view.cls
   LaneId lane = kNoLane;
   size_t member_at = 0;                   // in its lane's members
   Peers* peers = nullptr;                 // of its rank; null: ranks are no numbers
@@ -79,7 +81,7 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   bool turned_back = false;            // page-ins have turned back for it while it waited for admission
   std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
   bool pinned = false;                 // could not be paged out: is spared until another leaves
-  bool victim = false;                 // inside choose_victims(): would be paged out
+  bool victim = false;                 // inside who_gives(): would go
   std::optional<double> worth_ns;      // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
@@ -106,9 +108,9 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   bool out() const { return bytes == Bytes::kOut || bytes == Bytes::kGoing || comes_in(bytes); }
   bool wants_in() const { return !stopped && (!out() || ready || wake); }
   // Its page-in may turn back, which copies nothing.
-  bool may_turn_back_for(const SessionView& other) const {
-    return bytes == Bytes::kComing && view.cls == SessionClass::kOpportunistic &&
-           other.cls == SessionClass::kGuaranteed;
+  bool may_turn_back_for(const SessionRecord& other) const {
+    return bytes == Bytes::kComing && bytes_cls == SessionClass::kOpportunistic &&
+           other.bytes_cls == SessionClass::kGuaranteed;
   }
   // A busy session can be paged out only later.
   bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }
@@ -216,9 +218,38 @@ struct CacheRecord {
   bool held = false;
   bool dropping = false;  // kDropCache is under way
   bool waiting = false;   // in cache_line
-  bool victim = false;    // inside choose_victims()
+  bool victim = false;    // inside who_gives()
 
   bool droppable() const { return held && !dropping && users == 0; }
+};
+
+// Who goes.
+struct Victims {
+  std::vector<SessionRecord*> sessions;
+  std::vector<CacheRecord*> caches;
+  bool empty() const { return sessions.empty() && caches.empty(); }
+};
+
+// What bytes are asked for, and so who may have to give them (Impl::may_give) and when there are enough (Impl::missing). What stays
+// for speed alone may always have to.
+enum class Why : uint8_t {
+  kSpares,      // a session waits for admission: nobody else
+  kAdmission,   // likewise: those that give way to it
+  kStay,        // likewise: those whose stays in memory are over
+  kAllocation,  // a resident session, now: those that it outranks, with nothing in flight
+  kBoundaries,  // likewise: busy opportunistic ones, at their next boundaries
+  kPieces,      // a session that found no place in the bytes that are free: caches alone
+  kCapacity,    // the device: more is promised than it may be
+  kOtherLane    // a session that is to leave a lane which is held up: the others of that lane
+};
+
+struct Ask {
+  Why why;
+  uint64_t now_ns = 0;
+  const SessionRecord* session = nullptr;
+  uint64_t bytes = 0;  // for kAllocation, kBoundaries and kPieces; the others ask for what is missing
+  // It takes what there is, if all do not do.
+  bool takes_less() const { return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity; }
 };
 
 // An allocation waits for bytes of a session whose page-in turns back for it.
@@ -452,17 +483,16 @@ struct Scheduler::Impl {
   void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
   // eviction.cpp
-  // Chooses the candidates to page out: about `bytes` of them by rank and price, more until `enough` says yes, less
-  // those that prove unnecessary. `enough` looks at SessionRecord::victim. `bytes_of`: the bytes that a session gives
-  // back alone. None if all candidates together would not be enough.
-  struct Victims {
-    std::vector<SessionRecord*> sessions;
-    std::vector<CacheRecord*> caches;
-    bool empty() const { return sessions.empty() && caches.empty(); }
-  };
-  std::optional<Victims> choose_victims(Victims candidates, uint64_t bytes, uint64_t now_ns,
-                                        const std::function<uint64_t(const SessionRecord&)>& bytes_of,
-                                        const std::function<bool()>& enough) const;
+  // The one decision on who gives bytes up: of `from`, the least by class, rank and price that make what is asked for. Empty where
+  // nothing is missing; none where all of them would not do and the asker takes no less.
+  std::optional<Victims> who_gives(const Ask& ask, Victims from) const;
+  bool may_give(const SessionRecord& each, const Ask& ask) const;
+  bool yields(const SessionRecord& each, const SessionRecord* session) const;
+  static bool may_give(const CacheRecord& each, const Ask&) { return spare(each); }
+  Victims who_may_give(const Ask& ask) const;
+  uint64_t missing(const Ask& ask, const Victims& from)
+      const;  // once those of `from` that are marked have gone; kUnknown: no place
+  double price(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) const;
   // The sessions' ranks and prices; the caller fills in the bytes. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
@@ -475,9 +505,9 @@ struct Scheduler::Impl {
                  uint64_t now_ns);
   // Page-ins turn back for an allocation of the session that misses so many bytes. Returns how many of them come back
   // by that; no other allocation counts on these.
-  uint64_t turn_back(const SessionRecord& session, uint64_t bytes);
+  uint64_t turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void start_turn_back(SessionRecord& session);
-  // The victims that choose_victims() marks give back: P, caches, and what their lanes need no more.
+  // The victims that who_gives() marks give back: P, caches, and what their lanes need no more.
   uint64_t victim_bytes(const Victims& candidates) const;
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
   void came_back(SessionId id);      // or is in after all: nobody waits for bytes of its page-in any more
@@ -486,8 +516,8 @@ struct Scheduler::Impl {
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);
-  // So that `session` of the lane can go on in another.
-  void make_room_to_leave(const LaneRecord& lane, SessionRecord& session, uint64_t now_ns);
+  // So that `session` can go on in another lane.
+  void make_room_to_leave(const SessionRecord& session, uint64_t now_ns);
   void join_lanes(uint64_t now_ns);
 
   // caches.cpp
@@ -540,6 +570,7 @@ struct Scheduler::Impl {
   bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
   bool is_for_one_that_goes_out(const SessionRecord& waits) const;
   void admit_waiting(uint64_t now_ns);
+  void admit_in_line(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   bool may_open_lane(const SessionRecord& session) const;
   bool may_open_another(Share::Kind kind) const;
@@ -577,6 +608,29 @@ struct Scheduler::Impl {
   bool give_place(uint64_t now_ns);
 };
 
+// What a lane still needs.
+struct LaneRest {
+  size_t members = 0;
+  uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
+  bool whole = false;  // one of them is to have the whole device
+};
+
+// The rest of a lane once those of it have gone that are on their way out or of whom `is_gone` says so. `each` is called with those that
+// stay.
+template <class IsGone, class Each>
+LaneRest rest_of(const LaneRecord& lane, IsGone is_gone, Each each) {
+  LaneRest rest;
+  for (const SessionRecord* member : lane.members) {
+    if (member->goes_out() || is_gone(*member)) continue;
+    ++rest.members;
+    rest.persistent_bytes += member->persistent_bytes;
+    rest.ephemeral_bytes = std::max(rest.ephemeral_bytes, member->ephemeral_bytes);
+    rest.whole = rest.whole || member->view.share.kind == Share::Kind::kWhole;
+    each(*member);
+  }
+  return rest;
+}
+
 // Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
 // settled.
 template <class IsGone>
@@ -587,30 +641,21 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
   size_t staying = 0;
   bool choice = false, one_lane = options.shared_lanes || session.view.share.kind == Share::Kind::kWhole;
   for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    uint64_t bytes = 0;
-    size_t members = 0;
-    bool runs_next = suits(lane, session) && !lane.held_up();
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out() || is_gone(*member)) continue;
-      ++members;
-      bytes = std::max(bytes, member->ephemeral_bytes);
-      used += member->persistent_bytes;
-      one_lane = one_lane || member->view.share.kind == Share::Kind::kWhole;
-      runs_next = runs_next && (which == Lanes::kAny || goes_before(*policy, session.view, member->view));
-    }
-    if (members == 0) continue;
-    if (which == Lanes::kAny && lane.closing) runs_next = false;
-    staying += members;
-    if (!options.shared_lanes || (suits(lane, session) && !lane.held_up())) ++staying_lanes;
-    used += bytes;
+    const bool suits_it = suits(lane, session) && !lane.held_up();
+    bool runs_next = suits_it && (which == Lanes::kWhereItRunsNext || !lane.closing);
+    const LaneRest rest = rest_of(lane, is_gone, [&](const SessionRecord& member) {
+      runs_next = runs_next && (which == Lanes::kAny || goes_before(*policy, session.view, member.view));
+    });
+    if (rest.members == 0) continue;
+    staying += rest.members;
+    used += rest.persistent_bytes + rest.ephemeral_bytes;
     units += lane.compute_units;
-    if (!runs_next) continue;
-    choice = true;
-    largest = std::max(largest, bytes);
+    one_lane = one_lane || rest.whole;
+    if (!options.shared_lanes || suits_it) ++staying_lanes;
+    choice = choice || runs_next;
+    if (runs_next) largest = std::max(largest, rest.ephemeral_bytes);
   }
-  if (used > capacity.target_bytes) return {};
-  if (may_join(session, staying, false) != MayJoin::kYes) return {};
+  if (used > capacity.target_bytes || may_join(session, staying, false) != MayJoin::kYes) return {};
   const uint32_t limit = one_lane ? 1 : options.max_lanes;
   if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
     choice = true;
@@ -623,13 +668,8 @@ uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
   uint64_t bytes = context_bytes + cache_bytes_without(is_gone);
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
-    uint64_t largest = 0;
-    for (const SessionRecord* member : lane.members) {
-      if (member->goes_out() || is_gone(*member)) continue;
-      bytes += member->persistent_bytes;
-      largest = std::max(largest, member->ephemeral_bytes);
-    }
-    if (!lane.closing) bytes += largest;
+    const LaneRest rest = rest_of(lane, is_gone, [](const SessionRecord&) {});
+    bytes += rest.persistent_bytes + (lane.closing ? 0 : rest.ephemeral_bytes);
   }
   return bytes;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "base/saturate.hpp"
@@ -72,7 +73,7 @@ Resident Scheduler::Impl::stay_of(const SessionRecord& session, uint64_t now_ns)
 uint64_t Scheduler::Impl::stay_left_ns(const SessionRecord& resident, const SessionRecord& session,
                                        uint64_t now_ns) const {
   const Newcomer newcomer{expected_in_ns(session), session.stay_tag_ns,
-                          session.view.cls == resident.view.cls};
+                          session.bytes_cls == resident.bytes_cls};
   const uint32_t stays = gives_way(resident, session) == GivesWay::kAfterLongStay ? kLongStays : 1;
   return sched::stay_left_ns(stay_of(resident, now_ns), newcomer,
                              {options.least_stay_ns, stays, weighted(resident)});
@@ -105,7 +106,7 @@ void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
 
 bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
   return resident.spec.alternates && resident.spec.may_page && resident.resident() && !resident.overdue &&
-         resident.view.cls >= session.view.cls && gives_way(resident, session) != GivesWay::kNever;
+         resident.bytes_cls >= session.bytes_cls && gives_way(resident, session) != GivesWay::kNever;
 }
 
 // The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as
@@ -131,35 +132,25 @@ void Scheduler::Impl::alternate(uint64_t now_ns) {
 
 // False: the alternating sessions have no room for it.
 bool Scheduler::Impl::alternate_for(SessionRecord& session, uint64_t now_ns) {
-  const auto would_do = [&](const std::vector<SessionRecord*>& without) {
-    for (SessionRecord* each : without) each->victim = true;
-    const bool fits =
-        fits_without(session, Lanes::kAny, [this](const auto& each) { return each.victim || spare(each); });
-    for (SessionRecord* each : without) each->victim = false;
-    return fits;
-  };
-  Victims over{{}, droppable()};
-  std::vector<SessionRecord*> all;
   uint64_t least_left_ns = kUnknown;
+  bool any = false;
   for (const LaneRecord& lane : lanes) {
-    for (SessionRecord* member : lane.members) {
-      if (spare(*member)) {
-        over.sessions.push_back(member);
-      } else if (may_alternate(*member, session)) {
-        all.push_back(member);
-        const uint64_t left_ns = stay_left_ns(*member, session, now_ns);
-        if (left_ns == 0)
-          over.sessions.push_back(member);
-        else
-          least_left_ns = std::min(least_left_ns, left_ns);
-      }
+    for (const SessionRecord* member : lane.members) {
+      if (!may_alternate(*member, session)) continue;
+      any = true;
+      if (const uint64_t left_ns = stay_left_ns(*member, session, now_ns); left_ns > 0)
+        least_left_ns = std::min(least_left_ns, left_ns);
     }
   }
-  if (all.empty() || !would_do(all)) return false;
-  const uint64_t need = session.persistent_bytes + session.ephemeral_bytes, free = free_bytes();
-  const auto victims = choose_victims(
-      std::move(over), need - std::min(need, free), now_ns, gives_back(),
-      [&] { return fits_without(session, Lanes::kAny, [](const auto& each) { return each.victim; }); });
+  const bool would_do = fits_without(session, Lanes::kAny, [&](const auto& each) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(each)>, SessionRecord>)
+      return spare(each) || may_alternate(each, session);
+    else
+      return spare(each);
+  });
+  if (!any || !would_do) return false;
+  const Ask ask{Why::kStay, now_ns, &session};
+  const auto victims = who_gives(ask, who_may_give(ask));
   if (!victims || victims->empty()) {
     stays_end_ns = base::add_saturated(now_ns, std::max(least_left_ns, kLeastLookNs));
     return true;

@@ -599,7 +599,7 @@ TEST_CASE("random events keep every invariant and everybody gets through") {
     SchedulerOptions options;
     options.capacity_bytes = 1000;
     options.least_stay_ns = 200;
-    soak(policy, options, 1, 40'000, states_taken);
+    soak(policy, options, 1, 60'000, states_taken);
     options.granularity_bytes = 16;
     options.lane_finder = LaneFinderKind::kBalanced;
     soak(policy, options, 3, 20'000, states_taken);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -11,8 +12,8 @@
 namespace {
 
 using namespace gpushare;  // NOLINT
-using sched::choose_claims;
 using sched::Claim;
+using sched::give_up;
 
 // Prices by rank, highest rank first: what is compared.
 std::vector<double> prices(const std::vector<Claim>& claims, uint64_t set) {
@@ -38,10 +39,21 @@ uint64_t set_of(const std::vector<size_t>& indexes) {
   return set;
 }
 
+std::vector<size_t> choose_claims(const std::vector<Claim>& claims, uint64_t bytes) {
+  const std::vector<uint64_t> given = give_up(claims, bytes);
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < claims.size(); ++i) {
+    if (given[i] == 0) continue;
+    REQUIRE(given[i] == claims[i].bytes);
+    chosen.push_back(i);
+  }
+  return chosen;
+}
+
 TEST_CASE("rank before price, and within a rank the least price") {
   const std::vector<Claim> claims{{10, 2, 1}, {10, 1, 100}, {4, 1, 10}, {6, 1, 12}, {20, 3, 0}};
   CHECK(choose_claims(claims, 0).empty());
-  CHECK(choose_claims(claims, 51).empty());
+  CHECK(choose_claims(claims, 51) == std::vector<size_t>{0, 1, 2, 3, 4});  // all that there is
   CHECK(choose_claims(claims, 50) == std::vector<size_t>{0, 1, 2, 3, 4});
   CHECK(choose_claims(claims, 1) == std::vector<size_t>{2});
   CHECK(choose_claims(claims, 10) == std::vector<size_t>{2, 3});
@@ -60,13 +72,27 @@ TEST_CASE("what nobody has wanted for long costs less to take") {
 }
 
 TEST_CASE("parts: rank, then the cheapest byte, then the order of the list, and never more than is missing") {
-  const std::vector<Claim> claims{{100, 1, 0}, {50, 0, 100}, {50, 0, 50}, {50, 0, 50}, {0, 0, 0}};
+  const std::vector<Claim> claims{
+      {100, 1, 0, true}, {50, 0, 100, true}, {50, 0, 50, true}, {50, 0, 50, true}, {0, 0, 0, true}};
   using Parts = std::vector<uint64_t>;
-  CHECK(choose_parts(claims, 0) == Parts{0, 0, 0, 0, 0});
-  CHECK(choose_parts(claims, 30) == Parts{0, 0, 30, 0, 0});
-  CHECK(choose_parts(claims, 120) == Parts{0, 20, 50, 50, 0});
-  CHECK(choose_parts(claims, 151) == Parts{1, 50, 50, 50, 0});
-  CHECK(choose_parts(claims, 1000) == Parts{100, 50, 50, 50, 0});
+  CHECK(give_up(claims, 0) == Parts{0, 0, 0, 0, 0});
+  CHECK(give_up(claims, 30) == Parts{0, 0, 30, 0, 0});
+  CHECK(give_up(claims, 120) == Parts{0, 20, 50, 50, 0});
+  CHECK(give_up(claims, 151) == Parts{1, 50, 50, 50, 0});
+  CHECK(give_up(claims, 1000) == Parts{100, 50, 50, 50, 0});
+}
+
+TEST_CASE("parts beside claims that go whole") {
+  using Parts = std::vector<uint64_t>;
+  // The part closes what the cheaper claim leaves.
+  CHECK(give_up(std::vector<Claim>{{60, 0, 6}, {100, 0, 20, true}}, 70) == Parts{60, 10});
+  // A whole claim at a lower price than the part that is missing.
+  CHECK(give_up(std::vector<Claim>{{60, 0, 6}, {10, 0, 9, true}, {70, 0, 100}}, 65) == Parts{60, 5, 0});
+  CHECK(give_up(std::vector<Claim>{{60, 0, 6}, {70, 0, 8}, {10, 0, 90, true}}, 65) == Parts{0, 70, 0});
+  // A part that is in the prefix gives no more than is needed beside the claim that closes it.
+  CHECK(give_up(std::vector<Claim>{{20, 0, 1, true}, {40, 0, 40}}, 50) == Parts{10, 40});
+  // A price that cannot be compared is no reason to give nothing.
+  CHECK(give_up(std::vector<Claim>{{10, 0, INFINITY}}, 5) == Parts{10});
 }
 
 TEST_CASE("the choice beside exhaustive search") {
@@ -83,10 +109,7 @@ TEST_CASE("the choice beside exhaustive search") {
     const uint64_t all = (uint64_t{1} << claims.size()) - 1;
     const uint64_t wanted = test::uniform(random, 1, std::max<uint64_t>(bytes_of(claims, all), 1));
     const uint64_t chosen = set_of(choose_claims(claims, wanted));
-    if (bytes_of(claims, all) < wanted) {
-      REQUIRE(chosen == 0);
-      continue;
-    }
+    if (bytes_of(claims, all) < wanted) continue;
     REQUIRE(bytes_of(claims, chosen) >= wanted);
     for (size_t i = 0; i < claims.size(); ++i) {
       if ((chosen >> i & 1) == 0) continue;

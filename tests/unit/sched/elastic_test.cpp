@@ -4,19 +4,38 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "sched/scheduler.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
 namespace {
 
 using namespace gpushare;  // NOLINT
-using sched::ElasticRanges;
 using sched::RangeRequest;
 using sched::SessionClass;
 
 constexpr uint64_t kAnswer = 100;
+
+// Sessions that rank by class alone.
+struct ElasticRanges : sched::ElasticRanges {
+  ElasticRanges()
+      : sched::ElasticRanges([this](std::span<const sched::Part> parts) {
+          std::vector<sched::Claim> claims;
+          for (const sched::Part& part : parts)
+            claims.push_back({part.bytes, classes[part.session] == SessionClass::kGuaranteed, 0, true});
+          return claims;
+        }) {}
+  ElasticRanges(const ElasticRanges&) = delete;
+  void open(sched::RangeId id, const sched::RangeSpec& spec) {
+    classes[spec.session] = spec.cls;
+    sched::ElasticRanges::open(id, spec);
+  }
+  std::map<sched::SessionId, SessionClass> classes;
+};
 
 void add(ElasticRanges& ranges, sched::RangeId id, SessionClass cls, uint64_t bytes, double price = 1,
          uint64_t answer_ns = kAnswer) {
@@ -121,6 +140,39 @@ TEST_CASE("who declines keeps its class, who keeps silent loses it until it give
   CHECK(ranges.on_the_way_bytes(9) == 50);
   ranges.answer(2, 5);
   CHECK(ranges.ask(2, 10, 5, 0).empty());
+}
+
+TEST_CASE("a policy that ranks sessions ranks their ranges, then comes the price") {
+  for (const char* policy : {"priority", "fair"}) {
+    INFO(policy);
+    sched::SchedulerOptions options;
+    options.capacity_bytes = 1000;
+    sched::Scheduler scheduler(options, std::move(*sched::make_policy(policy)));
+    sched::ElasticRanges ranges(
+        [&](std::span<const sched::Part> parts) { return scheduler.claims_on(parts, 0); });
+    for (const sched::SessionId id : {1, 2, 3, 4}) {
+      sched::SessionSpec spec;
+      spec.id = id;
+      spec.name = "job";
+      spec.cls = id < 3 ? SessionClass::kGuaranteed : SessionClass::kOpportunistic;
+      spec.priority = id % 2 == 0 ? 1 : 0;
+      spec.persistent_bytes = 100;
+      REQUIRE(scheduler.arrive(spec, 0).ok());
+      ranges.open(id, {id, spec.cls, kAnswer, id % 2 == 0 ? 1.0 : 2.0});
+      ranges.set_bytes(id, 100);
+    }
+    ranges.open(9, {1, SessionClass::kGuaranteed, 0, 0});
+    const bool ranked = std::string(policy) == "priority";
+    CHECK(asked(ranges.ask(9, 1, 150, 0)) == (ranked ? Asked{{3, 100}, {4, 50}} : Asked{{4, 100}, {3, 50}}));
+    ranges.withdraw(1);
+    CHECK(asked(ranges.ask(9, 2, 350, 0)) == (ranked ? Asked{{3, 100}, {4, 100}, {1, 100}, {2, 50}}
+                                                     : Asked{{4, 100}, {3, 100}, {2, 100}, {1, 50}}));
+    // Bytes that the scheduler itself prices cost what moving them takes.
+    const auto claims = scheduler.claims_on(std::vector<sched::Part>{{3, 10}, {3, 20}, {77, 5}}, 0);
+    CHECK(claims[1].price_ns == Approx(2 * claims[0].price_ns));
+    CHECK(claims[0].in_parts);
+    CHECK(claims[2].bytes == 5);  // of nobody
+  }
 }
 
 // Ranges that trade on virtual time. Owners give at once, late, in part, decline, keep silent or break their word.

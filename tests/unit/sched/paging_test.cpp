@@ -291,6 +291,28 @@ TEST_CASE("a policy that pages nobody out turns no page-in back for a session th
   CHECK(actions(scheduler) == Strings{});
 }
 
+TEST_CASE("of several page-ins those of the lowest rank turn back, whatever lanes they are in") {
+  for (const SessionId lower : {1, 4}) {
+    Scheduler scheduler = make("priority", capacity(160));
+    for (const SessionId id : {1, 4}) {
+      SessionSpec low = spec(id, 40, 10);
+      low.cls = SessionClass::kOpportunistic;
+      low.priority = id == lower ? -1 : 1;
+      REQUIRE(scheduler.arrive(low, 0).ok());
+    }
+    REQUIRE(scheduler.arrive(spec(2, 20, 10), 0).ok());
+    CHECK(scheduler.make_room(2, 90, 1));
+    for (const SessionId id : {1, 4}) scheduler.page_done(id, 2);
+    scheduler.room_used(2, 3);
+    (void)actions(scheduler);
+    for (const SessionId id : {1, 4}) REQUIRE(scheduler.lane_of(id) != kNoLane);
+    CHECK(scheduler.make_room(2, 30, 4));
+    CHECK(actions(scheduler) == Strings{"back " + std::to_string(lower)});
+    CHECK(scheduler.make_room(2, 50, 5));  // 10 of the first one are left
+    CHECK(actions(scheduler) == Strings{"back " + std::to_string(5 - lower)});
+  }
+}
+
 TEST_CASE("bytes of a page-in that turns back are counted once") {
   Scheduler scheduler = make("priority", capacity(160));
   for (const SessionId id : {1, 4}) {

@@ -1,0 +1,69 @@
+// ranges.hpp: elastic ranges of processes that share a device. A session reports the bytes of its ranges that their owner can be
+// asked for; the daemon treats them as one range. A session that finds no room and nobody to ask in its own process asks here, and
+// the daemon asks other sessions by the rules of sched::ElasticRanges, with the owner's own deadline. A session that does not answer
+// keeps the bytes and counts as opportunistic until it gives some back. The session that asked is told its name. The daemon keeps
+// the bytes that were given for a wait from other sessions with ranges for a while, because an owner that wants them back at once is
+// faster than the process that must wake up first.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/status.hpp"
+#include "client/protocol.hpp"
+#include "daemon/user_limits.hpp"
+#include "sched/elastic.hpp"
+#include "sched/scheduler.hpp"
+
+namespace gpushare::daemon {
+
+struct RemoteSession;
+struct Request;
+
+// Used by the service's thread alone.
+class Ranges {
+ public:
+  Ranges(sched::Scheduler& scheduler, LogLimit& log_limit, uint64_t capacity_bytes);
+  void set(RemoteSession& session, const client::RangeHas& message);
+  // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. `lower`: ranges of
+  // opportunistic sessions alone.
+  void ask(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
+  void answer(const RemoteSession& session, uint64_t bytes);
+  void close(RemoteSession& session);
+  // Whether the session, which may have ranges, can grow by so much. Errors: DEVICE_OUT_OF_MEMORY.
+  base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
+  void grew(const RemoteSession& session, uint64_t bytes);
+  // The session's class, or the lower one while a range of it is silent. A group has one class: the one that was told last.
+  void refresh_class(RemoteSession& session, uint64_t now_ns);
+  bool expire(uint64_t now_ns);  // true if somebody is silent
+  uint64_t next_deadline_ns() const { return elastic_.next_deadline_ns(); }
+
+ private:
+  struct Range {
+    RemoteSession* session = nullptr;
+    uint64_t want = 0;  // of its wait; 0: it does not wait
+    uint64_t asked_ns = 0;
+    uint64_t since = 0;       // the first want of its wait: others' came before or after
+    uint64_t room_bytes = 0;  // most that was free during its wait
+    // Given for its wait, and kept from others so long.
+    uint64_t kept_bytes = 0, kept_until_ns = 0;
+    std::string silent;  // who did not answer, for its next reply
+  };
+  Range& open(RemoteSession& session, uint64_t answer_ns, double price_ns_per_byte);
+  void end_wait(Range& range);
+  void tell_waits() const;
+  // Bytes that were given for waits before which the session does not come.
+  uint64_t kept_from(const Range& range, uint64_t now_ns) const;
+
+  sched::Scheduler& scheduler_;
+  LogLimit& log_limit_;
+  const uint64_t capacity_bytes_;
+  sched::ElasticRanges elastic_;
+  std::map<sched::RangeId, Range> ranges_;
+  sched::RangeId next_range_ = 1;
+  uint64_t next_want_ = 1;
+};
+
+}  // namespace gpushare::daemon
