@@ -111,6 +111,7 @@ class RemoteAuthority final : public sched::Authority {
   void set_class(sched::SessionId session, sched::SessionClass cls, uint64_t now_ns) override;
   void set_weight(sched::SessionId session, double weight) override;
   void set_remaining(sched::SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
+  void set_worth(sched::SessionId session, double worth, uint64_t until_ns) override;
   bool set_spare(sched::SessionId session, std::optional<double> worth_ns, uint64_t now_ns) override;
   void set_link(double ns_per_byte) override;
   void set_policy(std::unique_ptr<sched::Policy>, uint64_t) override {}  // the daemon's operator chooses it
@@ -222,6 +223,8 @@ class RemoteAuthority final : public sched::Authority {
     uint32_t questions = 0;                                   // about it that have no answer yet
     std::deque<Event> early;         // what came before an answer, which is to be taken up first
     std::optional<double> worth_ns;  // it is spare
+    double worth = 0;                // of its next iteration, as set_worth() said
+    uint64_t worth_until_ns = 0;
     // As the daemon's coordinator has decided.
     sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
     uint64_t limit_bytes = 0;
@@ -258,6 +261,7 @@ class RemoteAuthority final : public sched::Authority {
   // `then` is called with the daemon's answer.
   std::shared_ptr<Question> declare(Record& record, bool may_queue, Then then);
   void declare_queued(Record& record);
+  void tell_next_worth(const Record& record);
   void is_declared(Record& record, const Reply& reply, const Arrive& said);
   std::shared_ptr<Question> ask(std::span<const std::byte> request, uint32_t sequence, Answered answered);
   // About a session: what the daemon says of it is taken up after the answer.

@@ -63,6 +63,23 @@ void RemoteAuthority::not_ready(SessionId session, uint64_t) {
   accept_unwanted(*record);
 }
 
+// The daemon hears of it with the question for a turn: whoever has the turn in hand tells nothing.
+void RemoteAuthority::set_worth(SessionId session, double worth, uint64_t until_ns) {
+  Record* record = find(session);
+  if (record == nullptr) return;
+  record->worth = worth;
+  record->worth_until_ns = until_ns;
+  if (record->turn == Turn::kAsked && record->is_known()) tell_next_worth(*record);
+}
+
+void RemoteAuthority::tell_next_worth(const Record& record) {
+  auto message = make_message<MessageType::kSetWorth>();
+  message.session = record.spec.id;
+  message.worth = record.worth;
+  message.until_ns = record.worth_until_ns;
+  send(bytes_of(message));
+}
+
 // A turn came for an iteration that is not there any more.
 void RemoteAuthority::accept_unwanted(Record& record) {
   if (record.wants_turn() || record.in_flight > 0 || !record.is_known() || !gone_.ok()) return;
@@ -88,6 +105,7 @@ void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) 
   Record* record = find(session);
   if (record == nullptr) return;
   set_turn(*record, Turn::kNone);
+  record->worth = 0;
   if (record->in_flight++ == 0) count_shared(*record, true);
   if (record->is_known()) lease(*record).set_looks(true);
 }
@@ -191,6 +209,7 @@ void RemoteAuthority::flush() {
     if (!record.is_known()) continue;
     const bool ask = record.turn == Turn::kWanted && record.in_flight == 0;
     if (ask) record.turn = Turn::kAsked;
+    if (ask && record.worth > 0) tell_next_worth(record);
     if (std::exchange(record.returned, false))
       tell(MessageType::kReturned, record, ask ? 1 : 0);
     else if (ask)

@@ -67,7 +67,8 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(Context, SessionMessage, CALL, context)                \
   X(PagePart, SessionMessage, EVENT, page_part)            \
   X(RangeAskLower, SessionMessage, EVENT, range_ask_lower) \
-  X(TurnBack, SessionMessage, NEWS, turn_back)
+  X(TurnBack, SessionMessage, NEWS, turn_back)             \
+  X(SetWorth, Worth, EVENT, set_worth)
 
 enum class MessageType : uint16_t {
   kNone,
@@ -199,6 +200,15 @@ struct RangeHas {
   uint64_t bytes = 0;
   uint64_t answer_ns = 0;  // time to answer
   double price_ns_per_byte = 0;
+};
+
+// What the session's next iteration wins if it begins by `until_ns` (CLOCK_MONOTONIC), and not later: Authority::set_worth. Sent
+// before the Ready or the Returned that asks for the iteration's turn.
+struct Worth {
+  Header header;
+  uint64_t session = 0;
+  double worth = 0;  // 0, or no finite number above 0: nothing is known any more
+  uint64_t until_ns = 0;
 };
 
 // Opens the image of a model for a session. The daemon reads the file as its own user.

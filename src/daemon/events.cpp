@@ -150,6 +150,10 @@ void SharedDevice::on_set_remaining(RemoteSession& session, const SessionMessage
   scheduler_.set_remaining(session.claim->id, message.value, host_now_ns());
 }
 
+void SharedDevice::on_set_worth(RemoteSession& session, const client::Worth& message, const Request&) {
+  scheduler_.set_worth(session.claim->id, message.worth, message.until_ns);
+}
+
 void SharedDevice::on_set_spare(RemoteSession& session, const SessionMessage& message, const Request&) {
   const auto worth_ns = std::bit_cast<double>(message.value);
   if (session.claim->group == 0)

@@ -155,6 +155,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
+  base::Status set_worth(double worth, uint64_t until_ns) override;
   base::Status set_target_slowdown(double target) override;
   base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;

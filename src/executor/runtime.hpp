@@ -331,6 +331,11 @@ class Session {
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
+  // The session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`
+  // (base::host_now_ns), and nothing later; forgotten when it begins. Beside others of its rank, in this process and where the
+  // daemon decides in others, it goes first when it would win nothing otherwise, within its part of the device
+  // (Authority::set_worth). Errors: why the session ended.
+  virtual base::Status set_worth(double worth, uint64_t until_ns) = 0;
   // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's
   // target. INVALID_ARGUMENT for opportunistic sessions.
   virtual base::Status set_target_slowdown(double target) = 0;

@@ -5,6 +5,8 @@
 
 #include "base/bell.hpp"
 #include "base/cancel.hpp"
+#include "base/clock.hpp"
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 
@@ -216,6 +218,16 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->authority_->set_remaining(id_, remaining_ns, runtime_->now());
   runtime_->carry_out(nullptr, outbox);
+  return {};
+}
+
+base::Status SessionImpl::set_worth(double worth, uint64_t until_ns) {
+  const uint64_t host_ns = base::host_now_ns();
+  const uint64_t left_ns = until_ns - std::min(until_ns, host_ns);
+  BooksLock lock(runtime_->mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  runtime_->authority_->set_worth(id_, left_ns > 0 ? worth : 0,
+                                  base::add_saturated(runtime_->now(), left_ns));
   return {};
 }
 

@@ -171,6 +171,12 @@ class Authority {
   virtual void set_link(double ns_per_byte) = 0;
   // Device time still needed from now on (kUnknown: estimate again).
   virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
+  // The session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`, and nothing later.
+  // Where it would win nothing if it waited for another session of its rank, it goes first, as long as it has part of the device
+  // left that it did not use (kMostUnusedNs). Of several such sessions the one of the greatest worth goes first. Forgotten when an
+  // iteration begins; a worth that is not finite and above 0 forgets it at once. The worth of a spare session is another
+  // (set_spare).
+  virtual void set_worth(SessionId session, double worth, uint64_t until_ns) = 0;
   // Sessions admitted stay admitted, also above the new policy's limits.
   virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;
   // The driver could not place an admitted session's bytes (contiguous layout, fragmented): the session goes

@@ -128,6 +128,10 @@ void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_
   impl_->admit_waiting(now_ns);
 }
 
+void Scheduler::set_worth(SessionId id, double worth, uint64_t until_ns) {
+  if (SessionRecord* session = impl_->find(id)) impl_->set_worth(*session, worth, until_ns);
+}
+
 void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
   impl_->take_policy(std::move(policy));
   if (impl_->options.measures && impl_->asks.by_interference) measure();

@@ -275,6 +275,7 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
 void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64_t iterations) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane != lane_id || lane_id == kNoLane) return;
+  impl_->use_worth(*session);
   session->ready = false;
   session->paused_since_ns = kUnknown;
   impl_->stop_expecting(*session);
@@ -366,6 +367,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
              yielded = session->yields_to.has_value();
   if (session->spec.alternates) --impl_->alternating;
   impl_->forget_worth(*session);
+  impl_->set_worth(*session, 0, 0);
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
     lane.completed += session->view.in_flight;

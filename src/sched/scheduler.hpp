@@ -97,6 +97,7 @@ class Scheduler final : public Authority {
   bool set_spare(SessionId session, std::optional<double> worth_ns, uint64_t now_ns) override;
   void set_link(double ns_per_byte) override;
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
+  void set_worth(SessionId session, double worth, uint64_t until_ns) override;
   void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) override;
   void unplaced(SessionId session, uint64_t now_ns) override;
   void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) override;

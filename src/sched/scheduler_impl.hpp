@@ -313,6 +313,7 @@ struct Scheduler::Impl {
   std::vector<ComingBack> coming_back;  // longest waiting first
   std::vector<std::unique_ptr<CacheRecord>> caches;
   size_t spares = 0;                     // sessions with a worth
+  size_t with_deadline = 0;              // sessions whose next iteration has a worth (set_worth)
   bool several_groups = false;           // sessions of more than one trust group have arrived
   double link_ns_per_byte = 0;           // 0: not measured
   std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
@@ -415,6 +416,12 @@ struct Scheduler::Impl {
   }
   // The candidate that runs next; the number of candidates if none may now, and then `until` is when to ask again.
   size_t first_of(std::span<const SessionView> candidates, uint64_t now_ns, uint64_t& until) const;
+  // The same where deadlines count: `first`, or the one that goes before it by set_worth().
+  size_t urgent_of(std::span<const SessionView> candidates, size_t first, uint64_t now_ns) const;
+  bool lost_by_waiting(const SessionView& view, const SessionView& other, uint64_t now_ns) const;
+  bool allowed_now(const SessionView& view, uint64_t now_ns, uint64_t& until) const;  // by Policy::may_run
+  void set_worth(SessionRecord& session, double worth, uint64_t until_ns);
+  void use_worth(SessionRecord& session);  // its next iteration begins
   double shared_virtual_ns(const SessionRecord& session);
   void catch_up(SessionRecord& session, double lag_ns);
   void start_with_others(SessionRecord& session);

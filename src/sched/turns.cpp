@@ -77,16 +77,70 @@ size_t Scheduler::Impl::first_of(std::span<const SessionView> candidates, uint64
   until = kUnknown;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (best < candidates.size() && !runs_before(candidates[i], candidates[best])) continue;
-    if (asks.may_run) {
-      const uint64_t from_ns = policy->may_run(candidates[i], device, now_ns);
-      if (from_ns > now_ns) {
-        until = std::min(until, from_ns);
-        continue;
-      }
-    }
-    best = i;
+    if (allowed_now(candidates[i], now_ns, until)) best = i;
+  }
+  return with_deadline == 0 || best == candidates.size() ? best : urgent_of(candidates, best, now_ns);
+}
+
+bool Scheduler::Impl::allowed_now(const SessionView& view, uint64_t now_ns, uint64_t& until) const {
+  if (!asks.may_run) return true;
+  const uint64_t from_ns = policy->may_run(view, device, now_ns);
+  if (from_ns <= now_ns) return true;
+  until = std::min(until, from_ns);
+  return false;
+}
+
+// An iteration lasts twice the mean at most, as a rule, and a turn of another process for a while in any case.
+bool Scheduler::Impl::lost_by_waiting(const SessionView& view, const SessionView& other,
+                                      uint64_t now_ns) const {
+  if (view.worth == 0 || now_ns > view.worth_until_ns) return false;
+  const uint64_t iteration_ns = other.iteration_ns > 0 ? other.iteration_ns : longest_ns;
+  const uint64_t wait_ns = base::add_saturated(base::add_saturated(iteration_ns, iteration_ns), kQuantumNs);
+  return view.worth_until_ns - now_ns < wait_ns;
+}
+
+size_t Scheduler::Impl::urgent_of(std::span<const SessionView> candidates, size_t first,
+                                  uint64_t now_ns) const {
+  const SessionView& head = candidates[first];
+  if (head.share.kind != Share::Kind::kWeighted) return first;
+  size_t best = first;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const SessionView& view = candidates[i];
+    const SessionView& other = candidates[best];
+    if (i == best || !lost_by_waiting(view, other, now_ns)) continue;
+    if (view.share.kind != Share::Kind::kWeighted || !equal(view, head) ||
+        view.virtual_ns - view.unused_ns > head.virtual_ns)
+      continue;
+    if (lost_by_waiting(other, view, now_ns) && other.worth >= view.worth) continue;
+    uint64_t until = kUnknown;
+    if (allowed_now(view, now_ns, until)) best = i;
   }
   return best;
+}
+
+void Scheduler::Impl::set_worth(SessionRecord& session, double worth, uint64_t until_ns) {
+  SessionView& view = session.view;
+  if (!std::isfinite(worth) || worth < 0) worth = 0;
+  if (worth == 0 && view.worth == 0) return;
+  with_deadline += (worth > 0 ? 1u : 0u) - (view.worth > 0 ? 1u : 0u);
+  view.worth = worth;
+  view.worth_until_ns = until_ns;
+  show(session);
+}
+
+// What it went ahead by is paid for from what it left unused, so that its virtual time is not above that of the others.
+void Scheduler::Impl::use_worth(SessionRecord& session) {
+  SessionView& view = session.view;
+  if (view.worth == 0) return;
+  double least = view.virtual_ns;
+  for (const LaneId id : ready_lanes)
+    for (const SessionView& other : lanes[id].ready)
+      if (other.share.kind == Share::Kind::kWeighted && equal(other, view))
+        least = std::min(least, other.virtual_ns);
+  const double used_ns = weighted(session) ? std::min(view.unused_ns, view.virtual_ns - least) : 0;
+  view.virtual_ns -= used_ns;
+  view.unused_ns -= used_ns;
+  set_worth(session, 0, 0);
 }
 
 // Virtual time of those that the session shares with. Under a policy without ranks the device's; else the least of those of
@@ -121,7 +175,12 @@ double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) {
 // The session wants the device again, or for the first time: it begins where the others are, or behind them by so much.
 void Scheduler::Impl::catch_up(SessionRecord& session, double lag_ns) {
   const double others = shared_virtual_ns(session);
-  if (others < INFINITY) session.view.virtual_ns = std::max(session.view.virtual_ns, others - lag_ns);
+  if (const double from_ns = others - lag_ns; others < INFINITY && from_ns > session.view.virtual_ns) {
+    SessionView& view = session.view;
+    view.unused_ns = std::min(view.unused_ns + (from_ns - view.virtual_ns),
+                              virtual_cost(static_cast<double>(kMostUnusedNs), view.share.weight));
+    view.virtual_ns = from_ns;
+  }
   touch(session);
 }
 
@@ -226,7 +285,9 @@ bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now
     // Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of
     // another's iteration would lose time for nothing.
     const double others = others_virtual_ns(id, view, now_ns, until);
-    if (view.virtual_ns - virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.share.weight) <=
+    const double unused_ns = view.worth > 0 && now_ns <= view.worth_until_ns ? view.unused_ns : 0;
+    if (view.virtual_ns - unused_ns -
+            virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.share.weight) <=
         others)
       return true;
   }

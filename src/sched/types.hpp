@@ -71,6 +71,10 @@ struct SessionView {
   Share share;              // the policy's last answer
   uint64_t rank = 0;        // likewise, where it gives ranks as numbers
   bool alternates = false;  // SessionSpec::alternates
+  // Set by set_worth(): what the next iteration wins if it begins by then; 0: nothing is known.
+  double worth = 0;
+  uint64_t worth_until_ns = 0;
+  double unused_ns = 0;  // virtual time that it left to others while it wanted nothing, at most kMostUnusedNs
 };
 
 inline bool ahead_in_line(const SessionView& a, const SessionView& b) {

@@ -171,7 +171,6 @@ class RequestServer::Impl {
       refused();
       return status;
     }
-    soonest_ns_ = std::min(soonest_ns_, request.deadline_ns);
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -291,7 +290,6 @@ class RequestServer::Impl {
     void* tag;
     Answer answer;
     Stage stage;
-    bool expired = false;  // its deadline passed while a batch ran: see expire()
   };
   struct Model {
     std::shared_ptr<const RunBatch> run;
@@ -308,8 +306,6 @@ class RequestServer::Impl {
   };
   static constexpr uint64_t kTellNs = 100'000'000;
   static constexpr uint64_t kAgain = 0;
-  static constexpr uint64_t kSweepNs =
-      5'000'000;  // the requests are looked through for expired ones so often at most
 
   static base::Status closed() {
     return {GPUSHARE_INVALID_STATE, "the request queue takes no more requests: it is draining or closed"};
@@ -390,11 +386,10 @@ class RequestServer::Impl {
       RequestOutcome outcome;
       outcome.id = drop.id;
       Entry& entry = entries_.find(drop.id)->second;
-      const DropReason reason = entry.expired ? DropReason::kExpired : drop.reason;
-      outcome.status = reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
-      outcome.dropped = reason;
+      outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
+      outcome.dropped = drop.reason;
       outcome.finished_ns = end;
-      ++stats_.dropped[static_cast<size_t>(reason)];
+      ++stats_.dropped[static_cast<size_t>(drop.reason)];
       make_due(outcome, entry);
     }
     if (!decision.batch) return decision.wake_ns;
@@ -403,19 +398,9 @@ class RequestServer::Impl {
     return kAgain;
   }
 
-  // Policies answer when they are asked for the next batch, most of them not before the last one has finished. While a batch
-  // runs, which may be for ever, the server takes out what cannot be served in time any more: requests whose deadlines
-  // have passed, and batches that wait for the device and should have begun. ask() answers them.
-  void expire(uint64_t now) GPUSHARE_REQUIRES(mutex_) {
-    swept_ns_ = now;
-    soonest_ns_ = kNever;
-    for (auto& [id, entry] : entries_) {
-      if (entry.stage != Stage::kWaiting || entry.expired) continue;
-      if (entry.deadline_ns >= now)
-        soonest_ns_ = std::min(soonest_ns_, entry.deadline_ns);
-      else
-        entry.expired = batcher_->cancel(id, now);
-    }
+  // Takes out the batches that wait for the device and should have begun; ask() answers their requests. What expires while it
+  // waits the batcher drops itself whenever it is asked, in bounded pieces.
+  void reject_late_batches(uint64_t now) GPUSHARE_REQUIRES(mutex_) {
     for (auto batch = waiting_.begin(); batch != waiting_.end();) {
       if (now <= batch->latest_start_ns) {
         ++batch;
@@ -426,10 +411,11 @@ class RequestServer::Impl {
       batch = waiting_.erase(batch);
     }
   }
-  // When expire() is due: never while no batch is in flight.
-  uint64_t expires_ns() const GPUSHARE_REQUIRES(mutex_) {
-    if (in_flight_ == 0 || given_up_ || soonest_ns_ == kNever) return kNever;
-    return std::max(soonest_ns_ + 1, swept_ns_ + kSweepNs);
+  // When the first of them is too late.
+  uint64_t late_ns() const GPUSHARE_REQUIRES(mutex_) {
+    uint64_t first_ns = kNever;
+    for (const Batch& batch : waiting_) first_ns = std::min(first_ns, batch.latest_start_ns);
+    return first_ns == kNever || given_up_ ? kNever : first_ns + 1;
   }
 
   // Takes some of the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids
@@ -487,7 +473,7 @@ class RequestServer::Impl {
       poked_ = false;
       uint64_t wake_ns = kNever;
       try {
-        if (const uint64_t now = base::host_now_ns(); now >= expires_ns()) expire(now);
+        if (const uint64_t now = base::host_now_ns(); now >= late_ns()) reject_late_batches(now);
         if (!given_up_) wake_ns = ask();
       } catch (...) {
         give_up();
@@ -499,7 +485,7 @@ class RequestServer::Impl {
       report();
       if (ended_) return;
       tell_stats();
-      if (!poked_) sleep_until(std::min({wake_ns, expires_ns(), tell_at_ns_}));
+      if (!poked_) sleep_until(std::min({wake_ns, late_ns(), tell_at_ns_}));
     }
   }
 
@@ -670,8 +656,6 @@ class RequestServer::Impl {
   uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t soonest_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // no waiting request has an earlier deadline
-  uint64_t swept_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;         // when expire() ran last
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;

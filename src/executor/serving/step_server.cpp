@@ -264,6 +264,8 @@ class StepServer::Impl {
     seen.members = step.members;
     seen.left = step.left;
     seen.expected_ns = step.expected_ns;
+    seen.worth = step.worth;
+    seen.worth_until_ns = step.worth_until_ns;
     seen.member_tags.clear();
     seen.left_tags.clear();
     for (const auto& member : seen.members) seen.member_tags.push_back(tag(member.id));
@@ -322,6 +324,8 @@ class StepServer::Impl {
         started_ns = base::host_now_ns();
         return function_(iteration, seen);
       };
+      (void)session_->set_worth(seen.worth,
+                                seen.worth_until_ns);  // of a session that ended: run_as_iteration says so
       return run_as_iteration(*session_, this, "step", step, outcome);
     } catch (...) {
       return no_memory_;

@@ -66,6 +66,9 @@ struct Batch {
   uint64_t expected_ns = 0;           // what the policy thinks it takes
   uint64_t not_before_ns = 0;         // the device waits for it
   uint64_t latest_start_ns = kNever;  // the device refuses it after this: report rejected()
+  // What the requests that it is expected to serve in time cost together, and by when it has to begin for all of these.
+  double worth = 0;
+  uint64_t worth_until_ns = kNever;
 };
 
 struct Decision {

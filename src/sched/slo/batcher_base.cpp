@@ -362,6 +362,11 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
     flight.slo_ns =
         std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
     flight.deadlines.emplace_back(request.deadline_ns, request.cost);
+    if (const uint64_t last_ns = request.deadline_ns - std::min(request.deadline_ns, batch.expected_ns);
+        last_ns >= deciding_ns_) {
+      batch.worth += request.cost;
+      batch.worth_until_ns = std::min(batch.worth_until_ns, last_ns);
+    }
     if (std::exchange(at->second.ordered, false)) leave(at->second);
     flight.members.push_back(
         {at->second.application, request.application, std::move(at->second.request.features)});

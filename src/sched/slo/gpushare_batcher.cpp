@@ -578,7 +578,10 @@ class Gpushare final : public BatcherBase {
     const BatchTimeModel& time = knowledge_.model(index).time;
     const Quantiles& asked = quantiles(index, cap.application);
     allow(cap.number);
-    if (!uniform_) bound_by_size(cap.number, model.sizes.back(), most_of_);
+    if (!uniform_) {
+      bound_by_size(cap.number, model.sizes.back(), most_of_);
+      rank_by_cost(cap.number);
+    }
     bearing_[0] = bearing_[1] = allowed_.size();
     // Large sizes first: under load they are mostly the better, and then bound the rest.
     while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
@@ -590,7 +593,7 @@ class Gpushare final : public BatcherBase {
         weigh(index, std::span(allowed_).subspan(start.first, k), longest, start.bears_ns, shorter, price);
         if (uniform_ || start.first + k == allowed_.size()) continue;
         // Costs differ: also the k costliest of those who can bear it.
-        longest = costliest(k, allowed_[start.first], cap.number);
+        longest = costliest(k, allowed_[start.first]);
         weigh(index, costly_, longest, start.bears_ns, shorter, price);
       }
     }
@@ -639,17 +642,28 @@ class Gpushare final : public BatcherBase {
       if (most_of.size() > largest) break;
     }
   }
-  // Puts the k costliest of the pending from `first` on, up to the length class `cap`, into costly_; returns the bits of their greatest
-  // mean. There are as many.
-  uint32_t costliest(uint32_t k, uint32_t first, uint32_t cap) {
-    costly_.clear();
-    uint32_t longest = 0;
+  // Fills ranked_ with the pending up to the length class `cap`, the costliest first.
+  void rank_by_cost(uint32_t cap) {
+    ranked_.resize(by_cost_.size() + 1);
+    size_t count = 0;
     for (const Priced& each : by_cost_) {
-      if (each.at < first || each.length_class > cap) continue;
-      costly_.push_back(each.at);
-      longest = std::max(longest, bits(pending_[each.at].mean_ns));
-      if (costly_.size() == k) break;
+      ranked_[count] = each.at;
+      count += each.length_class <= cap ? 1 : 0;
     }
+    ranked_.resize(count);
+  }
+  // Puts the k costliest of the ranked from `first` on into costly_; returns the bits of their greatest mean. There are as many.
+  uint32_t costliest(uint32_t k, uint32_t first) {
+    costly_.resize(k + 1);
+    size_t count = 0;
+    for (size_t i = 0; count < k; ++i) {
+      // As in allow(): kept by the count and not by a branch.
+      costly_[count] = ranked_[i];
+      count += ranked_[i] >= first ? 1 : 0;
+    }
+    costly_.resize(k);
+    uint32_t longest = 0;
+    for (const uint32_t each : costly_) longest = std::max(longest, bits(pending_[each].mean_ns));
     return longest;
   }
 
@@ -753,7 +767,7 @@ class Gpushare final : public BatcherBase {
   std::vector<double> most_of_all_,
       most_of_;  // see bound_by_size: of all the pending, of those up to a class
   std::vector<uint32_t> considered_;
-  std::vector<uint32_t> allowed_, costly_;
+  std::vector<uint32_t> allowed_, ranked_, costly_;
   std::vector<Start> starts_;
   // The first of the allowed that can bear a batch of the size looked at last, with either chance. Smaller batches are
   // shorter, so these places move forward through all sizes.

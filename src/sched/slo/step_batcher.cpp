@@ -228,7 +228,8 @@ base::Status StepBatcher::set_memory(uint64_t bytes) {
 }
 
 void StepBatcher::expire(uint64_t now_ns) {
-  while (expires_ns() < now_ns) {
+  constexpr size_t kMost = 1024;  // whoever submits waits meanwhile
+  for (size_t dropped = 0; expires_ns() < now_ns && dropped < kMost; ++dropped) {
     Held& of = held(std::get<2>(*deadlines_.begin()));
     dequeue(of);
     answer(of, GPUSHARE_TIMED_OUT, DropReason::kExpired, now_ns);
@@ -311,8 +312,8 @@ bool StepBatcher::prefill(Held& member, uint64_t tokens) {
 
 bool StepBatcher::join(Held& request) {
   const uint64_t bytes = request.join_bytes();
-  if (request.place != Place::kWaiting || members_.size() >= options_.max_members ||
-      add_saturated(bytes, request.request.step_bytes) > room())
+  if (request.place != Place::kWaiting || std::get<0>(deadline_key(request)) < begun_ns_ ||
+      members_.size() >= options_.max_members || add_saturated(bytes, request.request.step_bytes) > room())
     return false;
   dequeue(request);
   members_.push_back(&request);
@@ -327,6 +328,7 @@ bool StepBatcher::join(Held& request) {
 
 const Step& StepBatcher::begin_step(uint64_t now_ns) {
   expire(now_ns);
+  begun_ns_ = now_ns;
   step_.members.clear();
   step_.left.clear();
   decoding_ = 0;
@@ -339,10 +341,25 @@ const Step& StepBatcher::begin_step(uint64_t now_ns) {
   free_the_stuck();
   step_.left.swap(leaving_);
   step_.expected_ns = base::to_uint64(planned_ns());
+  set_worth(now_ns);
   step_.wake_ns = expires_ns();
   running_ = !step_.empty();
   stats_.most_bytes = std::max(stats_.most_bytes, planned_bytes_);
   return step_;
+}
+
+// Members that get a token in this step, and in time if it takes as long as expected.
+void StepBatcher::set_worth(uint64_t now_ns) {
+  step_.worth = 0;
+  step_.worth_until_ns = kNever;
+  for (const StepMember& member : step_.members) {
+    const Held& of = held(member.id);
+    const uint64_t due_ns = of.due_ns();
+    const uint64_t last_ns = due_ns - std::min(due_ns, step_.expected_ns);
+    if (of.processed + member.prefill < of.total() || last_ns < now_ns) continue;
+    step_.worth += of.request.cost;
+    step_.worth_until_ns = std::min(step_.worth_until_ns, last_ns);
+  }
 }
 
 void StepBatcher::end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns) {

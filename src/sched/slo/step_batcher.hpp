@@ -55,6 +55,9 @@ struct Step {
   // Members that are members no more, cancelled or returned to the queue: the driver frees their memory before the rest.
   std::vector<RequestId> left;
   uint64_t expected_ns = 0;
+  double worth =
+      0;  // what the tokens that it is expected to make in time cost together, and by when it has to begin for them
+  uint64_t worth_until_ns = kNever;
   uint64_t wake_ns = kNever;  // of an empty step: ask again then, if nothing happens before
   bool empty() const { return members.empty() && left.empty(); }
 };
@@ -146,7 +149,7 @@ class StepBatcher {
   bool cancel(RequestId id, uint64_t now_ns);
   // The limit from the next step on, at most the options' memory_bytes if that is not 0. Members above it are returned.
   base::Status set_memory(uint64_t bytes);
-  // Drops waiting requests whose first deadline has passed.
+  // Drops waiting requests whose first deadline has passed: about 1,024 of them at most, then expires_ns() is in the past.
   void expire(uint64_t now_ns);
   // The first deadline of a waiting request.
   uint64_t expires_ns() const { return deadlines_.empty() ? kNever : std::get<0>(*deadlines_.begin()); }
@@ -231,6 +234,7 @@ class StepBatcher {
   bool choose_for(Held& member, uint64_t bytes, uint64_t prefill);
   void leave(Held& of, int32_t ends);
   void keep_within_limit();
+  void set_worth(uint64_t now_ns);
   void free_the_stuck();
   uint64_t most_memory() const { return options_.memory_bytes == 0 ? UINT64_MAX : options_.memory_bytes; }
 
@@ -245,6 +249,7 @@ class StepBatcher {
   std::vector<RequestId> leaving_;  // cancelled members that no step has told of
   Step step_;
   bool running_ = false;
+  uint64_t begun_ns_ = 0;  // when begin_step() was called last
   size_t decoding_ = 0;
   uint64_t prefilling_ = 0, reading_ = 0, planned_bytes_ = 0, bytes_ = 0;
   double mean_tokens_ = 0;

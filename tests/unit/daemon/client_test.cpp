@@ -10,6 +10,7 @@
 #include "client/status.hpp"
 #include "daemon/metrics.hpp"
 #include "unit/daemon/raw_daemon.hpp"
+#include "unit/daemon/raw_process.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
 using namespace gpushare;
@@ -126,4 +127,64 @@ TEST_CASE("a session that may not be paged out is, once its process allows it") 
   REQUIRE_OK(high->close());
   REQUIRE_OK(begin(*low)->end());
   CHECK(all_are(kept, 40 * kMiB, 9));
+}
+
+TEST_CASE(
+    "a process tells what its next iteration is worth with the question for its turn, and at no other time") {
+  RawDaemon daemon;
+  const auto runtime = SharedService::open();
+  const auto session = open_session(*runtime, "served", kMiB, kMiB);
+  REQUIRE_OK(session->wait_admitted(kLong));
+  const uint64_t until_ns = base::host_now_ns() + kLong;
+  REQUIRE_OK(session->set_worth(3, until_ns));
+  CHECK(daemon.worths == 0);
+  REQUIRE_OK(begin(*session)->end());
+  CHECK(daemon.worth_before_ready == 3);
+  CHECK(daemon.worth_until_ns >= until_ns);
+  // The turn is still in hand.
+  REQUIRE_OK(session->set_worth(4, until_ns));
+  REQUIRE_OK(begin(*session)->end());
+  CHECK(daemon.worths == 1);
+  REQUIRE_OK(session->close());
+  CHECK(session->set_worth(1, until_ns).code() == GPUSHARE_INVALID_STATE);
+  REQUIRE_OK(runtime->close());
+  CHECK(daemon.sent_well);
+}
+
+// Both came when the holder had the device, so they have equal parts, and the first would go first.
+TEST_CASE("of sessions of several processes the one whose deadline would be lost has the next turn") {
+  const uint64_t held_ns = 500'000'000;
+  for (const bool says : {false, true}) {
+    const SharedService shared;
+    RawProcess holder(shared), first(shared), second(shared);
+    for (RawProcess* each : {&holder, &first, &second}) REQUIRE(each->hello() == GPUSHARE_OK);
+    REQUIRE(holder.call(arrive(1, kMiB)) == GPUSHARE_OK);
+    holder.tell(client::MessageType::kReady, 1);
+    holder.await(client::LeaseState::kBusy);
+    // An iteration takes so long that others would lose what they have to do within that time.
+    std::this_thread::sleep_for(std::chrono::nanoseconds(held_ns));
+    holder.lease().account(held_ns, 1);
+    holder.give_back(true);
+    holder.await(client::LeaseState::kBusy);
+    REQUIRE(first.call(arrive(1, kMiB)) == GPUSHARE_OK);
+    REQUIRE(second.call(arrive(1, kMiB)) == GPUSHARE_OK);
+    first.tell(client::MessageType::kReady, 1);
+    if (says) {
+      auto worth = client::make_message<client::MessageType::kSetWorth>();
+      worth.session = 1;
+      worth.worth = 1;
+      worth.until_ns = base::host_now_ns() + 2 * held_ns;
+      REQUIRE(second.say(worth));
+    }
+    second.tell(client::MessageType::kReady, 1);
+    (void)shared.status();  // all that was sent before is heard
+    holder.give_back(false);
+    RawProcess& next = says ? second : first;
+    INFO("says " << says);
+    const auto has = [](const RawProcess& raw) {
+      return raw.lease().look().state != client::LeaseState::kFree;
+    };
+    while (!has(first) && !has(second)) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    CHECK(has(next));
+  }
 }

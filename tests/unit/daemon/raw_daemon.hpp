@@ -54,6 +54,13 @@ struct RawDaemon {
       if (!type.ok()) continue;
       if (*type == client::MessageType::kArrive)
         arrive_flags = client::fields_of<client::Arrive>(*message).flags;
+      if (*type == client::MessageType::kSetWorth) {
+        const auto message_of = client::fields_of<client::Worth>(*message);
+        worth = message_of.worth;
+        worth_until_ns = message_of.until_ns;
+        ++worths;
+        continue;
+      }
       answer(*type, client::fields_of<client::SessionMessage>(*message));
     }
   }
@@ -69,6 +76,7 @@ struct RawDaemon {
                   client::send_message(socket.get(), client::bytes_of(welcome), std::span(&file, 1)).ok();
       return;
     }
+    if (type == client::MessageType::kReady) worth_before_ready = worth.exchange(0);
     if (type == client::MessageType::kContext) context_bytes = message.value;
     if (type == client::MessageType::kPageDone) ++page_done;
     if (type == client::MessageType::kUnplaced) ++unplaced;
@@ -98,7 +106,10 @@ struct RawDaemon {
   std::atomic<uint64_t> session{0};        // the last one
   std::atomic<uint32_t> arrive_flags{0};   // of the last session
   std::atomic<uint64_t> context_bytes{0};  // as the process says
-  std::atomic<int> page_done{0}, unplaced{0};
+  std::atomic<int> page_done{0}, unplaced{0}, worths{0};
+  // As the last SetWorth said, and what was said before the last Ready.
+  std::atomic<double> worth{0}, worth_before_ready{0};
+  std::atomic<uint64_t> worth_until_ns{0};
   std::atomic<bool> sent_well{true}, stop{false};
   std::thread thread;
 };

@@ -1,6 +1,7 @@
 // The daemon's service against what breaks the protocol and processes that go without a word.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -332,7 +333,7 @@ TEST_CASE("random and mutated messages harm nobody else") {
       if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
       if (raw == nullptr) continue;
     }
-    auto type = static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kTurnBack)));
+    auto type = static_cast<MessageType>(uniform(random, 1, client::kMessageTypes - 1));
     // A process is believed what its context takes, up to a quarter of the device, until it has ended; this one does not, so
     // the bystander would rightly be paged out and stay so. contexts_test.cpp has what is believed.
     if (type == MessageType::kContext) type = MessageType::kPagePart;
@@ -350,6 +351,13 @@ TEST_CASE("random and mutated messages harm nobody else") {
       message.bytes = uniform(random, 0, 40 << 20);
       message.answer_ns = uniform(random, 0, 20'000'000);
       message.price_ns_per_byte = static_cast<double>(uniform(random, 0, 2));
+      count = sizeof(message);
+      std::memcpy(bytes.data(), &message, count);
+    } else if (type == MessageType::kSetWorth) {
+      auto message = client::make_message<MessageType::kSetWorth>();
+      message.session = uniform(random, 0, 5);
+      message.worth = uniform(random, 0, 1) == 0 ? std::bit_cast<double>(random()) : 1e300;
+      message.until_ns = uniform(random, 0, 1) == 0 ? random() : base::host_now_ns() + 1'000'000;
       count = sizeof(message);
       std::memcpy(bytes.data(), &message, count);
     } else {

@@ -125,6 +125,7 @@ class Line {
   uint64_t now = 0, end = 0;
   std::optional<Batch> running;
   RequestId next_id = 1;
+  uint32_t first_application = 0;
   std::map<RequestId, uint64_t> deadlines;
   size_t in_time = 0, batches = 0;
 
@@ -144,7 +145,7 @@ class Line {
         now = arrival;
         Request r;
         r.id = next_id++;
-        r.application = static_cast<uint32_t>(sent % applications);
+        r.application = first_application + static_cast<uint32_t>(sent % applications);
         r.arrival_ns = now;
         r.deadline_ns = deadlines[r.id] = now + within_ms * kMs;
         (void)batcher.arrive(r, now);
@@ -197,6 +198,23 @@ TEST_CASE("a slow first batch is no sample: every policy serves the requests aft
         CHECK(in_time >= 350);
       }
     }
+  }
+}
+
+// 64 requests at once take four batches of 42 ms.
+TEST_CASE("the first burst of a new user is served") {
+  const auto takes = [](size_t k) { return (10 + 2 * k) * kMs; };
+  for (const char* policy : {"gpushare", "edf", "greedy", "orloj"}) {
+    INFO(policy);
+    auto unknown = untold(policy);
+    Line nothing_known(*unknown);
+    CHECK(nothing_known.serve(64, 0, 400, takes) == 64);
+    // Beside a user whose requests are known.
+    auto batcher = untold(policy);
+    Line line(*batcher);
+    line.serve(400, 20, 100, takes);
+    line.first_application = 7;
+    CHECK(line.serve(64, 0, 400, takes) == 64);
   }
 }
 

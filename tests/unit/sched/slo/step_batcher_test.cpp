@@ -367,3 +367,49 @@ TEST_CASE("a step that could not be run is made again, and tells of the same mem
     CHECK(batcher->stats().members == 1);
   }
 }
+
+TEST_CASE("very many requests that expire together are dropped in pieces, and none of them joins a step") {
+  for (const char* policy : {"gpushare", "fifo"}) {
+    INFO(policy);
+    auto batcher = make_steps(kKnown, policy);
+    constexpr uint64_t kMany = 5000;
+    for (RequestId id = 0; id < kMany; ++id) {
+      StepRequest one = generation(id, 10);
+      one.first_deadline_ns = 100 * kMs;
+      REQUIRE(batcher->arrive(one, 0).ok());
+    }
+    std::vector<StepEvent> events;
+    size_t answered = 0;
+    for (int pieces = 0; batcher->expires_ns() != kNever; ++pieces) {
+      REQUIRE(pieces < 100);
+      CHECK(batcher->begin_step(200 * kMs).empty());
+      batcher->take_events(events);
+      CHECK(events.size() <= 1024);
+      answered += events.size();
+      events.clear();
+    }
+    CHECK(answered == kMany);
+    CHECK(batcher->stats().expired == kMany);
+  }
+}
+
+TEST_CASE("a step says what its tokens are worth, and by when it has to begin for them") {
+  auto batcher = make_steps(kKnown);
+  StepRequest one = generation(1, 100);  // 10 ms for its prompt, and 10 ms for the step
+  one.first_deadline_ns = 100 * kMs;
+  one.token_ns = 50 * kMs;
+  one.cost = 3;
+  REQUIRE(batcher->arrive(one, 0).ok());
+  uint64_t now = 0;
+  const Step& step = batcher->begin_step(now);
+  REQUIRE(step.members.size() == 1);
+  CHECK(step.worth == 3);
+  CHECK(step.worth_until_ns == 100 * kMs - step.expected_ns);
+  now += 20 * kMs;
+  batcher->end_step({}, 20 * kMs, now);
+  CHECK(batcher->begin_step(now).worth == 3);  // the second token is due 50 ms after the first
+  CHECK(step.worth_until_ns == 70 * kMs - step.expected_ns);
+  now += 200 * kMs;
+  batcher->end_step({}, 200 * kMs, now);
+  CHECK(batcher->begin_step(now).worth == 0);  // it is late
+}

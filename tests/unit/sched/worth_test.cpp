@@ -1,0 +1,143 @@
+// Deadlines in turns: whose next iteration would win nothing if it waited goes first, within its part of the device.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <vector>
+
+#include "support/random.hpp"
+#include "unit/sched/scheduler_fixture.hpp"
+
+using namespace gpushare;
+using namespace gpushare::sched;
+using namespace gpushare::test::scheduling;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+
+// Sessions of one lane. Session 1 serves requests, the others always have an iteration of 10 ms to run.
+struct Shared {
+  explicit Shared(const char* policy = "fair", size_t neighbours = 1) : scheduler(make(policy, one_lane())) {
+    for (SessionId id = 1; id <= 1 + neighbours; ++id) REQUIRE(scheduler.arrive(spec(id, 1, 1), now).ok());
+    actions(scheduler);
+    for (SessionId id = 2; id <= 1 + neighbours; ++id) scheduler.ready(id, now);
+    for (size_t i = 0; i < 30; ++i) CHECK(run(10 * kMs) != 1);  // 1 leaves its part of the device unused
+  }
+  static SchedulerOptions one_lane() {
+    SchedulerOptions options = capacity(1000);
+    options.max_lanes = 1;
+    options.enqueues = false;
+    return options;
+  }
+  // Runs the next iteration; whose it was. Others than 1 have another one.
+  SessionId run(uint64_t length_ns) {
+    const auto picked = scheduler.pick(0, now);
+    REQUIRE(picked);
+    scheduler.dispatched(*picked, 0, now);
+    now += length_ns;
+    scheduler.finished(*picked, length_ns, now);
+    if (*picked != 1) scheduler.ready(*picked, now);
+    return *picked;
+  }
+  // 1 has a batch that is to begin within so long.
+  void submit(double worth, uint64_t within_ns) {
+    scheduler.set_worth(1, worth, now + within_ns);
+    scheduler.ready(1, now);
+  }
+
+  uint64_t now = 0;
+  Scheduler scheduler;
+};
+
+}  // namespace
+
+TEST_CASE("worth: what would be lost by waiting goes first while unused time is left") {
+  Shared shared;
+  // The first batch has its turn in any case, and those after it as long as 100 ms last.
+  for (int batch = 0; batch < 6; ++batch) {
+    shared.submit(1, 5 * kMs);
+    INFO("batch " << batch);
+    CHECK(shared.run(20 * kMs) == 1);
+  }
+  shared.submit(1, 5 * kMs);
+  CHECK(shared.run(10 * kMs) == 2);
+  CHECK(shared.scheduler.check().empty());
+}
+
+TEST_CASE("worth: a batch that can wait, is late already, or has no worth waits for its turn") {
+  for (const auto& [worth, within_ns] :
+       {std::pair(1.0, 200 * kMs), std::pair(0.0, 5 * kMs), std::pair(-1.0, 5 * kMs),
+        std::pair(std::numeric_limits<double>::quiet_NaN(), 5 * kMs),
+        std::pair(std::numeric_limits<double>::infinity(), 5 * kMs)}) {
+    Shared shared;
+    shared.submit(1, 5 * kMs);
+    CHECK(shared.run(20 * kMs) == 1);
+    shared.submit(worth, within_ns);
+    INFO(worth << " within " << within_ns);
+    CHECK(shared.run(10 * kMs) == 2);
+  }
+  Shared late;
+  late.submit(1, 5 * kMs);
+  CHECK(late.run(20 * kMs) == 1);
+  late.submit(1, 5 * kMs);
+  late.now += 6 * kMs;
+  CHECK(late.run(10 * kMs) == 2);
+}
+
+TEST_CASE("worth: it is of one iteration, and of the session while it is there") {
+  Shared shared;
+  shared.submit(1, 500 * kMs);
+  CHECK(shared.run(20 * kMs) == 1);
+  shared.scheduler.ready(1, shared.now);  // an iteration that nothing was said of
+  shared.now += 490 * kMs;
+  CHECK(shared.run(10 * kMs) == 2);
+  shared.submit(1, 5 * kMs);
+  shared.scheduler.leave(1, shared.now);
+  CHECK(shared.run(10 * kMs) == 2);
+  shared.scheduler.set_worth(1, 1, shared.now + 5 * kMs);  // of nobody
+  CHECK(shared.scheduler.check().empty());
+}
+
+TEST_CASE("worth: of two that would be lost the greater one goes first") {
+  for (const double other : {0.5, 2.0}) {
+    Shared shared("fair", 2);
+    shared.submit(1, 5 * kMs);
+    CHECK(shared.run(20 * kMs) == 1);
+    shared.submit(1, 5 * kMs);
+    const SessionId next = *shared.scheduler.pick(0, shared.now) == 1 ? 2 : 1;
+    CHECK(next == 2);  // 1 is ahead of the others
+    for (SessionId id : {2, 3}) shared.scheduler.set_worth(id, other, shared.now + 5 * kMs);
+    CHECK((shared.run(10 * kMs) == 1) == (other < 1));
+  }
+}
+
+TEST_CASE("worth: ranks come before it") {
+  Shared shared("priority");
+  shared.scheduler.set_priority(2, 1, shared.now);
+  shared.submit(1, 5 * kMs);
+  CHECK(shared.run(10 * kMs) == 2);
+  shared.scheduler.set_priority(2, 0, shared.now);
+  CHECK(shared.run(10 * kMs) == 1);
+}
+
+// One that always says that its next iteration would be lost, and one that says nothing.
+TEST_CASE("worth: over time nobody has more than its part, whatever it says") {
+  const uint64_t seed = test::seed();
+  INFO("GPUSHARE_TEST_SEED=" << seed);
+  test::Random random(seed);
+  for (const double weight : {1.0, 3.0}) {
+    Shared shared;
+    shared.scheduler.set_weight(1, weight);
+    uint64_t service[3] = {};
+    for (int step = 0; step < 20'000; ++step) {
+      const uint64_t length_ns = test::uniform(random, 1, 20) * kMs;
+      shared.submit(1e30, test::uniform(random, 0, 20) * kMs);
+      service[shared.run(length_ns)] += length_ns;
+      // It was owed up to 100 ms at the beginning, and two iterations lie between any two sessions.
+      const double ahead_ns =
+          static_cast<double>(service[1]) / weight - static_cast<double>(service[2]);
+      REQUIRE(ahead_ns <= static_cast<double>(kMostUnusedNs) / weight + 40e6);
+      REQUIRE(ahead_ns >= -40e6);
+    }
+    CHECK(shared.scheduler.check().empty());
+  }
+}
