@@ -21,12 +21,6 @@ using sched::slo::ScoreQueue;
 
 namespace {
 
-static_assert(GPUSHARE_SCORE_QUEUE_AUTOMATIC == static_cast<int>(sched::slo::ScoreBackend::kAutomatic));
-static_assert(GPUSHARE_SCORE_QUEUE_SLACK == static_cast<int>(sched::slo::ScoreBackend::kSlackIndex));
-static_assert(GPUSHARE_SCORE_QUEUE_SCAN == static_cast<int>(sched::slo::ScoreBackend::kScan));
-static_assert(GPUSHARE_SCORE_QUEUE_KINETIC == static_cast<int>(sched::slo::ScoreBackend::kKinetic));
-static_assert(GPUSHARE_SCORE_QUEUE_HULL == static_cast<int>(sched::slo::ScoreBackend::kHull));
-
 base::Status wrong(const char* name, double value, const char* allowed) {
   return {GPUSHARE_INVALID_ARGUMENT,
           base::format("score_class->%s is %g, allowed: %s", name, value, allowed)};
@@ -63,15 +57,10 @@ base::Result<ScoreCurve> curve_of(const gpushare_score_class* score_class) {
 
 extern "C" {
 
-int32_t gpushare_score_queue_create(uint32_t backend, gpushare_score_queue* out_queue) {
+int32_t gpushare_score_queue_create(gpushare_score_queue* out_queue) {
   return capi::guard([&]() -> base::Status {
     if (out_queue == nullptr) return capi::null_argument("out_queue");
-    if (backend > GPUSHARE_SCORE_QUEUE_HULL)
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("backend is %u, allowed are 0 to %d", backend, GPUSHARE_SCORE_QUEUE_HULL)};
-    std::shared_ptr<ScoreQueue> queue =
-        sched::slo::make_score_queue(static_cast<sched::slo::ScoreBackend>(backend));
-    return capi::publish(std::move(queue), out_queue);
+    return capi::publish(std::make_shared<ScoreQueue>(), out_queue);
   });
 }
 
@@ -84,7 +73,7 @@ int32_t gpushare_score_queue_add_class(gpushare_score_queue handle, const gpusha
   return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_class == nullptr) return capi::null_argument("out_class");
     GPUSHARE_ASSIGN_OR_RETURN(const ScoreCurve curve, curve_of(score_class));
-    GPUSHARE_ASSIGN_OR_RETURN(*out_class, queue.add_class(curve));
+    *out_class = queue.add_class(curve);
     return {};
   });
 }

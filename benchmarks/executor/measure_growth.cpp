@@ -1,5 +1,5 @@
 // This program measures how the cost of public calls grows with what the library holds: sessions of a runtime, in one lane
-// and in lanes of their own, live blocks, entries of queues. It prints the table of docs/growth.md.
+// and in lanes of their own, live blocks, entries of queues. It prints the table of benchmarks/results/growth.md.
 //
 //   measure_growth [--quick] [NAME]    rows whose name begins so; --quick: up to 100 of each
 //

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "reference/op_sharing.hpp"
+#include "reference/two_jobs.hpp"
 #include "sim/interference.hpp"
-#include "sim/op_sharing.hpp"
-#include "sim/two_jobs.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "sim/serving/bound.hpp"
+#include "reference/serving_bound.hpp"
 
 namespace gpushare::experiments {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/serving/steps.hpp"
+#include "reference/serving_steps.hpp"
 #include "step_baselines.hpp"
 
 namespace gpushare::experiments {

@@ -97,7 +97,8 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
       "they are "
       "no bound, and gpushare may lie above them. *bound* is one: no schedule, made with everything known "
       "beforehand, "
-      "finishes more in time (src/sim/serving/bound.hpp; loose, since it spreads batches over time and pads "
+      "finishes more in time (benchmarks/reference/serving_bound.hpp; loose, since it spreads batches over "
+      "time and pads "
       "nobody).\n");
   report.line(
       "| load | above the best system | level (within 0.005) | of | least lead (where) | least lead, nobody "

@@ -410,16 +410,7 @@ GPUSHARE_API int32_t gpushare_histogram_parse(const char* text, uint64_t size,
  * score (Orloj, eq 4.2) is the expected worth of starting a request now rather than later, computed from the
  * distribution of its batch's duration. Threads: the caller must serialise calls on one queue. Nothing
  * blocks. Times are nanoseconds on a clock of the caller's choice, the same for all calls. */
-enum {
-  GPUSHARE_SCORE_QUEUE_AUTOMATIC = 0, /* the back end that is fastest for the current size */
-  GPUSHARE_SCORE_QUEUE_SLACK = 1,     /* by deadline, in each class */
-  GPUSHARE_SCORE_QUEUE_SCAN = 2,      /* SCAN, KINETIC and HULL keep points (alpha, beta) and need one delay
-                                         rate for all classes */
-  GPUSHARE_SCORE_QUEUE_KINETIC = 3,
-  GPUSHARE_SCORE_QUEUE_HULL = 4
-};
-/* Errors: INVALID_ARGUMENT (no such back end). */
-GPUSHARE_API int32_t gpushare_score_queue_create(uint32_t backend, gpushare_score_queue* out_queue);
+GPUSHARE_API int32_t gpushare_score_queue_create(gpushare_score_queue* out_queue);
 GPUSHARE_API int32_t gpushare_score_queue_release(gpushare_score_queue queue);
 
 /* A class of requests with one score curve: an application, in batches of one size. */
@@ -436,8 +427,7 @@ typedef struct gpushare_score_class {
 } gpushare_score_class;
 #define GPUSHARE_SCORE_CLASS_INIT \
   { sizeof(gpushare_score_class), 0, 0, 0, 0, 0, 0, 0, 0 }
-/* Classes are numbered from 0. Errors: INVALID_ARGUMENT (the message names the number; an empty histogram),
- * UNSUPPORTED (scan, kinetic and hull: another delay rate than the first class's). */
+/* Classes are numbered from 0. Errors: INVALID_ARGUMENT (the message names the number; an empty histogram). */
 GPUSHARE_API int32_t gpushare_score_queue_add_class(gpushare_score_queue queue,
                                                     const gpushare_score_class* score_class,
                                                     uint32_t* out_class);

@@ -314,9 +314,9 @@ class ScoreQueue {
     uint64_t id;
     double score;
   };
-  explicit ScoreQueue(uint32_t backend = GPUSHARE_SCORE_QUEUE_AUTOMATIC) {
+  ScoreQueue() {
     gpushare_score_queue out = nullptr;
-    check(gpushare_score_queue_create(backend, &out));
+    check(gpushare_score_queue_create(&out));
     handle_ = detail::Handle<gpushare_score_queue, gpushare_score_queue_release>(out);
   }
   uint32_t add_class(const gpushare_score_class& score_class) {

@@ -20,7 +20,8 @@ inline const char*& calls_refused() {
   return why;
 }
 
-// For a stretch in which the thread may not call the library, for the reason given; null: may again, around a callback.
+// While a CallScope lives, the calling thread may not call the library, for the reason `why`. With null it may call
+// again, as around a callback. The scope before holds again afterwards.
 class CallScope {
  public:
   explicit CallScope(const char* why) : before_(std::exchange(calls_refused(), why)) {}

@@ -1,5 +1,5 @@
-// cuda_host_node.hpp: from which node of the host a CUDA driver gives physical memory to map behind device addresses. The cuda backend
-// and the preload library ask here, each by calls of its own. Needs no C++ runtime.
+// cuda_host_node.hpp: finds the NUMA node of the host whose physical memory a CUDA driver maps behind device addresses.
+// The cuda backend and the preload library both use it, each with its own way to the driver. Needs no C++ runtime.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

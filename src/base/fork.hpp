@@ -20,8 +20,8 @@ struct ForkHook {
   ForkHook* next = nullptr;
 };
 
-// From now on `hook` is called at every fork; hooks added later are called earlier before it, and later after it. Once a
-// hook. Returns false without memory.
+// From now on the hook's functions are called at every fork. Before the fork the hook added last comes first; after it
+// the hook added first does. Add a hook once only. Returns false without memory.
 bool add_fork_hook(ForkHook& hook) noexcept;
 
 // Number of forks between the first process that used the library and this one. An object that remembers another number

@@ -6,9 +6,9 @@
 
 namespace gpushare::base {
 
-// While one exists, signals reach neither this thread nor, ever, the threads that it starts. Left out are those that a
-// thread's own fault raises, which a program's crash handler wants to see, and a profiler's. (On Linux sigprocmask() is
-// the thread's own, as pthread_sigmask() is, whose symbol moved in glibc 2.32.)
+// While one exists, signals do not reach this thread, and the threads that it starts meanwhile never get any. Two kinds
+// still come: signals that a thread's own fault raises, which a program's crash handler wants to see, and a profiler's.
+// (On Linux sigprocmask() works for one thread, as pthread_sigmask() does, whose symbol moved in glibc 2.32.)
 class NoSignals {
  public:
   NoSignals() {

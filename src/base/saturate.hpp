@@ -1,5 +1,5 @@
-// saturate.hpp: arithmetic that stays inside 64 bits: what lies outside comes to lie on the end. For times and rates
-// that were computed in floating point.
+// saturate.hpp: arithmetic on 64 bits that stops at the ends of the range instead of wrapping around. For times and
+// rates that were computed in floating point.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

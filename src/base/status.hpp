@@ -20,11 +20,10 @@ namespace gpushare::base {
 
 // Codes that no call of the C ABI returns.
 //
-// The session's memory is not on the device now: the session is queued, or was
-// paged out meanwhile. Who gets this code waits until the session is resident, and tries again then; a session that has
-// ended has another code.
+// The session's memory is not on the device now: the session is queued, or was paged out meanwhile. The caller waits
+// until the session is resident and tries again. A session that has ended answers with another code.
 inline constexpr int32_t kAway = -1;
-// Blocks of the session move between host and device memory. Who gets this code waits for the end of the move.
+// Blocks of the session move between host and device memory. The caller waits for the end of the move.
 inline constexpr int32_t kMoving = -2;
 
 // A status with its message. OK is a null pointer, so success costs nothing; copies share the detail. The code for failures is

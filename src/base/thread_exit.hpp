@@ -1,6 +1,6 @@
-// thread_exit.hpp: data of a thread without a thread_local that has a destructor.
-// (thread_local.hpp): what must be given back when the thread exits is given back by a hook, which runs after the
-// destructors of all thread_locals.
+// thread_exit.hpp: hooks that run when a thread exits. A thread_local of the library has no destructor
+// (thread_local.hpp), so a hook gives back what the thread still holds. Hooks run after the destructors of all
+// thread_locals.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,305 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/pickle.hpp"
 
-#include <algorithm>
-#include <bit>
-#include <cstdint>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstring>
-#include <deque>
-#include <utility>
+
+#include "gpushare/status.h"
+
+extern char** environ;
 
 namespace gpushare::cli {
 namespace {
 
-struct Value;
-using Ref = Value*;  // owned by the parser: pickles may hold cycles
+constexpr size_t kMostJsonBytes = size_t{4} << 30;
 
-// Pickles share values; so do we, until the tree is built.
-struct Value {
-  enum class Kind { kScalar, kList, kDict } kind = Kind::kScalar;
-  nlohmann::json scalar;
-  std::vector<Ref> items;                          // of a list
-  std::vector<std::pair<std::string, Ref>> pairs;  // of a dict; keys as text
-};
+// The first byte of what it prints says what follows: '+' the JSON, '-' what is wrong. An allocation beyond 16 GiB fails,
+// so that a file which asks for more memory than there is ends as an error.
+constexpr char kReader[] = R"python(
+import json, pickle, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+left, skipped = int(sys.argv[1]), set(sys.argv[2:])
 
-constexpr size_t kMostDepth = 200;
+class Plain(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it names {module}.{name}; only plain data is read")
 
-class Parser {
+def plain(value):
+    global left
+    left -= 1
+    if left < 0:
+        raise ValueError("it has too many values")
+    if isinstance(value, dict):
+        return {str(key): None if key in skipped else plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(each) for each in value]
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("latin-1")
+    if value is None or isinstance(value, (bool, float, str)) or isinstance(value, int) and -2**63 <= value < 2**64:
+        return value
+    raise ValueError(f"it has a value of type {type(value).__name__} that JSON cannot have")
+
+file = sys.stdin.buffer
+try:
+    text = "+" + json.dumps(plain(Plain(file).load()), allow_nan=False)
+except MemoryError:
+    text = "-it needs too much memory"
+except Exception as error:
+    text = f"-{error or type(error).__name__} (at byte {file.tell()} or before)"
+sys.stdout.buffer.write(text.encode("ascii", "backslashreplace"))
+)python";
+
+class Descriptor {
  public:
-  Parser(std::string_view text, const std::string& name, const std::vector<std::string>& skipped,
-         size_t most_values)
-      : text_(text), name_(name), skipped_(skipped), most_values_(most_values) {}
-
-  base::Result<nlohmann::json> parse() {
-    while (!done_) GPUSHARE_RETURN_IF_ERROR(step());
-    if (stack_.size() != 1 || !marks_.empty()) return error("ends with more than one value");
-    nlohmann::json out;
-    GPUSHARE_RETURN_IF_ERROR(unfold(*stack_.back(), out, 0));
-    return out;
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() { reset(); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return number_; }
+  void reset() {
+    if (number_ >= 0) close(number_);
+    number_ = -1;
   }
 
  private:
-  base::Status error(const std::string& what) const {
-    return {GPUSHARE_MALFORMED_INPUT,
-            base::format(
-                "'%s': byte %zu: %s; a pickle of plain dicts, lists, tuples, strings and numbers is allowed",
-                name_.c_str(), at_, what.c_str())};
-  }
-
-  base::Result<std::string_view> take(uint64_t count) {
-    if (count > text_.size() - at_) return error("the file ends in the middle of a value");
-    const std::string_view out = text_.substr(at_, count);
-    at_ += count;
-    return out;
-  }
-  // A little-endian number.
-  base::Result<uint64_t> number(size_t bytes) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string_view raw, take(bytes));
-    uint64_t out = 0;
-    for (size_t i = 0; i < bytes; ++i) out |= uint64_t{static_cast<unsigned char>(raw[i])} << (8 * i);
-    return out;
-  }
-
-  Ref scalar(nlohmann::json value) {
-    Ref out = container(Value::Kind::kScalar);
-    out->scalar = std::move(value);
-    return out;
-  }
-  Ref container(Value::Kind kind) {
-    values_.emplace_back();
-    values_.back().kind = kind;
-    return &values_.back();
-  }
-  void push(Ref value) { stack_.push_back(value); }
-
-  base::Status push_text(const base::Result<uint64_t>& length) {
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, length);
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string_view text, take(bytes));
-    push(scalar(std::string(text)));
-    return {};
-  }
-
-  // The values above the last mark, taken off the stack.
-  base::Result<std::vector<Ref>> since_mark() {
-    if (marks_.empty() || marks_.back() > stack_.size()) return error("a mark is missing");
-    std::vector<Ref> out(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()), stack_.end());
-    stack_.resize(marks_.back());
-    marks_.pop_back();
-    return out;
-  }
-  base::Result<std::vector<Ref>> top(size_t count) {
-    if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) return error("values are missing");
-    std::vector<Ref> out(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-    stack_.resize(stack_.size() - count);
-    return out;
-  }
-
-  base::Status push_list(base::Result<std::vector<Ref>> items) {
-    if (!items.ok()) return items.status();
-    Ref list = container(Value::Kind::kList);
-    list->items = std::move(*items);
-    push(list);
-    return {};
-  }
-  base::Status append(base::Result<std::vector<Ref>> items) {
-    if (!items.ok()) return items.status();
-    if (stack_.empty() || stack_.back()->kind != Value::Kind::kList) return error("items without a list");
-    stack_.back()->items.insert(stack_.back()->items.end(), items->begin(), items->end());
-    return {};
-  }
-  base::Status set(base::Result<std::vector<Ref>> items) {
-    if (!items.ok()) return items.status();
-    if (stack_.empty() || stack_.back()->kind != Value::Kind::kDict || items->size() % 2 != 0)
-      return error("pairs without a dict");
-    for (size_t i = 0; i < items->size(); i += 2) {
-      const Value& key = *(*items)[i];
-      if (key.kind != Value::Kind::kScalar) return error("a key that is neither text nor number");
-      std::string name = key.scalar.is_string() ? key.scalar.get<std::string>() : key.scalar.dump();
-      const bool skip = std::find(skipped_.begin(), skipped_.end(), name) != skipped_.end();
-      stack_.back()->pairs.emplace_back(std::move(name), skip ? scalar(nullptr) : (*items)[i + 1]);
-    }
-    return {};
-  }
-
-  base::Status memoize(uint64_t index) {
-    if (stack_.empty()) return error("nothing to remember");
-    // Indices are handed out one by one; a far larger one would be a request for memory, not data.
-    if (index > memo_.size() + 1'000'000) return error("a memo index out of all proportion");
-    if (memo_.size() <= index) memo_.resize(index + 1);
-    memo_[index] = stack_.back();
-    return {};
-  }
-  base::Status remember(const base::Result<uint64_t>& index) {
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t at, index);
-    return memoize(at);
-  }
-  base::Status recall(const base::Result<uint64_t>& index) {
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t at, index);
-    if (at >= memo_.size() || memo_[at] == nullptr) return error("a value that was never remembered");
-    push(memo_[at]);
-    return {};
-  }
-
-  base::Status integer(const base::Result<uint64_t>& length) {
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, length);
-    if (bytes > 9) return error("a whole number of more than 64 bits");
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string_view raw, take(bytes));
-    uint64_t value = 0;
-    for (size_t i = 0; i < std::min<size_t>(8, bytes); ++i)
-      value |= uint64_t{static_cast<unsigned char>(raw[i])} << (8 * i);
-    const bool negative = bytes > 0 && (static_cast<unsigned char>(raw[bytes - 1]) & 0x80) != 0;
-    // A ninth byte only holds the sign of what fills eight.
-    if (bytes == 9 && raw[8] != 0) return error("a whole number of more than 64 bits");
-    if (negative) {
-      if (bytes < 8) value |= ~uint64_t{0} << (8 * bytes);
-      push(scalar(static_cast<int64_t>(value)));
-    } else {
-      push(scalar(value));
-    }
-    return {};
-  }
-
-  base::Status step() {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string_view op, take(1));
-    switch (static_cast<unsigned char>(op[0])) {
-      case 0x80: {  // PROTO
-        GPUSHARE_ASSIGN_OR_RETURN(const uint64_t protocol, number(1));
-        return protocol <= 5 ? base::Status() : error("a protocol above 5");
-      }
-      case 0x95:  // FRAME
-        return number(8).status();
-      case '.':
-        done_ = true;
-        return {};
-      case '(':
-        marks_.push_back(stack_.size());
-        return {};
-      case '0':  // POP
-        return top(1).status();
-      case '1':  // POP_MARK
-        return since_mark().status();
-      case 'N':
-        push(scalar(nullptr));
-        return {};
-      case 0x88:
-      case 0x89:
-        push(scalar(static_cast<unsigned char>(op[0]) == 0x88));
-        return {};
-      case 'J': {  // BININT: signed
-        GPUSHARE_ASSIGN_OR_RETURN(const uint64_t value, number(4));
-        push(scalar(static_cast<int64_t>(static_cast<int32_t>(static_cast<uint32_t>(value)))));
-        return {};
-      }
-      case 'K':
-      case 'M': {
-        GPUSHARE_ASSIGN_OR_RETURN(const uint64_t value, number(op[0] == 'K' ? 1 : 2));
-        push(scalar(value));
-        return {};
-      }
-      case 0x8a:  // LONG1
-        return integer(number(1));
-      case 0x8b:  // LONG4
-        return integer(number(4));
-      case 'G': {  // BINFLOAT: big-endian
-        GPUSHARE_ASSIGN_OR_RETURN(const std::string_view raw, take(8));
-        uint64_t bits = 0;
-        for (const char c : raw) bits = bits << 8 | static_cast<unsigned char>(c);
-        push(scalar(std::bit_cast<double>(bits)));
-        return {};
-      }
-      case 'X':  // BINUNICODE
-      case 'T':  // BINSTRING
-      case 'B':  // BINBYTES
-        return push_text(number(4));
-      case 0x8c:  // SHORT_BINUNICODE
-      case 'U':   // SHORT_BINSTRING
-      case 'C':   // SHORT_BINBYTES
-        return push_text(number(1));
-      case 0x8d:  // BINUNICODE8
-      case 0x8e:  // BINBYTES8
-        return push_text(number(8));
-      case ']':
-      case ')':
-      case 0x8f:  // EMPTY_SET
-        push(container(Value::Kind::kList));
-        return {};
-      case '}':
-        push(container(Value::Kind::kDict));
-        return {};
-      case 'l':
-      case 't':
-      case 0x91:  // FROZENSET
-        return push_list(since_mark());
-      case 0x85:
-      case 0x86:
-      case 0x87:  // TUPLE1 to TUPLE3
-        return push_list(top(static_cast<size_t>(static_cast<unsigned char>(op[0]) - 0x84)));
-      case 'd': {
-        base::Result<std::vector<Ref>> items = since_mark();
-        push(container(Value::Kind::kDict));
-        return set(std::move(items));
-      }
-      case 'a':
-        return append(top(1));
-      case 'e':   // APPENDS
-      case 0x90:  // ADDITEMS
-        return append(since_mark());
-      case 's':
-        return set(top(2));
-      case 'u':
-        return set(since_mark());
-      case 'q':  // BINPUT
-        return remember(number(1));
-      case 'r':  // LONG_BINPUT
-        return remember(number(4));
-      case 0x94:  // MEMOIZE
-        return memoize(memo_.size());
-      case 'h':  // BINGET
-        return recall(number(1));
-      case 'j':  // LONG_BINGET
-        return recall(number(4));
-      default:
-        return error(
-            base::format("operation 0x%02x", static_cast<unsigned>(static_cast<unsigned char>(op[0]))));
-    }
-  }
-
-  base::Status unfold(const Value& value, nlohmann::json& out, size_t depth) {
-    if (depth > kMostDepth) return error("values nested too deep");
-    unfolded_ += 1 + (value.scalar.is_string() ? value.scalar.get_ref<const std::string&>().size() / 32 : 0);
-    if (unfolded_ > most_values_) return error("too many values");
-    switch (value.kind) {
-      case Value::Kind::kScalar:
-        out = value.scalar;
-        return {};
-      case Value::Kind::kList:
-        out = nlohmann::json::array();
-        for (const Ref& item : value.items) {
-          out.emplace_back();
-          GPUSHARE_RETURN_IF_ERROR(unfold(*item, out.back(), depth + 1));
-        }
-        return {};
-      case Value::Kind::kDict:
-        out = nlohmann::json::object();
-        for (const auto& [key, item] : value.pairs)
-          GPUSHARE_RETURN_IF_ERROR(unfold(*item, out[key], depth + 1));
-        return {};
-    }
-    return {};
-  }
-
-  std::string_view text_;
-  const std::string& name_;
-  const std::vector<std::string>& skipped_;
-  const size_t most_values_;
-  size_t at_ = 0;
-  bool done_ = false;
-  std::vector<Ref> stack_;
-  std::vector<size_t> marks_;
-  std::vector<Ref> memo_;
-  std::deque<Value> values_;
-  size_t unfolded_ = 0;
+  int number_;
 };
+
+bool fill(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t wrote = write(descriptor, text.data(), text.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(wrote));
+  }
+  return lseek(descriptor, 0, SEEK_SET) == 0;
+}
+
+// What the program printed, and how it ended.
+struct Printed {
+  std::string text;
+  int status = 0;
+};
+
+base::Result<Printed> run(const std::vector<std::string>& words, std::string_view input) {
+  const auto lacks = [](const char* what, int error) {
+    return base::Status(GPUSHARE_UNAVAILABLE, base::format("%s: %s", what, std::strerror(error)));
+  };
+  // A file, so that a program which ends before it has read all holds up nobody.
+  const Descriptor in(memfd_create("pickle", MFD_CLOEXEC));
+  if (in.get() < 0 || !fill(in.get(), input)) return lacks("memfd", errno);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return lacks("pipe", errno);
+  Descriptor from(ends[0]), to(ends[1]);
+  std::vector<char*> argv;
+  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, to.get(), STDOUT_FILENO);
+  pid_t process = 0;
+  const int failed = posix_spawnp(&process, argv[0], &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) return lacks(argv[0], failed);
+  to.reset();
+  Printed printed;
+  char part[1 << 16];
+  for (;;) {
+    const ssize_t got = read(from.get(), part, sizeof part);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0 || printed.text.size() > kMostJsonBytes) break;
+    printed.text.append(part, static_cast<size_t>(got));
+  }
+  from.reset();  // a program that prints more ends by that
+  while (waitpid(process, &printed.status, 0) < 0 && errno == EINTR) {
+  }
+  return printed;
+}
 
 }  // namespace
 
@@ -307,9 +130,22 @@ bool is_pickle(std::string_view text) {
   return text.size() >= 2 && static_cast<unsigned char>(text[0]) == 0x80 && text[1] >= 2 && text[1] <= 5;
 }
 
-base::Result<nlohmann::json> parse_pickle(std::string_view text, const std::string& name,
-                                          const std::vector<std::string>& skipped, size_t most_values) {
-  return Parser(text, name, skipped, most_values).parse();
+base::Result<std::string> pickle_as_json(std::string_view pickle, const std::string& name,
+                                         const std::vector<std::string>& skipped, uint64_t most_values) {
+  std::vector<std::string> words{"python3", "-I", "-S", "-c", kReader, std::to_string(most_values)};
+  words.insert(words.end(), skipped.begin(), skipped.end());
+  base::Result<Printed> ran = run(words, pickle);
+  if (!ran.ok())
+    return base::Status(GPUSHARE_UNAVAILABLE, name + ": a Python pickle, which python3 reads: " +
+                                                  std::string(ran.status().message()) +
+                                                  ". Install python3, or give the snapshot as JSON");
+  std::string& text = ran->text;
+  const bool whole = WIFEXITED(ran->status) && WEXITSTATUS(ran->status) == 0;
+  if (whole && !text.empty() && text.size() <= kMostJsonBytes && text[0] == '+') return text.substr(1);
+  return base::Status(
+      GPUSHARE_MALFORMED_INPUT,
+      name + ": a Python pickle that cannot be read: " +
+          (whole && text.size() > 1 && text[0] == '-' ? text.substr(1) : "python3 ended early, see above"));
 }
 
 }  // namespace gpushare::cli

@@ -70,7 +70,7 @@ class ReplayCommand final : public Command {
     return R"(Trace files are recognised by their content:
   id,lower,upper,size                    CSV of buffer lifetimes, header in any order; live over [lower, upper)
   Thread,Time,Action,Pointer,Size,Stream RMM's allocation log (CSV)
-  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot, or the same as JSON
+  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot (which python3 reads), or the same as JSON
 
 Allocators: heap (one block heap), lane (the same, blocks that outlive the iteration at the other end), planned (the
 placement is solved once, then replayed in constant time).
@@ -189,9 +189,8 @@ Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usa
   static base::Result<std::vector<memory::LoadedTrace>> load(const std::string& file) {
     GPUSHARE_ASSIGN_OR_RETURN(std::string text, sim::read_text(file, kMostTraceBytes));
     if (is_pickle(text)) {
-      GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
-                                parse_pickle(text, file, {"frames", "segments", "external_annotations"}));
-      text = snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      GPUSHARE_ASSIGN_OR_RETURN(text,
+                                pickle_as_json(text, file, {"frames", "segments", "external_annotations"}));
     }
     const size_t start = text.find_first_not_of(" \t\r\n");
     if (start != std::string::npos && text[start] == '{') return memory::parse_snapshot_devices(text, file);

@@ -449,9 +449,7 @@ base::Result<LoadedTrace> parse_trace(std::string_view text, const std::string& 
   if (text[0] == '\x80')
     return base::Status(
         GPUSHARE_UNSUPPORTED,
-        name +
-            ": is a Python pickle; convert it: python3 -c \"import json,pickle,sys; "
-            "json.dump(pickle.load(open(sys.argv[1],'rb')), open(sys.argv[2],'w'))\" IN OUT.json");
+        name + ": is a Python pickle, which `gpushare replay` reads; here the snapshot must be JSON");
   const std::string_view header = first_line(text);
   if (header == kRmmHeader || header.starts_with(kOldRmmHeader)) return parse_rmm_csv(text, name);
   if (header.starts_with("(dp") || header.starts_with("}q"))

@@ -92,7 +92,7 @@ class Replay(ToolTest):
                 self.refused(["replay", "--alloc", self.file("bad.csv", text)], "bad.csv")
         outcome = self.file("bad.pickle", "")
         outcome.write_bytes(b"\x80\x04cos\nsystem\n.")
-        self.refused(["replay", "--alloc", outcome], "bad.pickle", "byte")
+        self.refused(["replay", "--alloc", outcome], "bad.pickle", "it names os.system", "byte")
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ int32_t score_call(Books& books, Input& input) {
   switch (input.byte() % 6) {
     case 0: {
       gpushare_score_queue created = nullptr;
-      const int32_t status = gpushare_score_queue_create(input.byte() % 6, &created);
+      const int32_t status = gpushare_score_queue_create(&created);
       if (status == GPUSHARE_OK) books.scores.push_back(created);
       return status;
     }

@@ -8,12 +8,17 @@
 #include <set>
 #include <vector>
 
-#include "sched/slo/point_queue.hpp"
+#include "reference/point_queue.hpp"
+#include "reference/point_scores.hpp"
 #include "sched/slo/score_queue.hpp"
 
 namespace {
 
 using namespace gpushare::sched::slo;
+using gpushare::reference::make_point_queue;
+using gpushare::reference::PointBackend;
+using gpushare::reference::PointQueue;
+using gpushare::reference::PointScores;
 
 enum Shape { kScores, kDisc, kArc };
 
@@ -101,24 +106,32 @@ void set(benchmark::State& state, Shape shape) {
 
 // The whole score queue, milestones and all: requests of two seconds' slack, a thousand a second for a
 // thousand pending and so on.
-void score_queue(benchmark::State& state, ScoreBackend backend) {
+void whole_queue(benchmark::State& state, auto& queue) {
   const size_t n = static_cast<size_t>(state.range(0));
-  const auto queue = make_score_queue(backend);
-  const ScoreQueue::ClassId of = *queue->add_class(curve());
+  (void)queue.add_class(curve());
+  constexpr ScoreQueue::ClassId of = 0;
   std::mt19937_64 random(3);
   std::uniform_real_distribution<double> unit(0, 1);
   uint64_t now = 1'000'000'000'000;
-  queue->best(now);
+  queue.best(now);
   std::vector<ScoreQueue::Handle> handles;
   for (size_t i = 0; i < n; ++i)
-    handles.push_back(queue->insert(of, now + static_cast<uint64_t>(unit(random) * 2e9), i));
+    handles.push_back(queue.insert(of, now + static_cast<uint64_t>(unit(random) * 2e9), i));
   for (auto _ : state) {
     const size_t victim = random() % n;
-    queue->erase(handles[victim]);
-    handles[victim] = queue->insert(of, now + 100'000'000 + (random() & 0x7fffffff), victim);
+    queue.erase(handles[victim]);
+    handles[victim] = queue.insert(of, now + 100'000'000 + (random() & 0x7fffffff), victim);
     now += 2'000'000'000 / n;
-    benchmark::DoNotOptimize(queue->best(now));
+    benchmark::DoNotOptimize(queue.best(now));
   }
+}
+void slack_index(benchmark::State& state) {
+  ScoreQueue queue;
+  whole_queue(state, queue);
+}
+void point_scores(benchmark::State& state, PointBackend backend) {
+  PointScores queue(backend);
+  whole_queue(state, queue);
 }
 
 void sizes(benchmark::internal::Benchmark* b) {
@@ -140,8 +153,8 @@ BENCHMARK_CAPTURE(point_queue, scan_arc, PointBackend::kScan, kArc)->Apply(scan_
 // Where the automatic queue leaves the scan.
 BENCHMARK_CAPTURE(point_queue, kinetic_arc, PointBackend::kKinetic, kArc)->RangeMultiplier(2)->Range(16, 512);
 BENCHMARK_CAPTURE(point_queue, scan_small_arc, PointBackend::kScan, kArc)->RangeMultiplier(2)->Range(16, 512);
-BENCHMARK_CAPTURE(score_queue, slack_index, ScoreBackend::kSlackIndex)->Apply(sizes);
-BENCHMARK_CAPTURE(score_queue, points_automatic, ScoreBackend::kAutomaticPoints)->Apply(sizes);
-BENCHMARK_CAPTURE(score_queue, points_hull, ScoreBackend::kHull)->Apply(sizes);
+BENCHMARK(slack_index)->Apply(sizes);
+BENCHMARK_CAPTURE(point_scores, automatic, PointBackend::kAutomatic)->Apply(sizes);
+BENCHMARK_CAPTURE(point_scores, hull, PointBackend::kHull)->Apply(sizes);
 
 }  // namespace

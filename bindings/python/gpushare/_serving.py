@@ -14,7 +14,7 @@ from ._cffi import ffi
 from ._native import NO_TIMEOUT, CallbackFailed, Closable, Error, InvalidState, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
 from ._runtime import Runtime
 from ._session import Iteration, Session
-from ._values import calls, on_release, one_of
+from ._values import calls, on_release
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,9 +42,6 @@ class BatcherOptions(TypedDict, total=False):
 _log = logging.getLogger("gpushare")
 _DROPS = {lib.GPUSHARE_DROP_EXPIRED: "expired", lib.GPUSHARE_DROP_HOPELESS: "hopeless", lib.GPUSHARE_DROP_REJECTED: "rejected",
           lib.GPUSHARE_DROP_CANCELLED: "cancelled", lib.GPUSHARE_DROP_NONE: None}
-_BACKENDS = {"automatic": lib.GPUSHARE_SCORE_QUEUE_AUTOMATIC, "slack": lib.GPUSHARE_SCORE_QUEUE_SLACK,
-             "scan": lib.GPUSHARE_SCORE_QUEUE_SCAN, "kinetic": lib.GPUSHARE_SCORE_QUEUE_KINETIC,
-             "hull": lib.GPUSHARE_SCORE_QUEUE_HULL}
 
 
 def now_ns() -> int:
@@ -489,9 +486,9 @@ class Histogram(Closable):
 class ScoreQueue(Closable):
     """Deadlines, asked for the one with the greatest score now (Orloj, eq. 4.2). The caller orders calls on one queue."""
 
-    def __init__(self, backend: str = "automatic") -> None:
+    def __init__(self) -> None:
         out = ffi.new("gpushare_score_queue*")
-        check(lib.gpushare_score_queue_create(one_of("backend", backend, _BACKENDS), out))
+        check(lib.gpushare_score_queue_create(out))
         self._own(out[0], lib.gpushare_score_queue_release)
 
     @staticmethod

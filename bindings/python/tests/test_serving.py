@@ -166,7 +166,7 @@ def test_histograms_and_the_score_queue():
             again.quantile(0.5)
         with pytest.raises(gpushare.MalformedInput):
             gpushare.Histogram.parse("no histogram")
-        with gpushare.ScoreQueue("slack") as queue:
+        with gpushare.ScoreQueue() as queue:
             index = queue.add_class(histogram)
             queue.set_class(index, histogram, k=2)
             entry = queue.insert(index, 10**6, 1)

@@ -3,12 +3,15 @@
 // aside.
 //
 // Capacity. The limit is what the options give this device of the GPU. The driver's free memory is read anew
-// with every question, because other processes come and go. Physical memory. One handle each, because the calls
-// cost by handle: 64 MiB in granules of 2 MiB would cost 32 times as much. cuMemMap accepts no part of a handle, the
-// contract of va_map does, so that memory is split into granules when a part of it is to be mapped. Released
-// handles are kept for reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map. The
-// pool gives way before an allocation fails. Pooled handles count as free. Pinned memory. cuMemHostAlloc takes milliseconds
-// and pins whole pages, so that small blocks are cut from chunks.
+// with every question, because other processes come and go.
+//
+// Physical memory is one handle each, because the driver's calls cost by handle: 64 MiB in granules of 2 MiB would cost
+// 32 times as much. va_map may map a part of a memory, and cuMemMap maps whole handles only. Therefore a memory is split
+// into granules when a part of it is to be mapped. Released handles are kept for reuse up to pool_bytes, because
+// cuMemCreate clears its memory, which costs far more than a map. Pooled handles count as free, and the pool gives way
+// before an allocation fails.
+//
+// Pinned memory. cuMemHostAlloc takes milliseconds and pins whole pages. Therefore small blocks are cut from chunks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -94,9 +97,9 @@ class Memory {
   base::Result<int32_t> export_physical(gpushare_backend_memory* memory, uint32_t access);
   base::Result<gpushare_backend_memory*> import_physical(int32_t descriptor, uint64_t bytes, uint32_t access);
 
-  // That [address, address + bytes) is memory, writable if it is to be written, before the driver is asked to
-  // touch it: our own allocations and mappings are known here, of others' the driver says whether the two ends
-  // are its. No driver call for our own. Errors: INVALID_ARGUMENT.
+  // Checks, before the driver is asked to touch it, that [address, address + bytes) is memory, and writable if it is to be
+  // written. Our own allocations and mappings are looked up here, without a driver call. For other addresses the driver
+  // says whether both ends are memory that it knows. Errors: INVALID_ARGUMENT.
   base::Status check_access(const char* op, Address address, uint64_t bytes, bool write);
 
   // Describes in text what is still held ("2 allocations, 1 mapping"); empty if nothing is.
@@ -149,7 +152,7 @@ class Memory {
   // As base/cuda_host_node.hpp.
   static int host_node_of(const Driver& driver, api::CUdevice device, uint64_t granularity);
 
-  // Lives as long as the books and the driver may differ: from before an entry until after the driver's call for it.
+  // Lives as long as the books and the driver may differ: from before an entry of the books until after its driver call.
   class Change {
    public:
     Change();
@@ -189,7 +192,7 @@ class Memory {
     return memory.is_whole() ? memory.bytes : granularity_bytes_;
   }
   void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
-  // Forgets a mapping and hands a released memory that it was the last of back, for dispose().
+  // Forgets a mapping. If it was the last one of a memory that is released already, returns that memory, for dispose().
   std::unique_ptr<Physical> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);
   std::unique_ptr<Physical> forget(Physical* memory) GPUSHARE_REQUIRES(mutex_);
 

@@ -1,13 +1,15 @@
 // cuda_stream.hpp: streams and events of the cuda device, over CUstream and CUevent.
 //
-// Events. CUevents come from two pools (with and without timing): creating one costs a driver lock, and
-// iterations need many. A pooled CUevent may have been recorded for its last owner, so that each Event knows
-// itself whether it was recorded. Host functions. A function that throws fails its stream alone: later host
-// functions of the stream are skipped, and ops on it return CALLBACK_FAILED. Copies and kernels that are
-// enqueued already cannot be called back. Waits. A thread asks for the first spin_us itself, since being woken takes
-// as long as much of the work that is waited for. Then, with wait=block (the default), it sleeps in the driver;
-// with wait=callback it sleeps on a lock of ours until a host function of the driver wakes it. With wait=spin it
-// polls in the driver from the start, which burns a core.
+// Events. CUevents come from two pools (with and without timing), because creating one costs a driver lock, and
+// iterations need many. A pooled CUevent may have been recorded for its last owner. Therefore each Event knows itself
+// whether it was recorded.
+//
+// Host functions. A function that throws fails its stream alone: later host functions of the stream are skipped, and ops
+// on it return CALLBACK_FAILED. Copies and kernels that are enqueued already cannot be called back.
+//
+// Waits. A waiting thread queries for the first spin_us, because much of the work that is waited for takes no longer than
+// a wake-up. Then, with wait=block (the default), it sleeps in the driver; with wait=callback it sleeps on a lock of ours
+// until a host function of the driver wakes it. With wait=spin it polls in the driver from the start, which burns a core.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -47,7 +49,7 @@ class EventPool {
 
 enum class WaitMode { kBlock, kSpin, kCallback };
 
-// Asks until the driver answers otherwise than NOT_READY, or spin_ns are over. The last answer.
+// Asks until the driver answers otherwise than NOT_READY, or spin_ns are over. Returns the last answer.
 template <class Query>
 api::CUresult ask_for(uint64_t spin_ns, Query query) {
   api::CUresult now = query();
@@ -57,10 +59,10 @@ api::CUresult ask_for(uint64_t spin_ns, Query query) {
   return now;
 }
 
-// Waits by host function: a stream of our own waits for the event on the device, the function behind it wakes the
-// thread. A host function on the event's own stream would come after everything enqueued there meanwhile. The
-// driver may run the host functions of all streams one at a time, so that ours can stand behind one that is in no
-// hurry: the event is asked now and then as well, and a waiter whose function is still to come is set aside.
+// Waits by host function: a stream of our own waits for the event on the device, and the host function behind that wait
+// wakes the thread. On the event's own stream the function would come after everything enqueued there meanwhile. The
+// driver may run the host functions of all streams one at a time, so ours may stand behind a slow one. Therefore the
+// event is queried now and then as well. A waiter that ends before its function has come is set aside.
 // Thread-safe; needs the context to be current.
 class CallbackWaits {
  public:
@@ -133,7 +135,7 @@ class Stream {
   // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the
   // capture.
   base::Status query();
-  // Fails otherwise only once the work has finished, or the context is lost.
+  // Other errors come only after the work has finished, or with a lost context.
   base::Status synchronize();
   base::Status failure() const { return functions_->failure(functions_->launched()); }
 

@@ -1,11 +1,12 @@
 // host_stream.hpp: streams, events and the copy bus of the host device.
 //
-// A point is what an event records: (stream, sequence number). It has passed when the stream has completed
-// that many ops, so a wait needs no state of the event and re-recording cannot disturb earlier waiters. Hot
-// path: on an idle stream a record, a wait for a passed event and a small copy are done by the calling
-// thread, under two uncontended locks; the stream's thread starts with the first op that has to run behind
-// the caller's back. Lock order: Event::mutex_ before Stream::mutex_; nothing is held while an op runs, a
-// small inline copy aside.
+// An event records a point: (stream, sequence number). The point has passed when the stream has completed that many ops.
+// So a wait needs no state of the event, and re-recording cannot disturb earlier waiters.
+//
+// Hot path. On an idle stream the calling thread itself does a record, a wait for a passed event and a small copy, under
+// two uncontended locks. The stream's thread starts with the first op that must run asynchronously.
+//
+// Lock order: Event::mutex_ before Stream::mutex_. No lock is held while an op runs, except during a small inline copy.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

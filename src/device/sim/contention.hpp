@@ -1,11 +1,13 @@
 // contention.hpp: how fast works run that overlap on the simulated device. Pure functions of what runs; not
 // thread-safe.
 //
-// Sharing (the default): a work asks for the share `demand` of the device. While the demands of all running
+// Sharing (the default). A work asks for the share `demand` of the device. While the demands of all running
 // works add up to at most 1, each runs at full speed; beyond that the device is shared in proportion to
 // demand (processor sharing), so that n works of demand 1 run at 1/n each. More urgent streams are served
 // first: a level of priority gets what the more urgent ones leave. With n works running, `overhead` divides
-// every speed by 1 + overhead * (n - 1). Pair table: with measured speeds of co-located classes (as in
+// every speed by 1 + overhead * (n - 1).
+//
+// Pair table. With measured speeds of co-located classes (as in
 // Gavel's throughput tables) a work's speed is the product of its pair speeds with all others that run; a
 // pair that was not measured counts 1 / max(1, sum of the two demands). Priorities and overhead do not enter
 // then.

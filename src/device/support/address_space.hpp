@@ -81,10 +81,11 @@ class AddressSpace {
   // Where the bytes of [address, address + bytes) are stored; null if data are not kept or bytes is 0.
   // Errors: INVALID_ARGUMENT unless the whole range lies in one allocation or in mapped ranges of one
   // reservation, none of them read-only if it is to be written.
-  // `out_file`: if the bytes are many and in one shared memory of this device, its file; what is returned then points into
-  // the file's own mapping, where pages of an earlier use need not be faulted in again. Hold the file while it is used.
-  // `out_fresh`: if the bytes are whole pages of one mapping that nothing was copied to yet, where they lie in the
-  // memory's file. A write to the file costs no faults, which take several times as long as the copy.
+  // `out_file` receives the file of the memory if the bytes are many and lie in one shared memory of this device. The
+  // result then points into the file's own mapping, where pages of an earlier use need not be faulted in again. Hold the
+  // file while the result is used.
+  // `out_fresh` receives the place in the memory's file if the bytes are whole pages of one mapping to which nothing was
+  // copied yet. A write to the file costs no page faults, which take several times as long as the copy.
   struct FreshPages {
     int file = -1;
     uint64_t offset = 0;

@@ -1,9 +1,9 @@
 // spare_files.hpp: files of shared memory that nobody uses any more, zeroed and kept for the next memory of their
-// size. Fresh pages cost several times the copy that fills them (measured in docs/design/daemon.md).
+// size. Fresh pages cost several times the copy that fills them.
 //
-// Kept is only what the system confirms to be this process's alone: a write lease is refused while any other open
-// file of it exists, in whatever process, in a message on its way, or behind a mapping. So what was once shared and
-// may still be seen by somebody is never filled with something else.
+// A file is kept only if the system confirms that this process alone has it: the system refuses a write lease while any
+// other open file of it exists, in another process, in a message on its way, or behind a mapping. So a file that somebody
+// may still see is never filled with something else.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,7 +27,7 @@ class SpareFiles {
 
   // A file of `bytes` zeros; null if there is none. It may have been sealed in its earlier life.
   std::shared_ptr<SharedFile> take(uint64_t bytes);
-  // Keeps `file` if it may: also no copy that is still under way may hold it.
+  // Keeps `file` if nobody else has it. A copy that is still under way and holds the file counts too.
   void give(std::shared_ptr<SharedFile> file);
   // Keeps at most so many bytes from now on.
   void limit(uint64_t bytes);

@@ -55,10 +55,10 @@ class Orloj final : public BatcherBase {
     }
     std::vector<RequestId> ids;
     while (ids.size() < candidate->requests) {
-      const auto best = candidate->scores->best(now_ns);
+      const auto best = candidate->scores.best(now_ns);
       ids.push_back(best->id);
       // Out of this queue now, out of the others when the batch is made.
-      candidate->scores->erase(best->handle);
+      candidate->scores.erase(best->handle);
       places_[best->id][candidate->index].in = false;
     }
     decision.batch = make_batch(candidate_model, std::move(ids), candidate->estimate_ns);
@@ -72,7 +72,6 @@ class Orloj final : public BatcherBase {
       Size size;
       size.requests = requests;
       size.index = models_.back().sizes.size();
-      size.scores = make_score_queue();
       models_.back().sizes.push_back(std::move(size));
     }
   }
@@ -99,7 +98,7 @@ class Orloj final : public BatcherBase {
     Places& places = places_[request.id];
     for (Size& size : model.sizes) {
       size.by_deadline.insert({request.deadline_ns, request.id});
-      places.push_back({size.scores->insert(of, request.deadline_ns, request.id), true, true});
+      places.push_back({size.scores.insert(of, request.deadline_ns, request.id), true, true});
     }
   }
   void leave(Held& held) override {
@@ -107,7 +106,7 @@ class Orloj final : public BatcherBase {
     const auto at = places_.find(held.request.id);
     for (Size& size : model.sizes) {
       const Place& place = at->second[size.index];
-      if (place.in) size.scores->erase(place.handle);
+      if (place.in) size.scores.erase(place.handle);
       if (place.feasible) size.by_deadline.erase({held.request.deadline_ns, held.request.id});
     }
     places_.erase(at);
@@ -127,7 +126,7 @@ class Orloj final : public BatcherBase {
     double estimate_ns = 0;
     double mean_ns = 0;
     Distribution duration;
-    std::unique_ptr<ScoreQueue> scores;
+    ScoreQueue scores;
     absl::btree_set<KeyedOrder::Key> by_deadline;
   };
   struct Model {
@@ -186,8 +185,7 @@ class Orloj final : public BatcherBase {
         model.classes.try_emplace(key, static_cast<ScoreQueue::ClassId>(model.of_class.size()));
     if (fresh) {
       model.of_class.push_back({application, steps, model.version, 0});
-      for (Size& size : model.sizes)
-        (void)size.scores->add_class(curve(index, size, model.of_class.back()));  // the slack index takes any
+      for (Size& size : model.sizes) size.scores.add_class(curve(index, size, model.of_class.back()));
     }
     return at->second;
   }
@@ -215,7 +213,7 @@ class Orloj final : public BatcherBase {
   void set_curves(uint32_t index, ScoreQueue::ClassId of) {
     Model& model = models_[index];
     model.of_class[of].version = model.version;
-    for (Size& size : model.sizes) (void)size.scores->set_curve(of, curve(index, size, model.of_class[of]));
+    for (Size& size : model.sizes) (void)size.scores.set_curve(of, curve(index, size, model.of_class[of]));
   }
   void drop_late(uint32_t index, uint64_t now_ns) {
     Model& model = models_[index];
@@ -225,7 +223,7 @@ class Orloj final : public BatcherBase {
         if (static_cast<double>(now_ns) + size.estimate_ns <= static_cast<double>(deadline)) break;
         Places& places = places_[id];
         Place& place = places[size.index];
-        if (place.in) size.scores->erase(place.handle);
+        if (place.in) size.scores.erase(place.handle);
         place.in = place.feasible = false;
         size.by_deadline.erase(size.by_deadline.begin());
         bool anywhere = false;

@@ -1,33 +1,28 @@
 // score_queue.hpp: pending requests, asked for the one with the greatest score now. A request is a deadline
-// and a class, the class a ScoreCurve (one for each application, model and batch size). Back ends behind one
-// interface:
-//   slack index  a class keeps its requests by deadline. A score depends on the slack alone, so the best request of
-//                a class stands at the end of one of the curve's rising or falling runs: a few searches, no
-//                milestones, no exponentials of time, so nothing degrades with uptime and time may go back. The
-//                default.
-//   points       a PointQueue (scan, kinetic, hull or automatic): the request is alpha e^{b (t - base)} + beta until
-//                its slack reaches the next bin edge (a milestone), then another point (Orloj, 000, 4.4.4). The base
-//                moves before e^{b t} grows past 2^300.
-// All give the same answer up to rounding. Among equal scores any may come.
+// and a class, the class a ScoreCurve (one for each application, model and batch size).
 //
-// Threads: none of its own; the owner serialises calls. Times are nanoseconds on any clock; they may stand
-// still or go back.
+// A class keeps its requests by deadline. A score depends on the slack alone, so the best request of a class stands at
+// the end of one of the curve's rising or falling runs: a few searches, no exponentials of time, so nothing degrades
+// with uptime and time may go back. Orloj's own way, requests as points on lines (000, 4.4.4), is slower at every
+// length; benchmarks/reference/point_scores.hpp has it for comparison.
+//
+// Among equal scores any may come. Threads: none of its own; the owner serialises calls. Times are nanoseconds on any
+// clock; they may stand still or go back.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include <absl/container/btree_set.h>
+
 #include "base/status.hpp"
-#include "sched/slo/point_queue.hpp"
 #include "sched/slo/score.hpp"
 
 namespace gpushare::sched::slo {
-
-enum class ScoreBackend : uint32_t { kAutomatic = 0, kSlackIndex, kScan, kKinetic, kHull, kAutomaticPoints };
 
 class ScoreQueue {
  public:
@@ -40,20 +35,39 @@ class ScoreQueue {
     double score;
   };
 
-  virtual ~ScoreQueue() = default;
-  // A new class; its curve may be replaced at any time (O(its requests) for the point back ends). Errors:
-  // INVALID_ARGUMENT for a class that was never added; UNSUPPORTED when a point back end is given a delay
-  // rate other than the first curve's.
-  virtual base::Result<ClassId> add_class(const ScoreCurve& curve) = 0;
-  virtual base::Status set_curve(ClassId of, const ScoreCurve& curve) = 0;
+  // A new class; its curve may be replaced at any time.
+  ClassId add_class(const ScoreCurve& curve);
+  // INVALID_ARGUMENT for a class that was never added.
+  base::Status set_curve(ClassId of, const ScoreCurve& curve);
   // kNoHandle if the class was never added.
-  virtual Handle insert(ClassId of, uint64_t deadline_ns, uint64_t id) = 0;
-  virtual bool erase(Handle handle) = 0;
-  virtual std::optional<Best> best(uint64_t now_ns) = 0;
-  virtual size_t size() const = 0;
+  Handle insert(ClassId of, uint64_t deadline_ns, uint64_t id);
+  bool erase(Handle handle);
+  std::optional<Best> best(uint64_t now_ns) const;
+  size_t size() const { return size_; }
+  // Takes the best `count` out, best first, into `out` (appended). Returns how many.
   size_t pop(uint64_t now_ns, size_t count, std::vector<uint64_t>& out);
+
+ private:
+  static constexpr ClassId kFree = static_cast<ClassId>(-1);
+  struct Item {
+    uint64_t deadline_ns = 0;
+    uint64_t id = 0;
+    ClassId of = kFree;
+  };
+  struct Class {
+    ScoreCurve curve;
+    absl::btree_set<std::pair<uint64_t, Handle>> by_deadline;
+  };
+  Handle unused();
+
+  std::vector<Class> classes_;
+  std::vector<Item> items_;
+  std::vector<Handle> free_;
+  size_t size_ = 0;
 };
 
-std::unique_ptr<ScoreQueue> make_score_queue(ScoreBackend backend = ScoreBackend::kAutomatic);
+// The slack of a deadline, and the deadline with that slack, kept inside the range of the clock.
+double slack_of(uint64_t deadline_ns, uint64_t now_ns);
+uint64_t deadline_at(uint64_t now_ns, double slack_ns);
 
 }  // namespace gpushare::sched::slo

@@ -1,14 +1,14 @@
 // Interference under the controller, and the two jobs of AntMan's tables.
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/op_sharing.hpp"
+#include "reference/op_sharing.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <vector>
 
+#include "reference/two_jobs.hpp"
 #include "sim/interference.hpp"
-#include "sim/two_jobs.hpp"
 #include "support/catch.hpp"
 #include "support/sanitizers.hpp"
 

@@ -8,6 +8,7 @@
 #include "sched/slo/distribution.hpp"
 #include "sched/slo/feature_model.hpp"
 #include "sched/slo/histogram.hpp"
+#include "sched/slo/kernels.hpp"
 #include "sched/slo/score.hpp"
 #include "sched/slo/score_queue.hpp"
 #include "support/catch.hpp"
@@ -384,105 +385,86 @@ TEST_CASE("32 bins keep the means of what was recorded within 2%, the quantiles 
   }
 }
 
-TEST_CASE("score queues equal brute force over seven days, with time standing still and going back") {
+TEST_CASE("the score queue equals brute force over seven days, with time standing still and going back") {
   Random random(gpushare::test::seed());
-  for (ScoreBackend backend : {ScoreBackend::kSlackIndex, ScoreBackend::kAutomaticPoints, ScoreBackend::kScan,
-                               ScoreBackend::kKinetic, ScoreBackend::kHull}) {
-    INFO("back end " << static_cast<int>(backend));
-    const auto queue = make_score_queue(backend);
-    std::vector<ScoreCurve> curves;
-    const std::vector<CostStep> steps{{0, 1}, {3e8, 2}};
-    for (int i = 0; i < 3; ++i) {
-      const Distribution batch = random_distribution(random, 12);
-      curves.emplace_back(batch, batch.mean_ns(), 1e-10,
-                          i == 2 ? std::span<const CostStep>(steps) : std::span<const CostStep>());
-      REQUIRE(queue->add_class(curves.back()).ok());
-    }
-    struct Pending {
-      ScoreQueue::Handle handle;
-      uint32_t of;
-      uint64_t deadline;
-      uint64_t id;
-    };
-    std::vector<Pending> pending;
-    uint64_t now = 1'700'000'000'000'000'000;
-    const uint64_t week = 7ull * 24 * 3600 * 1'000'000'000;
-    constexpr int kSteps = 60'000;
-    size_t wrong = 0;
-    for (int i = 0; i < kSteps; ++i) {
-      const uint64_t kind = uniform(random, 0, 99);
-      if (kind == 0)
-        now += week / 600;
-      else if (kind < 60)
-        now += uniform(random, 0, 5'000'000);
-      else if (kind == 99)
-        now -= uniform(random, 0, 200'000'000);
-      if (pending.size() < 40 && (pending.empty() || uniform(random, 0, 1) == 0)) {
-        Pending next{};
-        next.of = static_cast<uint32_t>(uniform(random, 0, 2));
-        next.deadline = now + uniform(random, 0, 2'000'000'000);
-        if (!pending.empty() && uniform(random, 0, 9) == 0) next.deadline = pending[0].deadline;
-        next.id = static_cast<uint64_t>(i) + 1;
-        next.handle = queue->insert(next.of, next.deadline, next.id);
-        pending.push_back(next);
-      } else {
-        const size_t which = uniform(random, 0, pending.size() - 1);
-        if (!queue->erase(pending[which].handle)) ++wrong;
-        pending[which] = pending.back();
-        pending.pop_back();
-      }
-      if (i % 20'000 == 10'000) {  // a curve is replaced
-        const Distribution batch = random_distribution(random, 12);
-        curves[1] = ScoreCurve(batch, batch.mean_ns(), 1e-10);
-        REQUIRE(queue->set_curve(1, curves[1]).ok());
-      }
-      const auto top = queue->best(now);
-      if (pending.empty() != !top.has_value()) ++wrong;
-      if (pending.empty() || !top) continue;
-      double best = 0, reported = -1;
-      for (const Pending& p : pending) {
-        const double score = curves[p.of].at(slack(p.deadline, now));
-        best = std::max(best, score);
-        if (p.handle == top->handle && p.id == top->id) reported = score;
-      }
-      // Points carry beta = h / (E b), up to 1e5 times the score, so their sum is that much coarser; and a
-      // milestone may be a nanosecond early.
-      if (!(reported >= best * (1 - 1e-6) - 1e-17)) ++wrong;
-    }
-    CHECK(wrong == 0);
-    CHECK_FALSE(queue->erase(ScoreQueue::kNoHandle));
-    CHECK(queue->insert(99, 1, 1) == ScoreQueue::kNoHandle);
-    CHECK(queue->set_curve(99, curves[0]).code() == GPUSHARE_INVALID_ARGUMENT);
-    const ScoreCurve other_rate(Distribution::point(1e6), 1e6, 2e-10);
-    CHECK(queue->add_class(other_rate).ok() == (backend == ScoreBackend::kSlackIndex));
+  ScoreQueue queue;
+  std::vector<ScoreCurve> curves;
+  const std::vector<CostStep> steps{{0, 1}, {3e8, 2}};
+  for (int i = 0; i < 3; ++i) {
+    const Distribution batch = random_distribution(random, 12);
+    curves.emplace_back(batch, batch.mean_ns(), 1e-10,
+                        i == 2 ? std::span<const CostStep>(steps) : std::span<const CostStep>());
+    queue.add_class(curves.back());
   }
+  struct Pending {
+    ScoreQueue::Handle handle;
+    uint32_t of;
+    uint64_t deadline;
+    uint64_t id;
+  };
+  std::vector<Pending> pending;
+  uint64_t now = 1'700'000'000'000'000'000;
+  const uint64_t week = 7ull * 24 * 3600 * 1'000'000'000;
+  constexpr int kSteps = 60'000;
+  size_t wrong = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    const uint64_t kind = uniform(random, 0, 99);
+    if (kind == 0)
+      now += week / 600;
+    else if (kind < 60)
+      now += uniform(random, 0, 5'000'000);
+    else if (kind == 99)
+      now -= uniform(random, 0, 200'000'000);
+    if (pending.size() < 40 && (pending.empty() || uniform(random, 0, 1) == 0)) {
+      Pending next{};
+      next.of = static_cast<uint32_t>(uniform(random, 0, 2));
+      next.deadline = now + uniform(random, 0, 2'000'000'000);
+      if (!pending.empty() && uniform(random, 0, 9) == 0) next.deadline = pending[0].deadline;
+      next.id = static_cast<uint64_t>(i) + 1;
+      next.handle = queue.insert(next.of, next.deadline, next.id);
+      pending.push_back(next);
+    } else {
+      const size_t which = uniform(random, 0, pending.size() - 1);
+      if (!queue.erase(pending[which].handle)) ++wrong;
+      pending[which] = pending.back();
+      pending.pop_back();
+    }
+    if (i % 20'000 == 10'000) {  // a curve is replaced
+      const Distribution batch = random_distribution(random, 12);
+      curves[1] = ScoreCurve(batch, batch.mean_ns(), 1e-10);
+      REQUIRE(queue.set_curve(1, curves[1]).ok());
+    }
+    const auto top = queue.best(now);
+    if (pending.empty() != !top.has_value()) ++wrong;
+    if (pending.empty() || !top) continue;
+    double best = 0, reported = -1;
+    for (const Pending& p : pending) {
+      const double score = curves[p.of].at(slack(p.deadline, now));
+      best = std::max(best, score);
+      if (p.handle == top->handle && p.id == top->id) reported = score;
+    }
+    if (!(reported >= best * (1 - 1e-6) - 1e-17)) ++wrong;
+  }
+  CHECK(wrong == 0);
+  CHECK_FALSE(queue.erase(ScoreQueue::kNoHandle));
+  CHECK(queue.insert(99, 1, 1) == ScoreQueue::kNoHandle);
+  CHECK(queue.set_curve(99, curves[0]).code() == GPUSHARE_INVALID_ARGUMENT);
 }
 
-TEST_CASE("scores too far apart are right in the slack index and refused by the point back ends") {
+TEST_CASE("scores a million million times apart are told apart") {
   const Distribution batch = Distribution::point(1e6);
   const auto curve = [&](double cost) {
     return ScoreCurve(batch, 1e6, 1e-9, std::vector<CostStep>{{0, cost}});
   };
-  for (ScoreBackend backend : {ScoreBackend::kSlackIndex, ScoreBackend::kAutomaticPoints, ScoreBackend::kScan,
-                               ScoreBackend::kKinetic, ScoreBackend::kHull}) {
-    INFO("back end " << static_cast<int>(backend));
-    const auto queue = make_score_queue(backend);
-    REQUIRE(queue->add_class(curve(1)).ok());
-    REQUIRE(queue->add_class(curve(1000)).ok());
-    const auto far = queue->add_class(curve(1e12));
-    if (backend != ScoreBackend::kSlackIndex) {
-      CHECK(far.status().code() == GPUSHARE_UNSUPPORTED);
-      CHECK(far.status().message().find("slack index") != std::string::npos);
-      CHECK(queue->set_curve(0, curve(1e-12)).code() == GPUSHARE_UNSUPPORTED);
-      continue;
-    }
-    REQUIRE(far.ok());
-    queue->insert(0, 5'000'000, 1);
-    queue->insert(*far, 500'000, 2);  // lost already
-    CHECK(queue->best(0)->id == 1);
-    queue->insert(*far, 50'000'000, 3);
-    CHECK(queue->best(0)->id == 3);
-  }
+  ScoreQueue queue;
+  queue.add_class(curve(1));
+  queue.add_class(curve(1000));
+  const ScoreQueue::ClassId far = queue.add_class(curve(1e12));
+  queue.insert(0, 5'000'000, 1);
+  queue.insert(far, 500'000, 2);  // lost already
+  CHECK(queue.best(0)->id == 1);
+  queue.insert(far, 50'000'000, 3);
+  CHECK(queue.best(0)->id == 3);
 }
 
 TEST_CASE("a line through features: found exactly without noise, closely with it, and never out of range") {
@@ -547,4 +529,26 @@ TEST_CASE("the line follows a change of what features mean") {
   const double now = model.predict_ns(std::vector<double>{50});
   CHECK(now > 140e6);
   CHECK(now < 160e6);
+}
+
+TEST_CASE("all kernels agree") {
+  Random random(gpushare::test::seed());
+  std::uniform_real_distribution<double> unit(-1, 1);
+  const Kernels& fast = kernels();
+  const Kernels& plain = portable_kernels();
+  INFO(fast.name);
+  for (int round = 0; round < 20'000; ++round) {
+    std::vector<double> weights(16), by_fast(16), by_plain(16);
+    for (double& weight : weights) weight = unit(random);
+    std::vector<std::vector<double>> data(uniform(random, 1, 9), std::vector<double>(16));
+    std::vector<const double*> rows;
+    for (auto& row : data) {
+      for (double& value : row) value = unit(random);
+      rows.push_back(row.data());
+    }
+    const double sum_fast = fast.product(rows.data(), rows.size(), weights.data(), by_fast.data(), 16);
+    const double sum_plain = plain.product(rows.data(), rows.size(), weights.data(), by_plain.data(), 16);
+    REQUIRE(by_fast == by_plain);
+    REQUIRE(sum_fast == Approx(sum_plain).margin(1e-12));
+  }
 }

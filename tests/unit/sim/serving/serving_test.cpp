@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "sim/serving/bound.hpp"
+#include "reference/serving_bound.hpp"
 #include "sim/serving/requests.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"

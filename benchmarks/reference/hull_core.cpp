@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sched/slo/hull_core.hpp"
+#include "reference/hull_core.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 
 // > 0 when c lies above the line through a and b, a left of b.
 #define GPUSHARE_SLO_ABOVE(a, b, c) \
@@ -356,4 +356,4 @@ uint32_t HullCore::best(double w, double* value) const {
 
 #undef GPUSHARE_SLO_ABOVE
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sched/slo/kinetic_core.hpp"
+#include "reference/kinetic_core.hpp"
 
 #include <algorithm>
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 namespace {
 
 // A crossing is computed from rounded numbers; asking a little early costs one needless repair, asking late a
@@ -165,4 +165,4 @@ uint32_t KineticCore::best(double w, double* value) {
   return root_.slot;
 }
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/serving/bound.hpp"
+#include "reference/serving_bound.hpp"
 
 #include <algorithm>
 #include <bit>

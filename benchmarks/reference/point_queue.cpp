@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sched/slo/point_queue.hpp"
+#include "reference/point_queue.hpp"
 
 #include <cmath>
 
-#include "sched/slo/hull_core.hpp"
-#include "sched/slo/kinetic_core.hpp"
-#include "sched/slo/scan_core.hpp"
+#include "reference/hull_core.hpp"
+#include "reference/kinetic_core.hpp"
+#include "reference/scan_core.hpp"
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 namespace {
 
 // The scan up to this many points, the kinetic tournament above; back when a quarter is left, so that a size
@@ -134,4 +134,4 @@ std::unique_ptr<PointQueue> make_point_queue(PointBackend backend) {
   return std::make_unique<CoreQueue<AutomaticCore>>();
 }
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

@@ -1,4 +1,4 @@
-// bound.hpp: how many requests any policy could finish in time at most, told everything beforehand.
+// serving_bound.hpp: how many requests any policy could finish in time at most, told everything beforehand.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// steps.hpp: continuous batching on virtual time: requests of a language model through a step batcher, the very object that the
+// serving_steps.hpp: continuous batching on virtual time: requests of a language model through a step batcher, the very object that the
 // executor's step server drives. A step takes a + b D + p C + r K: D decoding members, C prompt tokens, K tokens whose keys and
 // values the decoding members read.
 // SPDX-License-Identifier: Apache-2.0

@@ -12,13 +12,13 @@
 #include <limits>
 #include <vector>
 
-#include "sched/slo/kernels.hpp"
+#include "reference/point_kernels.hpp"
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 
 class KineticCore {
  public:
-  explicit KineticCore(const Kernels& kernels = slo::kernels()) : kernels_(&kernels) {}
+  explicit KineticCore(const PointKernels& kernels = point_kernels()) : kernels_(&kernels) {}
   void put(uint32_t slot, double alpha, double beta);
   void remove(uint32_t slot);
   // Slot of a greatest alpha * w + beta; at least one point must be held. `value` receives it.
@@ -60,11 +60,11 @@ class KineticCore {
   void shorten(size_t leaf, double until);
   Winner repair(size_t level, size_t index, double w);
 
-  const Kernels* kernels_;
+  const PointKernels* kernels_;
   std::vector<Leaf> leaves_;
   std::vector<std::vector<Inner>> levels_;  // levels_[0] stands on the leaves; the last has one block
   Winner root_;
   double last_w_ = 0;
 };
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

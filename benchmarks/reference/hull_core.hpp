@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 
 class HullCore {
  public:
@@ -93,4 +93,4 @@ class HullCore {
   std::vector<uint32_t> order_;  // scratch: leaves in order
 };
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "sched/slo/kernels.hpp"
+#include "reference/point_kernels.hpp"
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 
 class ScanCore {
  public:
-  explicit ScanCore(const Kernels& kernels = slo::kernels()) : kernels_(&kernels) {}
+  explicit ScanCore(const PointKernels& kernels = point_kernels()) : kernels_(&kernels) {}
   void put(uint32_t slot, double alpha, double beta) {
     if (slot >= place_.size()) place_.resize(slot + 1);
     place_[slot] = static_cast<uint32_t>(slots_.size());
@@ -46,10 +46,10 @@ class ScanCore {
   double beta(size_t i) const { return beta_[i]; }
 
  private:
-  const Kernels* kernels_;
+  const PointKernels* kernels_;
   std::vector<uint32_t> place_;  // by slot
   std::vector<uint32_t> slots_;
   std::vector<double> alpha_, beta_;
 };
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

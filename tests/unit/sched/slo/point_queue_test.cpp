@@ -1,15 +1,16 @@
-// The point queues against brute force.
+// The point queues that benchmarks compare the score queue with, against brute force.
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <vector>
 
-#include "sched/slo/hull_core.hpp"
-#include "sched/slo/kernels.hpp"
-#include "sched/slo/point_queue.hpp"
+#include "reference/hull_core.hpp"
+#include "reference/point_kernels.hpp"
+#include "reference/point_queue.hpp"
+#include "reference/point_scores.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-using namespace gpushare::sched::slo;
+using namespace gpushare::reference;
 using gpushare::test::Random;
 using gpushare::test::uniform;
 
@@ -131,11 +132,11 @@ TEST_CASE("each back end equals brute force on every shape") {
     }
 }
 
-TEST_CASE("all kernels agree") {
+TEST_CASE("all kernels of the point queues agree") {
   Random random(gpushare::test::seed());
   std::uniform_real_distribution<double> unit(-1, 1);
-  const Kernels& fast = kernels();
-  const Kernels& plain = portable_kernels();
+  const PointKernels& fast = point_kernels();
+  const PointKernels& plain = portable_point_kernels();
   INFO(fast.name);
   for (int round = 0; round < 20'000; ++round) {
     const size_t n = uniform(random, 1, 70);
@@ -161,18 +162,6 @@ TEST_CASE("all kernels agree") {
     REQUIRE(until_fast == until_plain);
     REQUIRE(fast.least(alpha.data()) == plain.least(alpha.data()));
     REQUIRE(fast.at_most(alpha.data(), 0.25) == plain.at_most(alpha.data(), 0.25));
-    std::vector<double> weights(16), by_fast(16), by_plain(16);
-    for (double& weight : weights) weight = unit(random);
-    std::vector<std::vector<double>> data(uniform(random, 1, 9), std::vector<double>(16));
-    std::vector<const double*> rows;
-    for (auto& row : data) {
-      for (double& value : row) value = unit(random);
-      rows.push_back(row.data());
-    }
-    const double sum_fast = fast.product(rows.data(), rows.size(), weights.data(), by_fast.data(), 16);
-    const double sum_plain = plain.product(rows.data(), rows.size(), weights.data(), by_plain.data(), 16);
-    REQUIRE(by_fast == by_plain);
-    REQUIRE(sum_fast == Approx(sum_plain).margin(1e-12));
   }
 }
 
@@ -217,4 +206,49 @@ TEST_CASE("the hull stays shallow under sorted inserts and one-sided removals") 
   CHECK(hull.depth() <= 6);
   double value = 0;
   CHECK(hull.best(0, &value) == kPoints - 40);
+}
+
+TEST_CASE("requests as points: the score queue's answers, one delay rate, scores not too far apart") {
+  using gpushare::sched::slo::CostStep;
+  using gpushare::sched::slo::Distribution;
+  using gpushare::sched::slo::ScoreQueue;
+  Random random(gpushare::test::seed());
+  const auto curve = [](double mean_ns, double rate, double cost) {
+    return ScoreCurve(Distribution::point(mean_ns), mean_ns, rate, std::vector<CostStep>{{0, cost}});
+  };
+  for (PointBackend backend : kBackends) {
+    INFO("back end " << static_cast<int>(backend));
+    PointScores points(backend);
+    ScoreQueue queue;
+    std::vector<ScoreCurve> curves{curve(2e6, 1e-10, 1), curve(9e6, 1e-10, 3)};
+    for (const ScoreCurve& of : curves) {
+      REQUIRE(points.add_class(of).ok());
+      queue.add_class(of);
+    }
+    uint64_t now = 1'700'000'000'000'000'000;
+    std::vector<std::pair<PointScores::Handle, ScoreQueue::Handle>> live;
+    for (int i = 0; i < 20'000; ++i) {
+      now += uniform(random, 0, 5'000'000);
+      if (i % 5'000 == 4'999) now += 7ull * 24 * 3600 * 1'000'000'000;  // the base moves
+      if (i % 100 == 99) now -= 100'000'000;
+      if (live.size() < 40) {
+        const auto of = static_cast<uint32_t>(uniform(random, 0, 1));
+        const uint64_t deadline = now + uniform(random, 0, 200'000'000);
+        live.emplace_back(points.insert(of, deadline, i), queue.insert(of, deadline, i));
+      } else {
+        const size_t which = uniform(random, 0, live.size() - 1);
+        REQUIRE(points.erase(live[which].first));
+        REQUIRE(queue.erase(live[which].second));
+        live.erase(live.begin() + static_cast<ptrdiff_t>(which));
+      }
+      const auto by_points = points.best(now);
+      const auto by_slack = queue.best(now);
+      REQUIRE(by_points.has_value());
+      // Points carry beta = h / (E b), up to 1e5 times the score, so their sum is that much coarser.
+      REQUIRE(by_points->score == Approx(by_slack->score).epsilon(1e-6).margin(1e-17));
+    }
+    CHECK(points.add_class(curve(2e6, 2e-10, 1)).status().code() == GPUSHARE_UNSUPPORTED);
+    CHECK(points.add_class(curve(2e6, 1e-10, 1e12)).status().code() == GPUSHARE_UNSUPPORTED);
+    CHECK(points.set_curve(0, curve(2e6, 1e-10, 1e-12)).code() == GPUSHARE_UNSUPPORTED);
+  }
 }

@@ -23,7 +23,7 @@
 #include <optional>
 #include <vector>
 
-namespace gpushare::sched::slo {
+namespace gpushare::reference {
 
 enum class PointBackend : uint32_t { kAutomatic = 0, kScan, kKinetic, kHull };
 
@@ -52,4 +52,4 @@ class PointQueue {
 
 std::unique_ptr<PointQueue> make_point_queue(PointBackend backend = PointBackend::kAutomatic);
 
-}  // namespace gpushare::sched::slo
+}  // namespace gpushare::reference

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/serving/steps.hpp"
+#include "reference/serving_steps.hpp"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/two_jobs.hpp"
+#include "reference/two_jobs.hpp"
 
 #include <algorithm>
 #include <utility>
 
+#include "reference/op_sharing.hpp"
 #include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
-#include "sim/op_sharing.hpp"
 #include "sim/simulation.hpp"
 
 namespace gpushare::sim {

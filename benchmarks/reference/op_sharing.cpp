@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/op_sharing.hpp"
+#include "reference/op_sharing.hpp"
 
 #include <algorithm>
 #include <cmath>
