@@ -5,7 +5,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "gpushare/bulk.h"
@@ -467,11 +470,57 @@ static void too_many(void) {
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_OK);
 }
 
+/* Events of blocks are recorded whatever way the blocks have come. */
+static void recorded(const char* device) {
+  enum { kBlocks = 20 };
+  gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+  gpushare_session_params need = GPUSHARE_SESSION_PARAMS_INIT;
+  gpushare_runtime runtime = NULL;
+  gpushare_session session = NULL;
+  gpushare_iteration iteration = NULL;
+  gpushare_device_address blocks[kBlocks];
+  uint64_t sizes[kBlocks];
+  char path[] = "/tmp/gpushare-doors-XXXXXX", line[256];
+  const int file = mkstemp(path);
+  FILE* log = NULL; /* the file is replaced when it is written */
+  int allocated = 0, freed = 0;
+  CHECK(file >= 0 && close(file) == 0);
+  params.device = device;
+  params.record = GPUSHARE_RECORD_ALLOCATIONS;
+  CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_OK);
+  need.persistent_bytes = need.ephemeral_bytes = 4 * MIB;
+  CHECK_STATUS(gpushare_session_open(runtime, &need, &session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) {
+    sizes[i] = 1000;
+    CHECK_STATUS(gpushare_iteration_alloc(iteration, sizes[i], 0, &blocks[i]), GPUSHARE_OK);
+  }
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(gpushare_memory_free(runtime, blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_alloc_many(iteration, kBlocks, sizes, 0, blocks), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_memory_free_many(runtime, kBlocks, blocks, NULL), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(model(session, sizes[i], &blocks[i]), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(gpushare_memory_free(runtime, blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_write_allocation_log(runtime, path), GPUSHARE_OK);
+  log = fopen(path, "r");
+  while (log != NULL && fgets(line, sizeof line, log) != NULL) {
+    allocated += strstr(line, ",allocate,") != NULL;
+    freed += strstr(line, ",free,") != NULL;
+  }
+  CHECK(allocated == 3 * kBlocks);
+  CHECK(freed == 3 * kBlocks);
+  if (log != NULL) fclose(log);
+  (void)remove(path);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 int main(void) {
   static const char* const devices[] = {"host", "sim"};
   for (int i = 0; i < 2; ++i) {
     models(devices[i]);
     handle_before_session(devices[i]);
+    recorded(devices[i]);
   }
   framework("host");
   learning("host");
