@@ -48,7 +48,7 @@ namespace {
                                                       "ephemeral blocks come from gpushare_iteration_alloc",
                                                       kind)};
     GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->alloc(static_cast<memory::Kind>(kind), bytes, alignment));
-    capi::remember(session, *pin);
+    capi::remember(session, pin);
     return {};
   });
 }

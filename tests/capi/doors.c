@@ -91,6 +91,42 @@ static void models(const char* device) {
   CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_INVALID_HANDLE);
 }
 
+/* A thread that has blocks of more sessions than it remembers, by turns. */
+static void several(const char* device) {
+  enum { kSessions = 12, kRounds = 5 };
+  gpushare_runtime runtime = open_runtime(device, "fair", 512 * MIB);
+  gpushare_session sessions[kSessions], another = NULL;
+  gpushare_device_address blocks[kSessions * kRounds];
+  for (int i = 0; i < kSessions; ++i) sessions[i] = open_session(runtime, "one", 16 * MIB, 4 * MIB);
+  for (int used = 1; used <= kSessions; used += used < 3 ? 1 : 3) {
+    const int count = used * kRounds;
+    for (int i = 0; i < count; ++i) CHECK_STATUS(model(sessions[i % used], 1000, &blocks[i]), GPUSHARE_OK);
+    for (int i = 0; i < used; ++i) CHECK(info_of(sessions[i]).persistent_bytes == kRounds * 1024);
+    for (int i = 0; i < count; ++i) {
+      const int at = i * 7 % count;
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at] + 256), GPUSHARE_NOT_FOUND);
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at]), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at]), GPUSHARE_NOT_FOUND);
+    }
+    CHECK(runtime_info(runtime).persistent_bytes == 0);
+  }
+  /* one goes, and its place and its door are another's: neither the handle nor the block is mistaken for that one's */
+  for (int i = 0; i < 3; ++i) CHECK_STATUS(model(sessions[i], 1000, &blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(sessions[1]), GPUSHARE_OK);
+  another = open_session(runtime, "another", 16 * MIB, 4 * MIB);
+  CHECK_STATUS(model(sessions[1], 1000, &blocks[3]), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[1]), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(model(another, 1000, &blocks[4]), GPUSHARE_OK);
+  CHECK_STATUS(model(sessions[1], 1000, &blocks[3]), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[0]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[2]), GPUSHARE_OK);
+  CHECK(runtime_info(runtime).persistent_bytes == 1024);
+  for (int i = 0; i < kSessions; ++i)
+    if (i != 1) CHECK_STATUS(gpushare_session_close(sessions[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(another), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 /* The handle goes at once and the session with its last block. */
 static void handle_before_session(const char* device) {
   gpushare_runtime runtime = open_runtime(device, "fair", 128 * MIB);
@@ -519,6 +555,7 @@ int main(void) {
   static const char* const devices[] = {"host", "sim"};
   for (int i = 0; i < 2; ++i) {
     models(devices[i]);
+    several(devices[i]);
     handle_before_session(devices[i]);
     recorded(devices[i]);
   }
