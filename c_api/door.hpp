@@ -67,38 +67,13 @@ inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t
          });
 }
 
-// The block is of a session whose door the thread has used before its last one's.
-[[gnu::noinline]] inline bool free_at_others(const executor::Runtime* owner, memory::Address address,
-                                             memory::LaneDoor::LastUsed& last) {
-  for (memory::HeapDoor* const door : last.heaps) {
-    if (door == nullptr) return false;
-    if (!door->free(owner, address)) continue;
-    last.use(door);
-    return true;
-  }
-  return false;
-}
-
 inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
   return at_door([&](auto& last) __attribute__((always_inline)) {
     if (has_runtime(runtime, last) && last.pass.door->free(last.pass.key, address)) return true;
     if (last.heap == nullptr) return false;
     const executor::Runtime* owner = table_of<gpushare_runtime>().peek(runtime);
-    return owner != nullptr && (last.heap->free(owner, address) || free_at_others(owner, address, last));
+    return owner != nullptr && last.heap->free(owner, address);
   });
-}
-
-// A persistent block of another session than the thread's last one, if a door of it has been opened: its handle says which.
-[[gnu::noinline]] inline bool alloc_at_other(gpushare_session session, memory::Kind kind, uint64_t bytes,
-                                             uint64_t alignment, memory::Address* out,
-                                             memory::LaneDoor::LastUsed& last) {
-  uint64_t note = 0, unused = 0;
-  if (!table_of<gpushare_session>().read_note(session, &note, &unused)) return false;
-  auto* const door = reinterpret_cast<memory::HeapDoor*>(note);  // NOLINT(performance-no-int-to-ptr)
-  if (door == nullptr || door == last.heap || !door->alloc(session, kind, bytes, alignment, out))
-    return false;
-  last.use(door);
-  return true;
 }
 
 // A persistent block of the session that the thread allocated such blocks of last. Its handle may be given back while the
@@ -106,10 +81,39 @@ inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
 inline bool alloc_at_door(gpushare_session session, memory::Kind kind, uint64_t bytes, uint64_t alignment,
                           memory::Address* out) {
   return out != nullptr && at_door([&](auto& last) __attribute__((always_inline)) {
-           return (last.heap != nullptr && table_of<gpushare_session>().is_live(session) &&
-                   last.heap->alloc(session, kind, bytes, alignment, out)) ||
-                  alloc_at_other(session, kind, bytes, alignment, out, last);
+           return last.heap != nullptr && table_of<gpushare_session>().is_live(session) &&
+                  last.heap->alloc(session, kind, bytes, alignment, out);
          });
+}
+
+// The same for another session than the thread's last one, if a door of it has been opened: its handle says which.
+inline bool alloc_at_other_door(gpushare_session session, memory::Kind kind, uint64_t bytes,
+                                uint64_t alignment, memory::Address* out) {
+  return out != nullptr && at_door([&](auto& last) {
+           uint64_t note = 0, unused = 0;
+           if (!table_of<gpushare_session>().read_note(session, &note, &unused)) return false;
+           auto* const door = reinterpret_cast<memory::HeapDoor*>(note);  // NOLINT(performance-no-int-to-ptr)
+           if (door == nullptr || door == last.heap || !door->alloc(session, kind, bytes, alignment, out))
+             return false;
+           last.use(door);
+           return true;
+         });
+}
+
+// A block of a session whose door the thread has used before its last one's.
+inline bool free_at_other_doors(gpushare_runtime runtime, memory::Address address) {
+  return at_door([&](auto& last) {
+    const executor::Runtime* const owner =
+        last.heaps.front() == nullptr ? nullptr : table_of<gpushare_runtime>().peek(runtime);
+    if (owner == nullptr) return false;
+    for (memory::HeapDoor* const door : last.heaps) {
+      if (door == nullptr) return false;
+      if (!door->free(owner, address)) continue;
+      last.use(door);
+      return true;
+    }
+    return false;
+  });
 }
 
 // Persistent blocks of the session may be had at its door from now on. Called inside of a call.

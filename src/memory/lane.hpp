@@ -124,14 +124,12 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   friend class LaneDoor;
 
   // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. `plain`:
-  // neither planned nor recorded. For the door, with the plain ones and the next ones of a plan inlined: lane_inner.hpp.
+  // neither planned nor recorded, and inlined into the door's calls (lane_inner.hpp).
   BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
   bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);
   bool is_plain() const GPUSHARE_REQUIRES(door_.lock_) { return plain_; }
   BlockHandle alloc_plain(uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
   bool free_plain(Address address) GPUSHARE_REQUIRES(door_.lock_);
-  BlockHandle alloc_planned(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
-  bool free_planned_or_other(Address address) GPUSHARE_REQUIRES(door_.lock_);
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);

@@ -41,18 +41,6 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
   return true;
 }
 
-// Blocks of a lane that is not plain. On a plan the whole arena counts as live, so there is nothing to tell.
-[[gnu::always_inline]] inline BlockHandle LaneImpl::alloc_planned(uint64_t bytes, uint64_t alignment) {
-  uint64_t offset = 0;
-  if (replay_->allocate_next(bytes, alignment, BlockTag::make(Kind::kEphemeral, bytes), &offset)) [[likely]]
-    return {offset, PlanReplay::kPlannedIndex, HeapStatus::kOk};
-  return alloc_here(bytes, alignment);
-}
-
-[[gnu::always_inline]] inline bool LaneImpl::free_planned_or_other(Address address) {
-  return replay_->free_next(address - range_.base) || free_here(address);
-}
-
 [[gnu::always_inline]] inline bool LaneDoor::alloc(uint64_t key, uint64_t bytes, uint64_t alignment,
                                                    Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   if (!is_ordinary_request(bytes, alignment)) [[unlikely]]
@@ -61,7 +49,7 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
   if (key_.load(std::memory_order_relaxed) != key) [[unlikely]]
     return false;
   LaneImpl& lane = *lane_;
-  const BlockHandle handle = lane.is_plain() ? lane.alloc_plain(bytes) : lane.alloc_planned(bytes, alignment);
+  const BlockHandle handle = lane.is_plain() ? lane.alloc_plain(bytes) : lane.alloc_here(bytes, alignment);
   if (!handle) [[unlikely]]
     return false;
   *out = lane.range_.base + handle.offset_bytes;
@@ -74,7 +62,7 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
   if (key_.load(std::memory_order_relaxed) != key) [[unlikely]]
     return false;
   LaneImpl& lane = *lane_;
-  return lane.is_plain() ? lane.free_plain(address) : lane.free_planned_or_other(address);
+  return lane.is_plain() ? lane.free_plain(address) : lane.free_here(address);
 }
 
 [[gnu::always_inline]] inline bool LaneDoor::alloc_listed(uint64_t key, uint64_t owner, const void* native,
@@ -91,7 +79,7 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
   const size_t place = journal->count;
   if (!lane.is_home(native) || place >= journal->most || journal->expects(bytes)) [[unlikely]]
     return false;
-  const BlockHandle handle = lane.is_plain() ? lane.alloc_plain(bytes) : lane.alloc_planned(bytes, alignment);
+  const BlockHandle handle = lane.is_plain() ? lane.alloc_plain(bytes) : lane.alloc_here(bytes, alignment);
   if (!handle) [[unlikely]]
     return false;
   *out = lane.range_.base + handle.offset_bytes;
@@ -111,7 +99,7 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
   LaneImpl& lane = *lane_;
   if (!lane.is_home(native)) [[unlikely]]
     return false;
-  return lane.is_plain() ? lane.free_plain(address) : lane.free_planned_or_other(address);
+  return lane.is_plain() ? lane.free_plain(address) : lane.free_here(address);
 }
 
 // So many requests of a bulk call are served under one lock.
@@ -131,7 +119,7 @@ constexpr size_t kBulk = 64;
     for (; done < until; ++done) {
       if (bytes[done] - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) return done;
       const BlockHandle handle =
-          plain ? lane.alloc_plain(bytes[done]) : lane.alloc_planned(bytes[done], alignment);
+          plain ? lane.alloc_plain(bytes[done]) : lane.alloc_here(bytes[done], alignment);
       if (!handle) return done;
       out[done] = lane.range_.base + handle.offset_bytes;
     }
@@ -149,8 +137,7 @@ constexpr size_t kBulk = 64;
     LaneImpl& lane = *lane_;
     const bool plain = lane.is_plain();
     for (; done < until; ++done)
-      if (!(plain ? lane.free_plain(addresses[done]) : lane.free_planned_or_other(addresses[done])))
-        return done;
+      if (!(plain ? lane.free_plain(addresses[done]) : lane.free_here(addresses[done]))) return done;
   }
   return done;
 }
