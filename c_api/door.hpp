@@ -86,9 +86,43 @@ inline bool alloc_at_door(gpushare_session session, memory::Kind kind, uint64_t 
          });
 }
 
-// The thread's next persistent blocks of the session may be had at its door. Called inside of a call.
-inline void remember(gpushare_session handle, executor::Session& session) {
-  memory::LaneDoor::last_used().heap = session.open_door(handle);
+// The same for another session than the thread's last one, if a door of it has been opened: its handle says which.
+inline bool alloc_at_other_door(gpushare_session session, memory::Kind kind, uint64_t bytes,
+                                uint64_t alignment, memory::Address* out) {
+  return out != nullptr && at_door([&](auto& last) {
+           uint64_t note = 0, unused = 0;
+           if (!table_of<gpushare_session>().read_note(session, &note, &unused)) return false;
+           auto* const door = reinterpret_cast<memory::HeapDoor*>(note);  // NOLINT(performance-no-int-to-ptr)
+           if (door == nullptr || door == last.heap || !door->alloc(session, kind, bytes, alignment, out))
+             return false;
+           last.use(door);
+           return true;
+         });
+}
+
+// A block of a session whose door the thread has used before its last one's.
+inline bool free_at_other_doors(gpushare_runtime runtime, memory::Address address) {
+  return at_door([&](auto& last) {
+    const executor::Runtime* const owner =
+        last.heaps.front() == nullptr ? nullptr : table_of<gpushare_runtime>().peek(runtime);
+    if (owner == nullptr) return false;
+    for (memory::HeapDoor* const door : last.heaps) {
+      if (door == nullptr) return false;
+      if (!door->free(owner, address)) continue;
+      last.use(door);
+      return true;
+    }
+    return false;
+  });
+}
+
+// Persistent blocks of the session may be had at its door from now on. Called inside of a call.
+template <class Pin>
+void remember(gpushare_session handle, const Pin& session) {
+  memory::HeapDoor* const door = session->open_door(handle);
+  if (door == nullptr) return;
+  session.leave_note(reinterpret_cast<uint64_t>(door));
+  memory::LaneDoor::last_used().use(door);
 }
 
 // The owner of the journal in which the allocator's blocks are listed where the thread allocated last; 0: none.

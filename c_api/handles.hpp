@@ -72,6 +72,8 @@ class HandleTable {
     T* operator->() const { return slot_->object.get(); }
     T& operator*() const { return *slot_->object; }
     const std::shared_ptr<T>& shared() const { return slot_->object; }
+    // read_note() tells it for as long as the handle is live. Several threads may leave the same note.
+    void leave_note(uint64_t first) const { slot_->note[0].store(first, std::memory_order_release); }
 
    private:
     HandleTable* table_ = nullptr;

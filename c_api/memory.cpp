@@ -12,7 +12,8 @@ using namespace gpushare;
 
 namespace {
 
-[[gnu::noinline]] int32_t free_by_guard(gpushare_runtime runtime, gpushare_device_address address) {
+[[gnu::noinline]] int32_t free_otherwise(gpushare_runtime runtime, gpushare_device_address address) {
+  if (capi::free_at_other_doors(runtime, address)) return GPUSHARE_OK;
   return capi::with(runtime, [&](executor::Runtime& of) { return of.free(address); });
 }
 
@@ -37,8 +38,11 @@ namespace {
   return status;
 }
 
-[[gnu::noinline]] int32_t alloc_by_guard(gpushare_session session, uint32_t kind, uint64_t bytes,
-                                         uint64_t alignment, gpushare_device_address* out_address) {
+[[gnu::noinline]] int32_t alloc_otherwise(gpushare_session session, uint32_t kind, uint64_t bytes,
+                                          uint64_t alignment, gpushare_device_address* out_address) {
+  if (kind <= GPUSHARE_KIND_FRAMEWORK &&
+      capi::alloc_at_other_door(session, static_cast<memory::Kind>(kind), bytes, alignment, out_address))
+    return GPUSHARE_OK;
   return capi::guard([&]() -> base::Status {
     if (out_address == nullptr) return capi::null_argument("out_address");
     const auto pin = capi::find(session);
@@ -48,7 +52,7 @@ namespace {
                                                       "ephemeral blocks come from gpushare_iteration_alloc",
                                                       kind)};
     GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->alloc(static_cast<memory::Kind>(kind), bytes, alignment));
-    capi::remember(session, *pin);
+    capi::remember(session, pin);
     return {};
   });
 }
@@ -62,7 +66,7 @@ int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t
   if (kind <= GPUSHARE_KIND_FRAMEWORK &&
       capi::alloc_at_door(session, static_cast<memory::Kind>(kind), bytes, alignment_bytes, out_address))
     return GPUSHARE_OK;
-  return alloc_by_guard(session, kind, bytes, alignment_bytes, out_address);
+  return alloc_otherwise(session, kind, bytes, alignment_bytes, out_address);
 }
 
 int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind, uint64_t bytes,
@@ -85,7 +89,7 @@ int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, 
 
 int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address) {
   if (capi::free_at_door(runtime, address)) return GPUSHARE_OK;
-  return free_by_guard(runtime, address);
+  return free_otherwise(runtime, address);
 }
 
 int32_t gpushare_memory_free_many(gpushare_runtime runtime, uint64_t count,

@@ -30,7 +30,8 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   if (!heap.is_resident()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is paged out"};
   owner_ = &heap;
   spill_owner_.session.store(heap.session());
-  door_.key_.store(++door_.last_key_, std::memory_order_relaxed);
+  // Events of blocks are recorded past the door.
+  door_.key_.store(shared_.recorder.enabled() ? 0 : ++door_.last_key_, std::memory_order_relaxed);
   heap_->reset_high_water();
   quiet_width_ = 2 * std::max(kTellStepBytes, range_.bytes / kTellDivisor);
   set_told(0);
@@ -43,6 +44,7 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
     recording_ = heap.plan().recording();
   }
   plain_ = !replaying_ && !recording_;
+  if (replaying_) tell_live();
   return {};
 }
 
@@ -100,8 +102,13 @@ void LaneImpl::close_door() {
   door_.key_.store(0, std::memory_order_relaxed);
 }
 
+// On a plan the whole arena counts as live: of its next block there is nothing to tell.
 BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
-  const BlockHandle handle = allocate(bytes, alignment, BlockTag::make(Kind::kEphemeral, bytes));
+  const uint64_t tag = BlockTag::make(Kind::kEphemeral, bytes);
+  uint64_t offset = 0;
+  if (!shared_.recorder.enabled() && replay_->allocate_next(bytes, alignment, tag, &offset)) [[likely]]
+    return {offset, PlanReplay::kPlannedIndex, HeapStatus::kOk};
+  const BlockHandle handle = allocate(bytes, alignment, tag);
   if (!handle) return handle;
   if (recording_ && owner_->plan().recording())
     owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
@@ -115,7 +122,9 @@ BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
 bool LaneImpl::free_here(Address address) {
   if (is_plain()) return free_plain(address);
   const uint64_t offset = address - range_.base;
-  if (offset >= range_.bytes || recording_ || shared_.recorder.enabled() || !on_plan()) return false;
+  if (replay_->free_next(offset)) [[likely]]
+    return true;
+  if (offset >= range_.bytes || recording_ || !on_plan()) return false;
   if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk) return false;
   tell_freed();
   return true;

@@ -7,9 +7,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "base/thread_local.hpp"
 #include "memory/device_memory.hpp"
@@ -62,14 +64,22 @@ class alignas(64) LaneDoor {
     const void* iteration =
         nullptr;                    // the handle that the pass was given for; null: none, or there is no pass
     const void* runtime = nullptr;  // the handle of the pass's runtime, once a free has named it
-    const Lister* lister = nullptr;  // who lists in the pass's iteration; null: nobody
-    HeapDoor* heap = nullptr;        // of the session that the thread allocated persistent blocks of last
+    const Lister* lister = nullptr;    // who lists in the pass's iteration; null: nobody
+    HeapDoor* heap = nullptr;          // of the session that the thread allocated persistent blocks of last
+    std::array<HeapDoor*, 7> heaps{};  // of the sessions before it, the last first
 
     void use(LanePass other) {
       if (other.door == pass.door && other.key == pass.key) return;
       pass = other;
       iteration = runtime = nullptr;
       lister = nullptr;
+    }
+    void use(HeapDoor* door) {
+      HeapDoor* before = std::exchange(heap, door);
+      for (HeapDoor*& each : heaps) {
+        if (before == door) return;
+        std::swap(before, each);
+      }
     }
   };
   static LastUsed& last_used() {

@@ -72,6 +72,7 @@ base::Result<std::shared_ptr<const Plan>> PlanRecorder::finish(uint64_t work_lim
   std::sort(plan->place_offsets.begin(), plan->place_offsets.end());
   plan->place_offsets.erase(std::unique(plan->place_offsets.begin(), plan->place_offsets.end()),
                             plan->place_offsets.end());
+  plan->allocations = block_count_;
   plan->steps.reserve(calls_.size());
   for (const Call& call : calls_) {
     const uint64_t offset = offsets[call.block];
@@ -88,33 +89,60 @@ base::Result<std::shared_ptr<const Plan>> PlanRecorder::finish(uint64_t work_lim
 
 bool PlanReplay::begin(std::shared_ptr<const Plan> plan) {
   if (on_plan() || plan == nullptr || plan->arena_bytes == 0) return false;
+  tags_.resize(plan->place_offsets.size());
+  sizes_.resize(plan->place_offsets.size());
+  if (early_ > 0 || freed_early_.size() != plan->steps.size()) freed_early_.assign(plan->steps.size(), false);
+  early_ = 0;
+  any_known_ = false;
   arena_ = heap_->allocate(plan->arena_bytes, plan->alignment_bytes);
   if (!arena_) return false;
   base_ = arena_.offset_bytes;
-  cursor_ = 0;
-  places_.assign(plan->place_offsets.size(), Place{});
-  freed_early_.assign(plan->steps.size(), false);
+  next_ = plan->steps.data();
+  stop_ = next_ + plan->steps.size();
   plan_ = std::move(plan);
   return true;
 }
 
-void PlanReplay::skip_freed() {
-  while (cursor_ < plan_->steps.size() && freed_early_[cursor_]) ++cursor_;
+void PlanReplay::step_on() {
+  ++next_;
+  while (early_ > 0 && freed_early_[cursor()]) {
+    freed_early_[cursor()] = false;
+    --early_;
+    ++next_;
+  }
+  stop_ = early_ > 0 ? next_ : plan_->steps.data() + plan_->steps.size();
+}
+
+// A free that was early counts as its step: no block comes to its place between the free and the step.
+void PlanReplay::catch_up() const {
+  if (!std::exchange(any_known_, true)) {
+    std::fill(sizes_.begin(), sizes_.end(), 0);
+    known_ = known_allocations_ = 0;
+  }
+  for (; known_ < cursor(); ++known_) {
+    const PlanStep& step = plan_->steps[known_];
+    sizes_[step.place] = step.size_bytes;
+    known_allocations_ += step.size_bytes != 0 ? 1 : 0;
+  }
+}
+
+uint64_t PlanReplay::served_here() const {
+  if (!on_plan()) return 0;
+  if (cursor() == plan_->steps.size()) return plan_->allocations;
+  catch_up();
+  return known_allocations_;
 }
 
 BlockHandle PlanReplay::allocate(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag) {
   if (on_plan()) {
-    skip_freed();
-    if (cursor_ < plan_->steps.size() && bytes != 0) {
-      const PlanStep& step = plan_->steps[cursor_];
-      if (step.size_bytes == bytes && step.alignment_bytes == alignment_bytes) {
-        places_[step.place] = {bytes, tag};
-        ++cursor_;
-        ++planned_allocations_;
-        return {base_ + step.offset_bytes, kPlannedIndex, HeapStatus::kOk};
-      }
-    }
     if (bytes == 0) return {0, 0, HeapStatus::kBadArgument};
+    if (cursor() < plan_->steps.size() && next_->size_bytes == bytes &&
+        next_->alignment_bytes == alignment_bytes) {
+      const PlanStep& step = *next_;
+      tags_[step.place] = tag;
+      step_on();
+      return {base_ + step.offset_bytes, kPlannedIndex, HeapStatus::kOk};
+    }
     const HeapStatus left = leave();
     if (left != HeapStatus::kOk) return {0, 0, left};
     ++deviations_;
@@ -124,23 +152,25 @@ BlockHandle PlanReplay::allocate(uint64_t bytes, uint64_t alignment_bytes, uint6
 
 HeapStatus PlanReplay::free_at(uint64_t offset_bytes) {
   if (!on_plan() || !holds(offset_bytes)) return heap_->free_at(offset_bytes);
-  skip_freed();
   const uint64_t offset = offset_bytes - base_;
   const std::vector<PlanStep>& steps = plan_->steps;
   // The recorded step, or soon after it: a block allocated before the cursor whose free is recorded a little
   // later.
-  const size_t last = std::min(steps.size(), cursor_ + kLookahead);
-  for (size_t k = cursor_; k < last; ++k) {
+  const size_t last = std::min(steps.size(), cursor() + kLookahead);
+  for (size_t k = cursor(); k < last; ++k) {
     const PlanStep& step = steps[k];
     if (step.offset_bytes != offset) continue;
     if (step.size_bytes != 0 || freed_early_[k])
       break;  // the address changes hands first: the block is not live
-    if (places_[step.place].size_bytes == 0) break;
-    places_[step.place] = {};
-    if (k == cursor_)
-      ++cursor_;
-    else
-      freed_early_[k] = true;
+    if (k == cursor()) {
+      step_on();
+      return HeapStatus::kOk;
+    }
+    catch_up();
+    sizes_[step.place] = 0;
+    freed_early_[k] = true;
+    ++early_;
+    stop_ = next_;
     return HeapStatus::kOk;
   }
   HeapBlock block;
@@ -159,14 +189,20 @@ HeapStatus PlanReplay::leave() {
   });
   carved_.resize(parts_.size());
   const HeapStatus status = heap_->carve(arena_, parts_, carved_);
-  if (status == HeapStatus::kOk) plan_.reset();
+  if (status == HeapStatus::kOk) forget_plan();
   return status;
 }
 
 bool PlanReplay::end() {
   if (!on_plan()) return false;
-  plan_.reset();
+  forget_plan();
   return heap_->free(arena_) == HeapStatus::kOk;
+}
+
+void PlanReplay::forget_plan() {
+  planned_allocations_ += served_here();
+  plan_.reset();
+  next_ = stop_ = nullptr;
 }
 
 bool PlanReplay::find(uint64_t offset_bytes, HeapBlock* out) const {
@@ -175,7 +211,8 @@ bool PlanReplay::find(uint64_t offset_bytes, HeapBlock* out) const {
   const auto at = std::lower_bound(offsets.begin(), offsets.end(), offset_bytes - base_);
   if (at == offsets.end() || *at != offset_bytes - base_) return false;
   const auto place = static_cast<size_t>(at - offsets.begin());
-  if (places_[place].size_bytes == 0) return false;
+  catch_up();
+  if (sizes_[place] == 0) return false;
   *out = block_at(place);
   return true;
 }

@@ -41,6 +41,7 @@ struct PlanStep {
 struct Plan {
   std::vector<PlanStep> steps;
   std::vector<uint64_t> place_offsets;  // the distinct offsets, ascending; at most one block lives at each
+  uint64_t allocations = 0;             // steps that are allocations
   uint64_t arena_bytes = 0;             // a multiple of the granule
   uint64_t alignment_bytes = 0;         // of the arena itself: the largest asked for
   uint64_t lower_bound_bytes = 0;       // peak of live bytes: no placement is smaller
@@ -83,6 +84,9 @@ class PlanRecorder {
 // Serves one iteration after another from a plan while it matches, and from the heap otherwise. Not
 // thread-safe; belongs to the heap's owner; the heap must outlive it and index its offsets. No call blocks;
 // begin() allocates host memory.
+//
+// A call that is the recorded one moves the cursor and does nothing else. Which blocks live is worked out from the steps
+// before the cursor, and only where somebody asks.
 class PlanReplay {
  public:
   explicit PlanReplay(Heap* heap) : heap_(heap) {}
@@ -90,10 +94,25 @@ class PlanReplay {
   // Takes the arena out of the heap and puts the cursor at the start. Not within an iteration. False, and the
   // iteration runs on the heap, if the heap has no room for the arena in one piece or `plan` is null.
   bool begin(std::shared_ptr<const Plan> plan);
-  // As Heap::allocate(). O(1) on plan. A deviation costs O(places of the plan) once.
+  // As Heap::allocate(). O(1) on plan. A deviation costs O(steps of the plan) once.
   BlockHandle allocate(uint64_t bytes, uint64_t alignment_bytes = 0, uint64_t tag = 0);
-  // As Heap::free_at(). O(1) on plan.
+  // As Heap::free_at(). O(1) on plan, O(steps since the last such call) for a free that is early.
   HeapStatus free_at(uint64_t offset_bytes);
+  // The parts of the two above that are served by the next step of the plan. False: nothing has happened.
+  bool allocate_next(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag, uint64_t* out_offset_bytes) {
+    if (next_ == stop_ || next_->size_bytes != bytes || next_->alignment_bytes != alignment_bytes ||
+        bytes == 0)
+      return false;
+    tags_[next_->place] = tag;
+    *out_offset_bytes = base_ + next_->offset_bytes;
+    ++next_;
+    return true;
+  }
+  bool free_next(uint64_t offset_bytes) {
+    if (next_ == stop_ || next_->size_bytes != 0 || next_->offset_bytes != offset_bytes - base_) return false;
+    ++next_;
+    return true;
+  }
   // Leaves the plan: planned blocks become ordinary blocks of the heap where they are. For blocks that are to
   // outlive the iteration. kOk without effect off plan; kNoRecords, and still on plan, if the heap cannot
   // name the blocks.
@@ -106,15 +125,17 @@ class PlanReplay {
   // Bytes of the heap that it holds; 0 off plan.
   uint64_t arena_bytes() const { return on_plan() ? plan_->arena_bytes : 0; }
   uint64_t deviations() const { return deviations_; }
-  uint64_t planned_allocations() const { return planned_allocations_; }
+  uint64_t planned_allocations() const { return planned_allocations_ + served_here(); }
 
-  // The live planned block at `offset_bytes`, if there is one. O(log blocks).
+  // The live planned block at `offset_bytes`, if there is one. O(log blocks), and the steps since the last such call.
   bool find(uint64_t offset_bytes, HeapBlock* out) const;
   // Calls fn(const HeapBlock&) for each live planned block in ascending offset.
   template <class Fn>
   void for_each_planned(Fn&& fn) const {
-    for (size_t place = 0; on_plan() && place < places_.size(); ++place)
-      if (places_[place].size_bytes != 0) fn(block_at(place));
+    if (!on_plan()) return;
+    catch_up();
+    for (size_t place = 0; place < sizes_.size(); ++place)
+      if (sizes_[place] != 0) fn(block_at(place));
   }
 
   // BlockHandle::index of a block served by the plan: the heap does not know it.
@@ -123,28 +144,38 @@ class PlanReplay {
   static constexpr size_t kLookahead = 32;
 
  private:
-  struct Place {
-    uint64_t size_bytes = 0;  // of the block that lives there; 0: none
-    uint64_t tag = 0;
-  };
+  // sizes_ are up to date.
   HeapBlock block_at(size_t place) const {
-    return {base_ + plan_->place_offsets[place], places_[place].size_bytes, places_[place].tag, kPlannedIndex,
-            true};
+    return {base_ + plan_->place_offsets[place], sizes_[place], tags_[place], kPlannedIndex, true};
   }
-  void skip_freed();
+  size_t cursor() const { return static_cast<size_t>(next_ - plan_->steps.data()); }
+  void forget_plan();
+  void
+  step_on();  // the step at the cursor has been served, and so have those behind it that were freed early
+  void catch_up() const;
+  uint64_t served_here() const;  // allocations of this iteration
   bool holds(uint64_t offset_bytes) const { return offset_bytes - base_ < plan_->arena_bytes; }
 
   Heap* heap_;
   std::shared_ptr<const Plan> plan_;  // while on plan
   BlockHandle arena_;
   uint64_t base_ = 0;  // the arena's offset
-  size_t cursor_ = 0;
-  std::vector<Place> places_;
-  std::vector<bool> freed_early_;  // steps already served; sized with the plan
+  // The step at the cursor. stop_: the end of the steps; the same as next_ where the next step may not be served without
+  // a look at those that were freed early, and off plan.
+  const PlanStep* next_ = nullptr;
+  const PlanStep* stop_ = nullptr;
+  std::vector<uint64_t> tags_;  // of the last block at each place
+  // Of the block that lives at each place after the first known_ steps, if known; 0: none. Of these steps so many allocated.
+  mutable std::vector<uint64_t> sizes_;
+  mutable bool any_known_ = false;
+  mutable size_t known_ = 0;
+  mutable uint64_t known_allocations_ = 0;
+  std::vector<bool> freed_early_;  // steps ahead of the cursor that have been served
+  size_t early_ = 0;               // how many
   std::vector<HeapExtent> parts_;
   std::vector<BlockHandle> carved_;
   uint64_t deviations_ = 0;
-  uint64_t planned_allocations_ = 0;
+  uint64_t planned_allocations_ = 0;  // of earlier iterations
 };
 
 }  // namespace gpushare::memory

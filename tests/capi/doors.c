@@ -5,7 +5,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "gpushare/bulk.h"
@@ -86,6 +89,42 @@ static void models(const char* device) {
   CHECK_STATUS(gpushare_runtime_close(other), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
   CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_INVALID_HANDLE);
+}
+
+/* A thread that has blocks of more sessions than it remembers, by turns. */
+static void several(const char* device) {
+  enum { kSessions = 12, kRounds = 5 };
+  gpushare_runtime runtime = open_runtime(device, "fair", 512 * MIB);
+  gpushare_session sessions[kSessions], another = NULL;
+  gpushare_device_address blocks[kSessions * kRounds];
+  for (int i = 0; i < kSessions; ++i) sessions[i] = open_session(runtime, "one", 16 * MIB, 4 * MIB);
+  for (int used = 1; used <= kSessions; used += used < 3 ? 1 : 3) {
+    const int count = used * kRounds;
+    for (int i = 0; i < count; ++i) CHECK_STATUS(model(sessions[i % used], 1000, &blocks[i]), GPUSHARE_OK);
+    for (int i = 0; i < used; ++i) CHECK(info_of(sessions[i]).persistent_bytes == kRounds * 1024);
+    for (int i = 0; i < count; ++i) {
+      const int at = i * 7 % count;
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at] + 256), GPUSHARE_NOT_FOUND);
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at]), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_memory_free(runtime, blocks[at]), GPUSHARE_NOT_FOUND);
+    }
+    CHECK(runtime_info(runtime).persistent_bytes == 0);
+  }
+  /* one goes, and its place and its door are another's: neither the handle nor the block is mistaken for that one's */
+  for (int i = 0; i < 3; ++i) CHECK_STATUS(model(sessions[i], 1000, &blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(sessions[1]), GPUSHARE_OK);
+  another = open_session(runtime, "another", 16 * MIB, 4 * MIB);
+  CHECK_STATUS(model(sessions[1], 1000, &blocks[3]), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[1]), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(model(another, 1000, &blocks[4]), GPUSHARE_OK);
+  CHECK_STATUS(model(sessions[1], 1000, &blocks[3]), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[0]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_memory_free(runtime, blocks[2]), GPUSHARE_OK);
+  CHECK(runtime_info(runtime).persistent_bytes == 1024);
+  for (int i = 0; i < kSessions; ++i)
+    if (i != 1) CHECK_STATUS(gpushare_session_close(sessions[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(another), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
 }
 
 /* The handle goes at once and the session with its last block. */
@@ -467,11 +506,58 @@ static void too_many(void) {
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_OK);
 }
 
+/* Events of blocks are recorded whatever way the blocks have come. */
+static void recorded(const char* device) {
+  enum { kBlocks = 20 };
+  gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+  gpushare_session_params need = GPUSHARE_SESSION_PARAMS_INIT;
+  gpushare_runtime runtime = NULL;
+  gpushare_session session = NULL;
+  gpushare_iteration iteration = NULL;
+  gpushare_device_address blocks[kBlocks];
+  uint64_t sizes[kBlocks];
+  char path[] = "/tmp/gpushare-doors-XXXXXX", line[256];
+  const int file = mkstemp(path);
+  FILE* log = NULL; /* the file is replaced when it is written */
+  int allocated = 0, freed = 0;
+  CHECK(file >= 0 && close(file) == 0);
+  params.device = device;
+  params.record = GPUSHARE_RECORD_ALLOCATIONS;
+  CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_OK);
+  need.persistent_bytes = need.ephemeral_bytes = 4 * MIB;
+  CHECK_STATUS(gpushare_session_open(runtime, &need, &session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) {
+    sizes[i] = 1000;
+    CHECK_STATUS(gpushare_iteration_alloc(iteration, sizes[i], 0, &blocks[i]), GPUSHARE_OK);
+  }
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(gpushare_memory_free(runtime, blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_alloc_many(iteration, kBlocks, sizes, 0, blocks), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_memory_free_many(runtime, kBlocks, blocks, NULL), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(model(session, sizes[i], &blocks[i]), GPUSHARE_OK);
+  for (int i = 0; i < kBlocks; ++i) CHECK_STATUS(gpushare_memory_free(runtime, blocks[i]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_write_allocation_log(runtime, path), GPUSHARE_OK);
+  log = fopen(path, "r");
+  while (log != NULL && fgets(line, sizeof line, log) != NULL) {
+    allocated += strstr(line, ",allocate,") != NULL;
+    freed += strstr(line, ",free,") != NULL;
+  }
+  CHECK(allocated == 3 * kBlocks);
+  CHECK(freed == 3 * kBlocks);
+  if (log != NULL) fclose(log);
+  (void)remove(path);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 int main(void) {
   static const char* const devices[] = {"host", "sim"};
   for (int i = 0; i < 2; ++i) {
     models(devices[i]);
+    several(devices[i]);
     handle_before_session(devices[i]);
+    recorded(devices[i]);
   }
   framework("host");
   learning("host");

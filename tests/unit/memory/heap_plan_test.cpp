@@ -132,6 +132,59 @@ TEST_CASE("a late free, a longer iteration and leave() fall back; an early free 
   CHECK_FALSE(replay.end());
 }
 
+TEST_CASE("the next step of a plan is served by a comparison, and what lives is known all the same") {
+  Heap heap = make_heap(1 << 16);
+  PlanReplay replay(&heap);
+  uint64_t a = 0, b = 0, c = 0;
+  CHECK_FALSE(replay.allocate_next(1000, 0, 1, &a));  // no plan
+  CHECK_FALSE(replay.free_next(0));
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    REQUIRE(replay.begin(small_plan()));
+    memory::HeapBlock found;
+    CHECK_FALSE(replay.find(0, &found));  // what lived at the end of the iteration before is gone
+    CHECK_FALSE(replay.allocate_next(0, 0, 1, &a));
+    CHECK_FALSE(replay.allocate_next(1001, 0, 1, &a));
+    CHECK_FALSE(replay.allocate_next(1000, 512, 1, &a));
+    REQUIRE(replay.allocate_next(1000, 0, 1, &a));
+    CHECK_FALSE(replay.free_next(a));  // recorded later
+    REQUIRE(replay.allocate_next(2000, 0, 2, &b));
+    CHECK_FALSE(replay.free_next(b));
+    CHECK(replay.planned_allocations() == 3u * static_cast<unsigned>(iteration) + 2);
+    REQUIRE(replay.find(a, &found));
+    CHECK(found.tag == 1);
+    CHECK(found.size_bytes == 1000);
+    if (iteration == 1) {  // the last free of the plan, early: the steps until then are looked at one by one
+      CHECK(replay.free_at(b) == HeapStatus::kOk);
+      CHECK_FALSE(replay.find(b, &found));
+      CHECK_FALSE(replay.free_next(a));
+      CHECK(replay.free_at(a) == HeapStatus::kOk);
+      CHECK_FALSE(replay.allocate_next(500, 0, 3, &c));
+      c = replay.allocate(500, 0, 3).offset_bytes;
+      REQUIRE(replay.find(c, &found));
+      CHECK(found.tag == 3);
+      CHECK(replay.free_at(c) == HeapStatus::kOk);
+    } else {
+      REQUIRE(replay.free_next(a));
+      CHECK_FALSE(replay.find(a, &found));
+      CHECK_FALSE(replay.free_next(a));
+      REQUIRE(replay.allocate_next(500, 0, 3, &c));
+      REQUIRE(replay.free_next(c));
+      if (iteration == 2) REQUIRE(replay.free_next(b));
+    }
+    CHECK_FALSE(replay.allocate_next(64, 0, 4, &a));  // beyond the recording
+    CHECK(replay.on_plan());
+    CHECK(replay.end());
+    CHECK(replay.planned_allocations() == 3u * static_cast<unsigned>(iteration + 1));
+    CHECK(heap.live_bytes() == 0);
+  }
+  REQUIRE(replay.begin(small_plan()));
+  REQUIRE(replay.allocate_next(1000, 0, 5, &a));
+  CHECK(replay.leave() == HeapStatus::kOk);
+  CHECK(heap.tag(heap.find(a)) == 5);
+  CHECK_FALSE(replay.allocate_next(2000, 0, 6, &b));
+  CHECK(replay.planned_allocations() == 10);
+}
+
 TEST_CASE("no room for the arena means the heap serves the iteration") {
   Heap heap = make_heap(2048);
   PlanReplay replay(&heap);
