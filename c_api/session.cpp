@@ -28,8 +28,8 @@ base::Result<executor::SessionOptions> capi::session_options(const gpushare_sess
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("session_class is %u, allowed are 0 (guaranteed) and 1 (opportunistic)",
                                      params.session_class));
-  constexpr uint32_t kKnown =
-      GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_ALLOW_SPILL | GPUSHARE_SESSION_MAY_UPGRADE;
+  constexpr uint32_t kKnown = GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_ALLOW_SPILL |
+                              GPUSHARE_SESSION_MAY_UPGRADE | GPUSHARE_SESSION_FAIL_ON_ERROR;
   if ((params.flags & ~kKnown) != 0)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("flags is 0x%x, known bits are 0x%x", params.flags, kKnown));
@@ -52,6 +52,7 @@ base::Result<executor::SessionOptions> capi::session_options(const gpushare_sess
   options.compute_units = params.compute_units;
   options.least_bytes = params.least_bytes;
   options.may_upgrade = (params.flags & GPUSHARE_SESSION_MAY_UPGRADE) != 0;
+  options.fail_on_error = (params.flags & GPUSHARE_SESSION_FAIL_ON_ERROR) != 0;
   return options;
 }
 

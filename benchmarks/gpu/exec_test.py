@@ -44,9 +44,38 @@ echo "mps $*" >> "$LOG"
 if [ "$1" = -f ]; then
   : > "$CUDA_MPS_PIPE_DIRECTORY/control"
   while [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]; do sleep 0.05; done
+elif [ "$1" = -q ]; then
+  rm "$CUDA_MPS_PIPE_DIRECTORY/control"
 else
   read word && [ "$word" = quit ] && rm "$CUDA_MPS_PIPE_DIRECTORY/control"
 fi
+"""
+# One that also knows protocol 3: servers and namespaces of its configuration have folders, and in each the rate that its clients get.
+MPS_V3 = """#!{python}
+import os, pathlib, sys, time, tomllib
+pipe = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+with open(os.environ["LOG"], "a") as log:
+    print("mps", *sys.argv[1:], file=log)
+if sys.argv[1] != "-f":
+    (pipe / "control").unlink()
+    sys.exit()
+def makes(folder, rate):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rate").write_text(str(rate))
+    (folder / "control").touch()
+if "-a" in sys.argv:
+    assert sys.argv[2:5] == ["-p", "3", "-a"], sys.argv
+    config = tomllib.loads(pathlib.Path(sys.argv[5]).read_text())
+    assert config["schema_version"] == "1.0"
+    for name, server in config["servers"].items():
+        makes(pipe / name, server.get("timeslice_pct", 100))
+        chunks = {{part["name"]: part["chunks"] for device in server.get("devices", []) for part in device["sm_partitions"]}}
+        for space, what in server.get("namespaces", {{}}).items():
+            makes(pipe / name / space, 100 * chunks[what["devices"][0]["sm_partition"]] / 16)
+            assert what["devices"][0]["uuid"] == "GPU-1"
+(pipe / "control").touch()
+while (pipe / "control").exists():
+    time.sleep(0.05)
 """
 # A training that makes 100 steps/s alone, and beside another what its weight or percentage says. It reports one second of
 # training, whatever duration it is asked for.
@@ -54,7 +83,7 @@ TRAINING = """
 [ "$UNDER" = "$BROKEN" ] && { echo "CUDA out of memory" >&2; exit 1; }
 [ -n "$NO_GPU" ] && { echo "PyTorch sees no GPU" >&2; exit 3; }
 case $UNDER in
-  "") rate=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100} ;;
+  "") rate=$(cat "$CUDA_MPS_PIPE_DIRECTORY/rate" 2> /dev/null || echo ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100}) ;;
   exec) rate=99.5 ;;
   soft) rate=40 ;;
   pageable) rate=45 ;;
@@ -89,6 +118,7 @@ class Suite(unittest.TestCase):
     def test_all_sections(self):
         self.script("nvidia-cuda-mps-control", MPS)
         lines, log = self.run_suite("--quick")
+        lines = [line for line in lines if "30:70, under CUDA MPS" not in line[1]]
         self.assertEqual([line for line in lines if line[0] != "row"], [])
         rows = {(what, by): [float(sample) for sample in samples.split()] for _, what, by, _, samples in lines}
         for network in torch_exec.NETWORKS:
@@ -110,6 +140,29 @@ class Suite(unittest.TestCase):
         self.assertNotRegex(log, "--soft.*--pageable|--pageable.*--soft")
         self.assertEqual(log.count("daemon ended"), 3)
         self.assertIn("mps -f\n", log)
+
+    @unittest.skipIf(sys.version_info < (3, 11), "no tomllib")
+    def test_weighted_slices_and_partitions_of_mps(self):
+        self.script("nvidia-cuda-mps-control", MPS_V3.format(python=sys.executable))
+        self.script("nvidia-smi", "#!/bin/sh\n[ \"$*\" = '--query-gpu=uuid --format=csv,noheader' ] && echo GPU-1\n")
+        lines, log = self.run_suite("--quick", "--sections", "shares")
+        self.assertEqual([line for line in lines if line[0] != "row"], [])
+        rows = {(what, by): [float(sample) for sample in samples.split()] for _, what, by, _, samples in lines}
+        name = "two side by side, 30:70, share of the first"
+        self.assertEqual(rows[name, "CUDA MPS"], [30])
+        self.assertEqual(rows[name, "CUDA MPS, weighted time slices"], [30])
+        self.assertEqual(rows[name, "CUDA MPS, static SM partitions"], [31.25])  # 5 of 16 chunks
+        self.assertEqual(log.count("mps -f -p 3 -a "), 2)
+        self.assertEqual(log.count("mps -q"), 2)
+
+    def test_an_mps_without_protocol_3_has_no_such_rows(self):
+        self.script("nvidia-cuda-mps-control", MPS.replace('if [ "$1" = -f ]; then', '[ "$2" = -p ] && exit 1\nif [ "$1" = -f ]; then'))
+        self.script("nvidia-smi", "#!/bin/sh\necho GPU-1\n")
+        lines, _ = self.run_suite("--quick", "--sections", "shares")
+        skipped = {line[1]: line[2] for line in lines if line[0] == "skip"}
+        self.assertEqual(skipped, {f"two side by side, 30:70, under CUDA MPS, {which}": "nvidia-cuda-mps-control ended with status 1"
+                                   for which in ("weighted time slices", "static SM partitions")})
+        self.assertEqual({line[2] for line in lines if line[0] == "row"}, {"gpushare exec", "time slicing", "CUDA MPS"})
 
     def test_an_mps_that_does_not_start_is_left_out(self):
         self.script("nvidia-cuda-mps-control", "#!/bin/sh\nexit 1\n")

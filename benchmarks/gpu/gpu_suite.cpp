@@ -52,6 +52,9 @@ int main(int argc, char** argv) {
   app.add_flag("--page", page, "measure nothing: write the Markdown page from the JSON file");
   app.add_flag("--probe", probe, "measure nothing: say which GPU there is; status 77 if there is none");
   app.add_option("--only", only, "numbers of the measurements to make, 1 to 10")->check(CLI::Range(1, 10));
+  uint64_t fill_kib = 0;
+  app.add_option("--fill-kib", fill_kib,
+                 "size of a fill, one piece of device work; unset: 64 MiB, or 1 MiB with --quick");
   std::string job;
   app.add_option("--as-job", job, "of measurement 4")->group("");
   std::string start;
@@ -82,6 +85,7 @@ int main(int argc, char** argv) {
   Settings settings;
   if (quick) settings = {3, 1u << 20, 20, 4, 1, 8u << 20, 32, ""};
   if (repeats > 0) settings.repeats = repeats;
+  if (fill_kib > 0) settings.fill_bytes = fill_kib << 10;
   char program[4096] = "";
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) settings.program = program;
   report.device = driver->device_name();

@@ -36,8 +36,10 @@ void fill(const Driver& driver, CUstream stream, CUdeviceptr block, uint64_t byt
 void measure_iteration_overhead(const Driver& driver, const Settings& settings, Report& report) {
   const std::string group = "2 iteration overhead";
   for (const int pieces : {1, 10, 100}) {
-    const std::string what =
-        std::to_string(pieces) + " fills of " + std::to_string(settings.fill_bytes >> 20) + " MiB";
+    const uint64_t mib = settings.fill_bytes >> 20;
+    const std::string size =
+        mib > 0 ? std::to_string(mib) + " MiB" : std::to_string(settings.fill_bytes >> 10) + " KiB";
+    const std::string what = std::to_string(pieces) + " fills of " + size;
     const int iterations = std::max(1, settings.iterations / pieces);
     {
       const PlainStream stream(driver);

@@ -3,7 +3,8 @@
     torch_exec.py [--device cuda|host] [--quick] [--sections alone,shares,oversubscribed] [--repeats N] [--seconds S]
 
 alone: a training without gpushare, under `gpushare exec`, and that with a daemon. shares: two trainings side by side, under a daemon with limits and
-weights, beside plain time slicing and CUDA MPS where there is nvidia-cuda-mps-control. oversubscribed: a limit that leaves two thirds of a training's
+weights, beside plain time slicing and CUDA MPS where there is nvidia-cuda-mps-control: its thread percentages, and for 30:70 its weighted time slices
+and static SM partitions where the driver has them (r615 on). oversubscribed: a limit that leaves two thirds of a training's
 memory on the device; two trainings that together are 1.5 times what the daemon promises. Each round starts all programs anew and then lets one way
 after the other train, in another order each round; the others wait meanwhile. Prints a line for each row, separated by tabs: "row", what, by whom,
 unit, samples; or "skip", what, why. The tool is GPUSHARE_TOOL, else gpushare in PATH. Ends with status 3, saying why, when there is no PyTorch for
@@ -151,21 +152,63 @@ def daemon(options, policy, *more):
 
 
 @contextlib.contextmanager
-def mps():
-    """A control daemon of MPS with pipes of its own; gives the environment of its clients."""
+def mps(config=None):
+    """A control daemon of MPS with pipes of its own; gives the environment of its clients. With the text of a configuration file it is one of MPS v3
+    (drivers from r615 on), whose servers and namespaces clients choose by the pipes' folder."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for path in environment.values():
             os.mkdir(path)
         command, all_of_it = ["nvidia-cuda-mps-control"], {**os.environ, **environment}
-        process = subprocess.Popen([*command, "-f"], env=all_of_it, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        v3 = []
+        if config is not None:
+            pathlib.Path(folder, "config.toml").write_text(config)
+            v3 = ["-p", "3", "-a", f"{folder}/config.toml"]
+        process = subprocess.Popen([*command, "-f", *v3], env=all_of_it, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         try:
             wait_for(pathlib.Path(folder) / "pipe" / "control", process, command[0])
             yield environment
         finally:
             with contextlib.suppress(subprocess.SubprocessError):
-                subprocess.run(command, env=all_of_it, input="quit\n", text=True, timeout=30, stdout=subprocess.DEVNULL)
+                subprocess.run([*command, "-q"] if v3 else command, env=all_of_it, input="quit\n", text=True, timeout=30, stdout=subprocess.DEVNULL)
             end(process)
+
+
+def weighted_slices(split):
+    """MPS v3's weighted time slices: a server for each of the two, which have the device in turn. Gives the configuration, and the servers' folders."""
+    names = ("first", "second")
+    return 'schema_version = "1.0"\n' + "".join(f'[servers.{name}]\ntimeslice_pct = "{part}"\n' for name, part in zip(names, split)), names
+
+
+def partitions(split):
+    """MPS v3's static partitions of the SMs: one server, where each of the two has a partition. A Hopper GPU of 132 SMs has 16 chunks of 8."""
+    uuid = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    text = f'schema_version = "1.0"\n[servers.both]\n[[servers.both.devices]]\nuuid = "{uuid}"\n'
+    for name, part in zip(("first", "second"), split):
+        text += f'[[servers.both.devices.sm_partitions]]\nname = "{name}"\nchunks = {max(1, round(part * 16 / 100))}\n'
+    for name in ("first", "second"):
+        text += f'[servers.both.namespaces.{name}]\n[[servers.both.namespaces.{name}.devices]]\nuuid = "{uuid}"\nsm_partition = "{name}"\n'
+    return text, ("both/first", "both/second")
+
+
+MPS_V3 = {"CUDA MPS, weighted time slices": weighted_slices, "CUDA MPS, static SM partitions": partitions}
+
+
+def under_mps_v3(options, stack, by, split):
+    """The two programs under such a control daemon; None, with the reason as a line, where the driver has no MPS v3."""
+    try:
+        config, folders = MPS_V3[by](split)
+        environment = stack.enter_context(mps(config))
+        pipes = [{**environment, "CUDA_MPS_PIPE_DIRECTORY": f"{environment['CUDA_MPS_PIPE_DIRECTORY']}/{folder}"} for folder in folders]
+        missing = [each["CUDA_MPS_PIPE_DIRECTORY"] for each in pipes if not os.path.exists(each["CUDA_MPS_PIPE_DIRECTORY"] + "/control")]
+        if missing:
+            raise RuntimeError(f"no {missing[0]}/control")
+        with Program(options, NETWORKS[0], (), pipes[0]) as program:
+            program.answer()
+        return [(network, (), each) for network, each in zip(NETWORKS, pipes)]
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        skip(f"two side by side, {split[0]}:{split[1]}, under {by}", error)
+        return None
 
 
 def under_exec(options, memory, *more):
@@ -258,6 +301,10 @@ def measure_shares(options, needs):
             if mps_environment:
                 ways["CUDA MPS", split] = [(network, (), {**mps_environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part)})
                                            for network, part in zip(NETWORKS, split)]
+                for by in MPS_V3 if split == SPLITS[-1] else ():
+                    programs = under_mps_v3(options, stack, by, split)
+                    if programs:
+                        ways[by, split] = programs
         found = rounds(options, ways)
     for (by, split), of_pair in found.items():
         if by == "alone":

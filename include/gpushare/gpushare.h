@@ -372,7 +372,11 @@ enum {
   GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1,
   /* An opportunistic session counts as guaranteed while there is room, where there is a coordinator
    * (gpushare_runtime_set_coordination, gpushare daemon --coordinate). */
-  GPUSHARE_SESSION_MAY_UPGRADE = 1 << 2
+  GPUSHARE_SESSION_MAY_UPGRADE = 1 << 2,
+  /* An iteration that fails ends the session as FAILED. Without this flag such an iteration is abandoned: its ephemeral
+   * blocks return, persistent memory stays, and the session goes on. An iteration fails when its submitted function throws or
+   * returns a status other than OK, when a host function of its stream throws, and when it ends while its stream captures. */
+  GPUSHARE_SESSION_FAIL_ON_ERROR = 1 << 3
 };
 
 enum {
@@ -567,14 +571,15 @@ GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtim
  * is bound to it until it ends; if the thread exits before, the iteration ends as failed. Blocks up to timeout_ns. Errors:
  * TIMED_OUT (no turn was lost; the message says what the call waited for), CANCELLED, INVALID_STATE (an iteration is open
  * already; the session has failed; or the wait would never end, because other open iterations of this thread hold the lane or
- * memory that it waits for), DEVICE_LOST. */
+ * memory that it waits for), CALLBACK_FAILED (a host function of an earlier iteration without a ticket threw; told once, and
+ * the next call goes on), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                               gpushare_iteration* out_iteration);
 
 /* Ends the iteration. Its ephemeral blocks return in stream order, except those kept by gpushare_iteration_keep, which are
  * persistent. The lane goes on. Does not wait for the device unless enqueue_depth iterations are in flight. The handle is
- * invalid afterwards, whatever the status. If its stream still captures a CUDA graph, the capture is dropped and the
- * session has failed with INVALID_STATE. Errors: DEVICE_LOST. */
+ * invalid afterwards, whatever the status. Errors: INVALID_STATE (its stream still captured a CUDA graph: the capture is
+ * dropped and the iteration abandoned, or its session FAILED under FAIL_ON_ERROR, and then the status is OK), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_end(gpushare_iteration iteration);
 
 /* Ends the iteration and its session as FAILED with `status` (a 2xx to 4xx code; others count as
@@ -597,8 +602,9 @@ GPUSHARE_API int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpush
 GPUSHARE_API int32_t gpushare_iteration_get_stream(gpushare_iteration iteration, gpushare_stream* out_stream);
 
 /* The function of a submitted iteration. It runs on the lane's thread when it is the session's turn. `iteration` is valid
- * during the call. It returns a status; a status other than OK ends the session as FAILED. It may call gpushare but must
- * not close its session or runtime. A C++ exception that leaves it, or a status of 100 to 199, is CALLBACK_FAILED. */
+ * during the call. It returns a status; a status other than OK is the iteration's failure, which the ticket tells; the session
+ * goes on, unless it was opened with GPUSHARE_SESSION_FAIL_ON_ERROR. It may call gpushare but must not close its session or
+ * runtime. A C++ exception that leaves it, or a status of 100 to 199, is CALLBACK_FAILED. */
 typedef int32_t (*gpushare_iteration_fn)(void* user_data, gpushare_iteration iteration);
 
 /* Queues an iteration. Iterations of a session run in the order of submission. If the call succeeds, `release`, if given,
@@ -619,7 +625,7 @@ GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
 
 /* CUDA graphs. An iteration may capture a graph on its stream (by the native handle) and launch it, or launch a graph
  * captured before. Begin and end the capture inside the iteration, on one thread: an iteration that ends while its stream
- * captures drops the capture, and its session fails with INVALID_STATE. Allocations and frees during a capture happen at
+ * captures drops the capture and fails with INVALID_STATE. Allocations and frees during a capture happen at
  * once and are not part of the graph. The graph's memory must stay allocated until its last launch has finished; therefore
  * a graph kept across iterations may use persistent blocks only. On a stream that captures, gpushare_stream_synchronize,
  * gpushare_stream_launch_host, gpushare_memory_record_use and gpushare_session_load are INVALID_STATE and leave the capture
@@ -638,7 +644,8 @@ GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** o
 GPUSHARE_API int32_t gpushare_stream_synchronize(gpushare_stream stream);
 /* Enqueues a host function. On the host device kernels run this way. The function is called once, on a thread of the
  * device, in stream order. It may call gpushare, but calls that would block there return INVALID_STATE. If a C++ exception
- * leaves it, the session whose iteration enqueued it ends with CALLBACK_FAILED. Does not block. Errors: INVALID_ARGUMENT,
+ * leaves it, the iteration that enqueued it fails with CALLBACK_FAILED: its ticket says so, or, of an iteration without one,
+ * the session's next gpushare_iteration_begin (FAIL_ON_ERROR: the session ends). Does not block. Errors: INVALID_ARGUMENT,
  * INVALID_STATE (the stream captures), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_stream_launch_host(gpushare_stream stream, gpushare_host_function fn,
                                                  void* user_data);

@@ -151,8 +151,8 @@ class Stream {
   }
   void synchronize() const { check(gpushare_stream_synchronize(handle_)); }
   // Runs `function` in stream order. On the host device kernels run this way. If it throws on a lane's stream,
-  // its session fails with CALLBACK_FAILED and the exception's message. If it throws on a side stream, the next
-  // synchronize() of that stream fails so.
+  // its iteration fails with CALLBACK_FAILED and the exception's message: the ticket says so, or the session's next
+  // begin_iteration(). If it throws on a side stream, the next synchronize() of that stream fails so.
   template <class F>
   void launch_host(F function) const {
     auto owned = std::make_unique<F>(std::move(function));
@@ -204,22 +204,27 @@ class SideStream : public Stream {
 };
 
 // One iteration of a session. Memory allocated through it is gone when it ends, at no cost. Destruction ends
-// the iteration. While an exception is unwinding, destruction ends the session as failed; no other session is
-// affected.
+// the iteration, also while an exception is unwinding: its memory goes back, and the session goes on. In a session that was
+// opened with fail_on_error an exception that unwinds past the iteration ends the session; no other session is affected.
 class Iteration {
  public:
   Iteration() = default;
-  explicit Iteration(gpushare_iteration handle, bool owned = true)
-      : handle_(handle), owned_(owned), exceptions_(std::uncaught_exceptions()) {}
+  explicit Iteration(gpushare_iteration handle, bool owned = true, bool fail_on_error = false)
+      : handle_(handle),
+        owned_(owned),
+        fail_on_error_(fail_on_error),
+        exceptions_(std::uncaught_exceptions()) {}
   Iteration(Iteration&& other) noexcept
       : handle_(std::exchange(other.handle_, nullptr)),
         owned_(other.owned_),
+        fail_on_error_(other.fail_on_error_),
         exceptions_(other.exceptions_) {}
   Iteration& operator=(Iteration&& other) noexcept {
     if (this != &other) {
       finish();
       handle_ = std::exchange(other.handle_, nullptr);
       owned_ = other.owned_;
+      fail_on_error_ = other.fail_on_error_;
       exceptions_ = other.exceptions_;
     }
     return *this;
@@ -258,7 +263,7 @@ class Iteration {
  private:
   void finish() noexcept {
     if (handle_ == nullptr || !owned_) return;
-    if (std::uncaught_exceptions() > exceptions_)
+    if (fail_on_error_ && std::uncaught_exceptions() > exceptions_)
       (void)gpushare_iteration_fail(handle_, GPUSHARE_CALLBACK_FAILED, "an exception left the iteration");
     else
       (void)gpushare_iteration_end(handle_);
@@ -266,6 +271,7 @@ class Iteration {
   }
   gpushare_iteration handle_ = nullptr;
   bool owned_ = true;
+  bool fail_on_error_ = false;
   int exceptions_ = 0;
 };
 
@@ -303,6 +309,7 @@ struct SessionOptions {
   bool allow_queueing = true;
   bool allow_spill = false;
   bool plan_iterations = false;
+  bool fail_on_error = false;  // an iteration that fails ends the session; else the iteration is abandoned
   uint32_t compute_units = 0;  // units that only its lane uses; 0 = the lane shares the device
   uint64_t least_bytes =
       0;  // for a coordinator (Runtime::set_coordination), as is the next; 0 = all of its need
@@ -324,7 +331,8 @@ inline gpushare_session_params session_params(const SessionOptions& options) {
   params.priority = options.priority;
   params.flags = (options.allow_queueing ? uint32_t{GPUSHARE_SESSION_ALLOW_QUEUEING} : 0U) |
                  (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U) |
-                 (options.may_upgrade ? uint32_t{GPUSHARE_SESSION_MAY_UPGRADE} : 0U);
+                 (options.may_upgrade ? uint32_t{GPUSHARE_SESSION_MAY_UPGRADE} : 0U) |
+                 (options.fail_on_error ? uint32_t{GPUSHARE_SESSION_FAIL_ON_ERROR} : 0U);
   params.weight = options.weight;
   params.plan_iterations = options.plan_iterations ? 1 : 0;
   params.compute_units = options.compute_units;
@@ -338,7 +346,8 @@ inline gpushare_session_params session_params(const SessionOptions& options) {
 class Session {
  public:
   Session() = default;
-  explicit Session(gpushare_session handle) : handle_(handle) {}
+  explicit Session(gpushare_session handle, bool fail_on_error = false)
+      : handle_(handle), fail_on_error_(fail_on_error) {}
   gpushare_session get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
   void close() { handle_.close(); }
@@ -370,7 +379,7 @@ class Session {
   Iteration begin_iteration() {
     gpushare_iteration out = nullptr;
     check(gpushare_iteration_begin(get(), GPUSHARE_NO_TIMEOUT, &out));
-    return Iteration(out);
+    return Iteration(out, true, fail_on_error_);
   }
   // Empty when the timeout passed first.
   std::optional<Iteration> begin_iteration(Nanoseconds timeout) {
@@ -378,10 +387,10 @@ class Session {
     const int32_t status = gpushare_iteration_begin(get(), detail::timeout_ns(timeout), &out);
     if (status == GPUSHARE_TIMED_OUT) return std::nullopt;
     check(status);
-    return Iteration(out);
+    return Iteration(out, true, fail_on_error_);
   }
   // Queues `function(Iteration&)`, which runs on the lane's thread in the session's turn. An exception that
-  // leaves it ends only this session; the ticket reports CALLBACK_FAILED.
+  // leaves it abandons the iteration, or ends the session under fail_on_error; the ticket reports CALLBACK_FAILED.
   template <class F>
   Ticket run(F function) {
     auto owned = std::make_unique<F>(std::move(function));
@@ -420,6 +429,7 @@ class Session {
 
  private:
   detail::Handle<gpushare_session, gpushare_session_close> handle_;
+  bool fail_on_error_ = false;
 };
 
 class Policy;  // policy.hpp
@@ -495,7 +505,7 @@ class Runtime {
     const gpushare_session_params params = detail::session_params(options);
     gpushare_session out = nullptr;
     check(gpushare_session_open(get(), &params, &out));
-    return Session(out);
+    return Session(out, options.fail_on_error);
   }
 
   // Allocates for the iteration that has the lane of `stream`, else for the innermost open iteration of this

@@ -41,7 +41,7 @@ enum {
   GPUSHARE_UNAVAILABLE = 400,     /* no such device or driver on this machine */
   GPUSHARE_CANCELLED = 401,       /* the session was cancelled or closed while the call waited */
   GPUSHARE_DEVICE_LOST = 402,     /* the device context is poisoned; every session of the runtime ends */
-  GPUSHARE_CALLBACK_FAILED = 403, /* the caller's function failed or threw; its session ended alone */
+  GPUSHARE_CALLBACK_FAILED = 403, /* the caller's function failed or threw; no other session is touched */
   GPUSHARE_IO_ERROR = 404,        /* the operating system refused a read or write; native_code is errno */
   GPUSHARE_INTERNAL = 405,        /* a broken invariant of gpushare itself: please report it */
   GPUSHARE_UNKNOWN = 406          /* a native error without a mapping; native_code and its name are kept */

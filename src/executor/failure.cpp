@@ -47,6 +47,20 @@ void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
   carry_out(nullptr, outbox);
 }
 
+// By default the failure is the iteration's: its ticket tells of it, or the next begin() where it has none. The function runs
+// before its iteration's end on the device, so that the ticket is still in the lane's ring.
+void RuntimeImpl::fail_work(SessionImpl& session, LaneSlot& lane, uint64_t serial, base::Status status) {
+  if (session.options_.fail_on_error) return fail_session(session, std::move(status));
+  BooksLock lock(mutex_);
+  base::Status* failure = &session.failure_;
+  for (InFlight& entry : lane.ring)
+    if (entry.ticket != nullptr && entry.ticket->session_.get() == &session &&
+        entry.ticket->serial_ == serial)
+      failure = &entry.ticket->failure_;
+  if (failure->ok()) *failure = std::move(status);
+  if (failure == &session.failure_) session.has_failure_.store(true, std::memory_order_relaxed);
+}
+
 void RuntimeImpl::note(const base::Status& status) {
   if (status.code() != GPUSHARE_DEVICE_LOST) return;
   Outbox outbox(*this);

@@ -98,6 +98,9 @@ class TicketImpl final : public Ticket {
   std::atomic<bool> done_{false};
   base::Status outcome_;  // does not change once done_ is set, which publishes it
   base::ConditionVariable done_changed_;
+  // The serial of its iteration, once that runs, and what a host function of that iteration threw.
+  uint64_t serial_ GPUSHARE_GUARDED_BY(books) = 0;
+  base::Status failure_ GPUSHARE_GUARDED_BY(books);
 };
 
 // A submitted iteration. `order` ranks it among the session's pushed and pulled ones.
@@ -291,6 +294,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
+  // What a host function threw whose iteration has no ticket: for the next begin(). has_failure_ says that there is something.
+  base::Status failure_ GPUSHARE_GUARDED_BY(books);
+  std::atomic<bool> has_failure_{false};
   bool placed_ GPUSHARE_GUARDED_BY(books) = false;        // its heap exists; by SessionTable::placed()
   bool out_unplaced_ GPUSHARE_GUARDED_BY(books) = false;  // it was paged out before it had a heap
   bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;     // a NeedTurn lives
@@ -514,11 +520,12 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // The iteration granted to `session` begins: memory, events. Without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
   base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
-  // The iteration ends with `outcome`; `begun` is the result of start_iteration.
+  // The iteration ends with `outcome`; `begun` is the result of start_iteration. `fatal`: a bad outcome ends the session,
+  // whatever its options say.
   base::Status finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
-                                const base::Status& begun);
+                                const base::Status& begun, bool fatal);
   base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,
-                                         const base::Status& begun);
+                                         const base::Status& begun, bool fatal);
   struct HostEnd {
     base::Status device;
     bool passed = false, planned = false, marked = false;
@@ -543,6 +550,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   void fail_session(SessionImpl& session, base::Status status);
+  // A host function of the session's iteration `serial`, in this lane, threw.
+  void fail_work(SessionImpl& session, LaneSlot& lane, uint64_t serial, base::Status status);
   // The device is gone: everything ends, once.
   void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void note(const base::Status& status);  // lose(), if that is what it says; without the lock

@@ -34,8 +34,8 @@ void IterationImpl::abandon(const Binding& binding) noexcept {
         "session '" + session.name() + "': the thread that had its iteration open exited without ending it"};
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the shorter message
   }
-  (void)session.runtime_->finish_iteration(session, *iteration.lane_.load(std::memory_order_relaxed), why,
-                                           {});
+  (void)session.runtime_->finish_iteration(session, *iteration.lane_.load(std::memory_order_relaxed), why, {},
+                                           true);
 }
 
 uint64_t IterationImpl::session_id() const {
@@ -65,11 +65,12 @@ base::Status IterationImpl::fail(base::Status status) {
 }
 
 base::Status IterationImpl::end_with(base::Status outcome) {
+  const bool fatal = !outcome.ok();
   if (can_end_.exchange(0) == 0)
     return {GPUSHARE_INVALID_STATE,
             "the iteration has ended already, or was submitted and ends when its function returns"};
   return session_.runtime_->finish_iteration(session_, *lane_.load(std::memory_order_relaxed),
-                                             std::move(outcome), {});
+                                             std::move(outcome), {}, fatal);
 }
 
 GPUSHARE_CATCHES_FORCED_UNWIND
@@ -127,11 +128,11 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
 
 GPUSHARE_CATCHES_FORCED_UNWIND
 base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
-                                           const base::Status& begun) {
+                                           const base::Status& begun, bool fatal) {
   const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
   base::Status status;
   try {
-    if (!collapsed_) status = finish_iteration_or_throw(session, lane, std::move(outcome), begun);
+    if (!collapsed_) status = finish_iteration_or_throw(session, lane, std::move(outcome), begun, fatal);
   } catch (const base::ForcedUnwind&) {
     throw;  // by a progress function, once the books are done
   } catch (...) {
@@ -225,7 +226,8 @@ void RuntimeImpl::retire_ended(LaneSlot& lane, const base::Status& begun, bool p
 }
 
 base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane,
-                                                    base::Status outcome, const base::Status& begun) {
+                                                    base::Status outcome, const base::Status& begun,
+                                                    bool fatal) {
   InFlight& slot = *session.iteration_.slot_;
   const uint64_t borrowed = std::exchange(session.iteration_.borrowed_word_, 0);
   HostEnd end;
@@ -251,14 +253,15 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
     sessions_.profile_end(session, lane, end.peak);
   lanes_.count_flight(lane, true);
   ++session.in_flight_;
-  if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
+  const bool ends = !outcome.ok() && (fatal || !begun.ok() || session.options_.fail_on_error);
+  if (ends) end_session(session, SessionState::kFailed, outcome, outbox);
   retire_ended(lane, begun, end.passed, end.device, outbox);
   actions_.tear_down_if_over(session);
   if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
   sessions_.refresh_ready(session);
   carry_out(nullptr, outbox);
   if (end.device.ok() && end.passed) lend_turn(session, lane);
-  return end.device;
+  return end.device.ok() && !ends ? outcome : end.device;
 }
 
 void RuntimeImpl::run_worker(LaneSlot& lane) {
@@ -272,6 +275,8 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
       work = std::move(lane.pushed);
       session = lane.holder->shared_from_this();
       session->iteration_.slot_ = &lane.at(lane.next - 1);
+      if (const auto& ticket = session->iteration_.slot_->ticket; ticket != nullptr)
+        ticket->serial_ = session->iteration_.serial_.load(std::memory_order_relaxed) + 1;  // as it starts
     }
     run_pushed(*session, lane, std::move(work));
   }
@@ -306,12 +311,12 @@ void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_p
     outcome = failed("threw", error.what());
   } catch (const base::ForcedUnwind&) {
     base::thread_ends() = true;
-    (void)finish_iteration(session, lane, failed("ended its thread (pthread_exit)", ""), begun);
+    (void)finish_iteration(session, lane, failed("ended its thread (pthread_exit)", ""), begun, true);
     throw;
   } catch (...) {
     outcome = failed("threw", "");
   }
-  (void)finish_iteration(session, lane, std::move(outcome), begun);
+  (void)finish_iteration(session, lane, std::move(outcome), begun, false);
 }
 
 }  // namespace gpushare::executor

@@ -47,6 +47,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
       runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;
+    if (slot.ticket != nullptr && slot.outcome.ok()) slot.outcome = std::move(slot.ticket->failure_);
     const base::Status outcome = slot.outcome.ok() ? lost : slot.outcome;
     if (outcome.ok()) {
       ++session.iterations_done_;

@@ -142,6 +142,7 @@ struct SessionOptions {
   bool may_page = true;  // else it is not paged out before allow_paging(): what fills it need not wait
   bool allow_spill = false;
   bool plan_iterations = false;
+  bool fail_on_error = false;  // an iteration that fails ends it; else the iteration alone is abandoned
   // For a coordinator (Runtime::set_coordination).
   uint64_t least_bytes = 0;  // with how many of its bytes it can still run, if it may spill; 0 = all
   bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
@@ -272,7 +273,7 @@ class Iteration {
   virtual base::Result<std::shared_ptr<Stream>> stream() = 0;
   // Ends a pulled iteration: its ephemeral blocks return in stream order. Waits for calls on this iteration
   // by other threads. A pushed iteration is ended by the runtime when its function returns: INVALID_STATE.
-  // Errors: DEVICE_LOST (it is ended all the same).
+  // Errors (it is ended all the same): DEVICE_LOST, INVALID_STATE (its stream captured; the session goes on).
   virtual base::Status end() = 0;
   // The same, and its session ends as failed with `status` (2xx to 4xx; other codes count as
   // CALLBACK_FAILED).
@@ -299,8 +300,8 @@ class Ticket {
 class Work {
  public:
   virtual ~Work() = default;
-  // On the lane's thread, in the session's turn. Anything but OK ends the session as failed; an exception
-  // counts as CALLBACK_FAILED.
+  // On the lane's thread, in the session's turn. Anything but OK abandons the iteration (see
+  // SessionOptions::fail_on_error); an exception counts as CALLBACK_FAILED.
   virtual base::Status run(const std::shared_ptr<Iteration>& iteration) = 0;
 };
 

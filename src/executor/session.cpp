@@ -319,7 +319,8 @@ GPUSHARE_CATCHES_FORCED_UNWIND
 base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   LaneSlot* lane = nullptr;
-  if (const auto borrowed = runtime.mutex_.turn().borrow(*this); borrowed) {
+  const bool failed = has_failure_.load(std::memory_order_relaxed);  // a lent turn would not tell of it
+  if (const auto borrowed = failed ? std::nullopt : runtime.mutex_.turn().borrow(*this); borrowed) {
     lane = borrowed->lane;
     iteration_.slot_ = borrowed->slot;
     iteration_.borrowed_word_ = borrowed->word;
@@ -328,6 +329,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     Outbox outbox(runtime);
     Section lock(runtime);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+    if (has_failure_.exchange(false, std::memory_order_relaxed)) return std::exchange(failure_, {});
     if (pull_waits_ || (open_ && iteration_.can_end_.load() != 0))
       return base::Status(
           GPUSHARE_INVALID_STATE,
@@ -361,12 +363,12 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     begun = runtime.start_iteration(*this, *lane);
   } catch (const base::ForcedUnwind&) {  // a progress function ends the thread
     iteration_.can_end_.store(0);
-    (void)runtime.finish_iteration(*this, *lane, {}, begun);
+    (void)runtime.finish_iteration(*this, *lane, {}, begun, true);
     throw;
   }
   if (!begun.ok()) {
     iteration_.can_end_.store(0);
-    const base::Status finished = runtime.finish_iteration(*this, *lane, {}, begun);
+    const base::Status finished = runtime.finish_iteration(*this, *lane, {}, begun, true);
     return finished.ok() ? begun : finished;
   }
   return std::shared_ptr<Iteration>(shared_from_this(), &iteration_);

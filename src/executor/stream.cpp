@@ -110,13 +110,14 @@ void StreamImpl::run_host_call(void* user_data) {
   const gpushare_host_function function = call->function;
   void* const function_data = call->user_data;
   const std::shared_ptr<SessionImpl> session = call->session;
+  const uint64_t serial = call->serial;
   stream.give_call(call);
   const base::CallbackCalls may_call;
   if (session == nullptr) {
     function(function_data);  // what it throws is the side stream's own failure
     return;
   }
-  // A lane's stream is shared: what a session's function throws ends that session, not the stream.
+  // A lane's stream is shared: what a session's function throws is a failure of its iteration, not of the stream.
   std::string what;
   try {
     function(function_data);
@@ -132,16 +133,19 @@ void StreamImpl::run_host_call(void* user_data) {
   } catch (...) {
     what = " threw";
   }
-  session->runtime_->fail_session(
-      *session, {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': a host function" + what});
+  session->runtime_->fail_work(
+      *session, *stream.lane_, serial,
+      {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': a host function" + what});
 }
 
 base::Status StreamImpl::launch_host(gpushare_host_function function, void* user_data) {
   if (function == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the host function is null"};
   return use([&]() -> base::Status {
     std::shared_ptr<SessionImpl> session = lane_ != nullptr ? lane_->current_owner() : nullptr;
+    const uint64_t serial =
+        session != nullptr ? session->iteration_.serial_.load(std::memory_order_relaxed) : 0;
     HostCall* call = take_call();
-    *call = {this, function, user_data, std::move(session)};
+    *call = {this, function, user_data, std::move(session), serial};
     base::Status status = stream_.launch_host(run_host_call, call);
     if (!status.ok()) give_call(call);
     return status;

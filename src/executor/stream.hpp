@@ -53,6 +53,7 @@ class StreamImpl final : public Stream {
     gpushare_host_function function = nullptr;
     void* user_data = nullptr;
     std::shared_ptr<SessionImpl> session;  // whose iteration launched it; null on side streams
+    uint64_t serial = 0;                   // of that iteration
   };
   static void run_host_call(void* user_data);
   HostCall* take_call();

@@ -1,6 +1,7 @@
 // The C++ API beside sessions and iterations: version, policies, log, backends, placement, plans, the out-of-memory callback.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
+#include <cstring>
 #include <gpushare/gate.hpp>
 #include <gpushare/gpushare.hpp>
 #include <stdexcept>
@@ -62,6 +63,54 @@ void allocator() {
   CHECK(runtime.info().sessions_resident == 0);
 }
 
+// Four iterations that fail: weights and session stay, the iterations' memory goes.
+void abandoned(gs::Runtime& runtime, const gs::SessionOptions& need) {
+  gs::Session session = runtime.open_session(need);
+  char* const weights = session.alloc_model<char>(64);
+  std::memset(weights, 7, 64);
+  const uint64_t held = session.info().persistent_bytes;
+  const auto goes_on = [&](const char* what) {
+    const gpushare_session_info info = session.info();
+    check(info.state == GPUSHARE_SESSION_RESIDENT && info.status == GPUSHARE_OK, what);
+    check(info.ephemeral_bytes == 0 && info.persistent_bytes == held && weights[63] == 7, what);
+    session.run([](gs::Iteration&) {}).get();
+  };
+  try {
+    gs::Iteration iteration = session.begin_iteration();
+    iteration.alloc_bytes(1 << 20);
+    throw std::runtime_error("boom");
+  } catch (const std::runtime_error&) {
+    goes_on("an exception that leaves an iteration");
+  }
+  const auto fails = [&](const auto& function, const char* what) {
+    try {
+      session.run(function).get();
+      check(false, what);
+    } catch (const gs::Error& error) {
+      check(error.status() == GPUSHARE_CALLBACK_FAILED, what);
+      check(std::string(error.what()).find("threw: boom") != std::string::npos, error.what());
+    }
+    goes_on(what);
+  };
+  const auto throws = [](gs::Iteration& iteration) {
+    iteration.alloc_bytes(1 << 20);
+    throw std::runtime_error("boom");
+  };
+  const auto launches = [](gs::Iteration& iteration) {
+    iteration.stream().launch_host([] { throw std::runtime_error("boom"); });
+  };
+  fails(throws, "a submitted iteration that throws");
+  fails(launches, "a host function of a submitted iteration");
+  {
+    gs::Iteration iteration = session.begin_iteration();
+    iteration.stream().launch_host([] { throw std::runtime_error("boom"); });
+    iteration.stream().synchronize();
+  }
+  check(status_of([&] { session.begin_iteration(); }) == GPUSHARE_CALLBACK_FAILED, "the next begin tells");
+  session.begin_iteration().end();  // and the one after it goes on
+  goes_on("a host function that throws");
+}
+
 }  // namespace
 
 int main() {
@@ -113,8 +162,12 @@ int main() {
   check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1,
         "nobody is asked");
 
-  // An exception of a host function ends its session, with the message.
+  // An exception abandons its iteration, wherever it was thrown, and the session goes on.
   need.persistent_bytes = 1 << 20;
+  abandoned(runtime, need);
+
+  // With fail_on_error an exception of a host function ends its session, with the message.
+  need.fail_on_error = true;
   gs::Session thrower = runtime.open_session(need);
   {
     gs::Iteration iteration = thrower.begin_iteration();
@@ -138,6 +191,14 @@ int main() {
   } catch (const std::exception& error) {
     check(std::string(error.what()) == "boom", error.what());
   }
+  gs::Session pulled = runtime.open_session(need);
+  try {
+    const gs::Iteration iteration = pulled.begin_iteration();
+    throw std::runtime_error("boom");
+  } catch (const std::runtime_error&) {
+    check(pulled.info().status == GPUSHARE_CALLBACK_FAILED, "an exception that leaves an iteration");
+  }
+  need.fail_on_error = false;
   need.cls = gs::opportunistic;
   gs::Session spare_time = runtime.open_session(need);
   const gs::Gate gate(spare_time);

@@ -80,6 +80,7 @@ static void push(const char* device) {
   uintptr_t place = 0;
   gpushare_ticket tickets[20], bad = NULL;
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
+  gpushare_session_params strict = GPUSHARE_SESSION_PARAMS_INIT;
   int runs = 0;
   released = 0;
   for (int i = 0; i < 20; ++i)
@@ -90,7 +91,22 @@ static void push(const char* device) {
   for (int i = 0; i < 20; ++i) CHECK_STATUS(gpushare_ticket_release(tickets[i]), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_release(tickets[0]), GPUSHARE_INVALID_HANDLE);
 
-  /* A failing iteration ends its session alone. */
+  /* A failing iteration is abandoned: its ticket tells why, and the session goes on. */
+  CHECK_STATUS(gpushare_session_submit(session, failing, NULL, count_release, &bad), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, NULL, &tickets[0]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_QUOTA_EXCEEDED);
+  CHECK_STATUS(gpushare_ticket_wait(tickets[0], GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_release(bad), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_release(tickets[0]), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);
+  CHECK(info.state == GPUSHARE_SESSION_RESIDENT && info.status == GPUSHARE_OK && info.ephemeral_bytes == 0);
+  CHECK(info.iterations_done == 21);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+
+  /* Of an owner who says so it ends its session alone. */
+  strict.name = "strict";
+  strict.flags = GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_FAIL_ON_ERROR;
+  CHECK_STATUS(gpushare_session_open(runtime, &strict, &session), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_submit(session, failing, NULL, count_release, &bad), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_drain(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_QUOTA_EXCEEDED);
@@ -123,7 +139,7 @@ static void push(const char* device) {
   CHECK(gpushare_session_submit(other, submitted, &runs, NULL, NULL) != GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_close(other), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_close(other), GPUSHARE_INVALID_HANDLE);
-  CHECK(released == 22);
+  CHECK(released == 23);
 }
 
 static void many(void) {

@@ -29,12 +29,14 @@ struct Fixture {
     REQUIRE(gpushare_runtime_open(&params, &runtime) == GPUSHARE_OK);
     bystander = open("bystander");
   }
-  gpushare_session open(const char* name, uint64_t persistent_bytes = kMiB, uint64_t ephemeral_bytes = kMiB) {
+  gpushare_session open(const char* name, uint64_t persistent_bytes = kMiB, uint64_t ephemeral_bytes = kMiB,
+                        uint32_t flags = 0) {
     gpushare_session session = nullptr;
     gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
     params.name = name;
     params.persistent_bytes = persistent_bytes;
     params.ephemeral_bytes = ephemeral_bytes;
+    params.flags = flags;
     INFO(gpushare_last_error_message());
     REQUIRE(gpushare_session_open(runtime, &params, &session) == GPUSHARE_OK);
     return session;
@@ -98,11 +100,11 @@ struct Seen {
   }
 };
 
-TEST_CASE("submitted work that throws ends its session alone") {
+TEST_CASE("submitted work that throws is abandoned, or ends its session alone where the owner says so") {
   const char* device = GENERATE(from_range(std::begin(kDevices), std::end(kDevices)));
   Fixture fixture(device);
   for (const bool standard : {true, false}) {
-    gpushare_session session = fixture.open("thrower");
+    gpushare_session session = fixture.open("thrower", kMiB, kMiB, GPUSHARE_SESSION_FAIL_ON_ERROR);
     bool flag = standard;
     const int32_t outcome = fixture.run(
         session,
@@ -115,6 +117,16 @@ TEST_CASE("submitted work that throws ends its session alone") {
     CHECK(fixture.state(session) == GPUSHARE_SESSION_FAILED);
     CHECK(gpushare_session_submit(session, nothing, nullptr, nullptr, nullptr) == GPUSHARE_INVALID_STATE);
     CHECK(std::string(gpushare_last_error_message()).find("thrower") != std::string::npos);
+    CHECK(gpushare_session_close(session) == GPUSHARE_OK);
+    session = fixture.open("goes on");
+    const gpushare_iteration_fn throws = [](void*, gpushare_iteration) -> int32_t {
+      throw std::runtime_error("scripted");
+    };
+    for (int i = 0; i < 3; ++i) {
+      CHECK(fixture.run(session, throws, nullptr) == GPUSHARE_CALLBACK_FAILED);
+      CHECK(fixture.state(session) == GPUSHARE_SESSION_RESIDENT);
+      CHECK(fixture.run(session, nothing, nullptr) == GPUSHARE_OK);
+    }
     CHECK(gpushare_session_close(session) == GPUSHARE_OK);
   }
   fixture.finish();
@@ -145,13 +157,14 @@ TEST_CASE("submitted work may call in, and what would wait for itself is refused
   fixture.finish();
 }
 
-TEST_CASE("a host function in a lane that throws ends its session alone; one that calls in cannot wait") {
+TEST_CASE("a host function in a lane that throws fails its iteration alone; one that calls in cannot wait") {
   const char* device = GENERATE(from_range(std::begin(kDevices), std::end(kDevices)));
-  const bool throws = GENERATE(true, false);
+  const bool throws = GENERATE(true, false), strict = GENERATE(false, true);
   Fixture fixture(device);
   Seen seen;
   seen.fixture = &fixture;
-  seen.session = fixture.open("host function");
+  seen.session =
+      fixture.open("host function", kMiB, kMiB, strict ? uint32_t{GPUSHARE_SESSION_FAIL_ON_ERROR} : 0U);
   gpushare_iteration iteration = nullptr;
   gpushare_stream stream = nullptr;
   REQUIRE(gpushare_iteration_begin(seen.session, GPUSHARE_NO_TIMEOUT, &iteration) == GPUSHARE_OK);
@@ -169,8 +182,17 @@ TEST_CASE("a host function in a lane that throws ends its session alone; one tha
   CHECK(gpushare_runtime_synchronize(fixture.runtime, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
   (void)gpushare_ticket_wait(seen.watched, GPUSHARE_NO_TIMEOUT);
   CHECK(gpushare_ticket_release(seen.watched) == GPUSHARE_OK);
-  if (throws) {
+  if (throws && strict) {
     CHECK(fixture.state(seen.session) == GPUSHARE_SESSION_FAILED);
+  } else if (throws) {
+    CHECK(fixture.state(seen.session) == GPUSHARE_SESSION_RESIDENT);
+    CHECK(gpushare_iteration_begin(seen.session, GPUSHARE_NO_TIMEOUT, &iteration) ==
+          GPUSHARE_CALLBACK_FAILED);  // tells it once
+    CHECK(std::string(gpushare_last_error_message()).find("threw: scripted") != std::string::npos);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(gpushare_iteration_begin(seen.session, GPUSHARE_NO_TIMEOUT, &iteration) == GPUSHARE_OK);
+      CHECK(gpushare_iteration_end(iteration) == GPUSHARE_OK);
+    }
   } else {
     CHECK(fixture.state(seen.session) == GPUSHARE_SESSION_RESIDENT);
     CHECK(seen.calls == 1);

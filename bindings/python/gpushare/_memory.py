@@ -181,10 +181,10 @@ class RangeMemory:
 class Stream:
     """An in-order queue of device work: a lane's, or a side stream made by `Runtime.create_stream`."""
 
-    def __init__(self, runtime: "Runtime", handle: Any, session: Optional["Session"] = None) -> None:
+    def __init__(self, runtime: "Runtime", handle: Any, failed: Optional[Callable[[BaseException], None]] = None) -> None:
         self.runtime = runtime
         self.handle = handle
-        self._session = session
+        self._failed = failed
 
     @property
     def native(self) -> int:
@@ -200,19 +200,20 @@ class Stream:
     def launch(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Enqueues `function(*arguments)`: on the host device this is how kernels run. It must not wait for the device.
 
-        If it raises, its session is cancelled, and the session's next call raises CallbackFailed with that exception as its
-        cause; on a side stream the exception is logged.
+        If it raises, its iteration has failed: the ticket of a submitted function, the answer of a request, or else the session's next
+        call raises CallbackFailed with that exception as its cause. The session goes on, unless it was opened with
+        `fail_on_error=True`. On a side stream the exception is logged.
         """
-        session = self._session
+        failed = self._failed
 
         def call() -> None:
             try:
                 function(*arguments)
             except BaseException as error:
-                if session is None:
+                if failed is None:
                     _log.exception("a function launched on a side stream raised")
                 else:
-                    session._fail(error)
+                    failed(error)
 
         self._enqueue(call)
 
@@ -279,7 +280,7 @@ class SideStream(Closable, Stream):
 
     def __init__(self, runtime: "Runtime", handle: Any) -> None:
         self.runtime = runtime
-        self._session = None
+        self._failed = None
         self._own(handle, lib.gpushare_stream_release, runtime)
 
 

@@ -170,7 +170,12 @@ class _QueueModel:
 
     def run(self, handle: Any, batch: Any) -> int:
         requests = [ffi.from_handle(batch.user_data[index]) for index in range(batch.count)]
-        iteration = Iteration(self.session, handle)
+
+        def failed(error: BaseException) -> None:  # in a launched function
+            for request in requests:
+                request.error = request.error or error
+
+        iteration = Iteration(self.session, handle, failed)
         seen = Batch(batch, requests)
         try:
             results = self.function(iteration, seen)

@@ -89,9 +89,10 @@ class Iteration:
     _exports = Exports()
     _blocks: List[Block] = []  # on a GPU: other libraries may use them after the end
 
-    def __init__(self, session: Any, handle: Any) -> None:
+    def __init__(self, session: Any, handle: Any, failed: Optional[Callable[[BaseException], None]] = None) -> None:
         self.session = session
         self.handle = handle
+        self._failed = failed  # told what a launched function raises; None: the session's next call tells it
         if not session.runtime._on_host:
             self._exports, self._blocks = Exports(), []
 
@@ -105,7 +106,15 @@ class Iteration:
         if self._stream is None:
             out = ffi.new("gpushare_stream*")
             check(lib.gpushare_iteration_get_stream(self.handle, out))
-            self._stream = Stream(self.session.runtime, out[0], self.session)
+            session, failed = self.session, self._failed
+
+            def tell(error: BaseException) -> None:
+                if failed is None or session._fail_on_error:
+                    session._fail(error)
+                if failed is not None:
+                    failed(error)
+
+            self._stream = Stream(session.runtime, out[0], tell)
         return self._stream
 
     def alloc(self, nbytes: Bytes, alignment: int = 0) -> Block:
@@ -253,13 +262,13 @@ class Ticket(concurrent.futures.Future):  # type: ignore[type-arg]  # of what th
 
     def run(self, handle: Any) -> int:
         """The library's call when it is the session's turn. Returns a status."""
-        session, iteration = self._session, Iteration(self._session, handle)
+        session, iteration = self._session, Iteration(self._session, handle, self._fail)
         function, self._function = self._function, None
         if function is None or not self.set_running_or_notify_cancel():
             return 0
         self._ran = True
         try:
-            session._raise()
+            session._raise_if_stopped()
             self._value = function(iteration)
             iteration._keep_exported()
             iteration._ended = True
@@ -267,6 +276,10 @@ class Ticket(concurrent.futures.Future):  # type: ignore[type-arg]  # of what th
         except BaseException as error:
             self._raised = error
             return session._status_after(iteration, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A function that it launched raised, on a thread of the device."""
+        self._raised = self._raised or error
 
     def _released(self) -> None:
         """The function has run, or never will."""
@@ -477,6 +490,7 @@ class Session(Closable):
         self.runtime = runtime
         self.name = name
         self._error: Optional[BaseException] = None
+        self._stopped = False
         self._fail_on_error = fail_on_error
         self._exports = Exports()
         self._own(handle, lib.gpushare_session_close, runtime, exports=self._exports)
@@ -609,21 +623,32 @@ class Session(Closable):
 
     def _stop(self, error: BaseException) -> None:
         """The session runs nothing more. The library cancels it when no array uses its memory, which a cancelled session gives back."""
-        self._error = self._error or error
+        self._error, self._stopped = self._error or error, True
         handle = self._handle
         if handle is not None:
             self._exports.when_gone(lambda: lib.gpushare_session_cancel(handle))
 
     def _fail(self, error: BaseException) -> None:
         """A launched function raised, on a thread of the device."""
-        self._stop(error)
+        if self._fail_on_error:
+            self._stop(error)
+        else:
+            self._error = self._error or error
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            self._raise()
 
     def _raise(self) -> None:
-        if isinstance(self._error, Cancelled):
-            raise self._error
-        if self._error is not None:
-            raise CallbackFailed(f"a function of session {self.name!r} raised {self._error!r}",
-                                 lib.GPUSHARE_CALLBACK_FAILED) from self._error
+        """What a launched function raised: once, or at each call of a session that runs nothing more."""
+        error = self._error
+        if error is None:
+            return
+        if isinstance(error, Cancelled):
+            raise error
+        if not self._stopped:
+            self._error = None
+        raise CallbackFailed(f"a function of session {self.name!r} raised {error!r}", lib.GPUSHARE_CALLBACK_FAILED) from error
 
 
 def session_params(*, name: Optional[str] = None, session_class: str = GUARANTEED, persistent_bytes: Bytes = 0, ephemeral_bytes: Bytes = 0,
@@ -631,10 +656,11 @@ def session_params(*, name: Optional[str] = None, session_class: str = GUARANTEE
                    weight: float = 1.0, queue: bool = True, spill: bool = False, plan_iterations: bool = False,
                    compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False,
                    fail_on_error: bool = False) -> tuple[Any, Any]:
-    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session. `fail_on_error` is the binding's."""
+    """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session."""
     c_name = null_or(name)
     flags = (lib.GPUSHARE_SESSION_ALLOW_QUEUEING if queue else 0) | (lib.GPUSHARE_SESSION_ALLOW_SPILL if spill else 0)
     flags |= lib.GPUSHARE_SESSION_MAY_UPGRADE if may_upgrade else 0
+    flags |= lib.GPUSHARE_SESSION_FAIL_ON_ERROR if fail_on_error else 0
     params = struct("gpushare_session_params", session_class=one_of("session_class", session_class, _CLASSES), name=c_name,
                     persistent_bytes=size_in_bytes(persistent_bytes), ephemeral_bytes=size_in_bytes(ephemeral_bytes),
                     remaining_ns=0 if remaining is None else nanoseconds(remaining), iterations_total=iterations_total,

@@ -97,7 +97,7 @@ class TokenStream:
         self._state = None
         if not self.future._wants(answer.status):
             return
-        if answer.status == 0:
+        if answer.status == 0 and self._error is None:
             self.future.set_result(self._values[:answer.tokens])
         elif self._error is not None:
             failed = CallbackFailed(f"the step function raised {self._error!r}", lib.GPUSHARE_CALLBACK_FAILED)
@@ -180,8 +180,13 @@ class _StepModel:
         self.function = function
 
     def run(self, handle: Any, native: Any) -> int:
-        iteration = Iteration(self.session, handle)
         members: list[StepMember] = []
+
+        def failed(error: BaseException) -> None:  # in a launched function
+            for member in members:
+                member._stream._error = member._stream._error or error
+
+        iteration = Iteration(self.session, handle, failed)
         try:
             step = Step(native)
             members = step.members

@@ -192,13 +192,35 @@ def test_copies_fills_and_launched_functions_run_in_stream_order(session):
     assert not block.array((1024,)).any()
 
 
-def test_a_launched_function_that_raises_ends_its_session(session):
+def test_a_launched_function_that_raises_fails_its_iteration_alone(session):
+    weights = session.array((8,))
+    weights[:] = 3
     with session.iteration() as iteration:
         iteration.launch(lambda: [][1])
         iteration.stream.synchronize()
-    with pytest.raises(gpushare.CallbackFailed, match="list index") as caught:
+    with pytest.raises(gpushare.CallbackFailed, match="list index") as caught:  # told once
         session.iteration()
     assert isinstance(caught.value.__cause__, IndexError)
+    with session.iteration():
+        assert (weights == 3).all()
+    ticket = session.submit(lambda iteration: iteration.launch(lambda: {}["absent"]))
+    with pytest.raises(gpushare.CallbackFailed, match="absent") as caught:  # by its own ticket
+        ticket.result(timeout=60)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with session.iteration():
+        pass
+    assert session.info()["state"] == "resident"
+
+
+def test_a_launched_function_that_raises_ends_the_session_of_an_owner_who_says_so(runtime):
+    session = runtime.open_session("strict", ephemeral_bytes="1M", fail_on_error=True)
+    with session.iteration() as iteration:
+        iteration.launch(lambda: [][1])
+        iteration.stream.synchronize()
+    for _ in range(2):
+        with pytest.raises(gpushare.CallbackFailed, match="list index") as caught:
+            session.iteration()
+        assert isinstance(caught.value.__cause__, IndexError)
 
 
 def test_side_streams(runtime, session):

@@ -74,6 +74,23 @@ def test_a_batch_function_that_raises_fails_its_requests_alone(runtime, session)
         assert good.result(timeout=60).result == "good"
 
 
+def test_a_function_that_a_batch_launches_fails_its_requests_alone(runtime, session):
+    def run(iteration, batch):
+        for payload in batch.payloads:
+            iteration.launch(lambda payload=payload: 1 / payload)
+        return batch.payloads
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        assert queue.submit(2, deadline=60).result(timeout=60).result == 2
+        with pytest.raises(gpushare.CallbackFailed, match="division by zero") as caught:
+            queue.submit(0, deadline=60).result(timeout=60)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert queue.submit(3, deadline=60).result(timeout=60).result == 3
+    with session.iteration():  # nothing of it is told here
+        pass
+
+
 def test_results_must_match_the_batch(runtime, session):
     with gpushare.RequestQueue(runtime, "fifo") as queue:
         queue.add_model(session, lambda iteration, batch: [1, 2, 3], batch_sizes=[1])

@@ -60,6 +60,21 @@ def test_failures_are_those_of_their_requests(session):
         assert queue.submit(2, prompt_tokens=1).result(timeout=60) == [0, 1]
 
 
+def test_a_function_that_a_step_launches_fails_its_requests_alone(session):
+    def step(iteration, step):
+        for member in step.members:
+            iteration.launch(lambda payload=member.payload: 1 / payload)
+            if member.generates:
+                member.emit(7, done=True)
+
+    with gpushare.StepQueue(session, step) as queue:
+        with pytest.raises(gpushare.CallbackFailed, match="division by zero"):
+            queue.submit(0, prompt_tokens=1).result(timeout=60)
+        assert queue.submit(2, prompt_tokens=1).result(timeout=60) == [7]
+    with session.iteration():
+        pass
+
+
 def test_a_member_that_is_cancelled_leaves(session):
     begun, left = threading.Event(), []
 

@@ -88,6 +88,7 @@ World& world() {
                        {"hardware_queues", 8},
                        {"event_step_ns", 500},
                        {"late_wake_ns", 0},
+                       {"doorbell_spin_ns", 0},
                        {"nvml_lists_process", 1},
                        {"mig_instances", 0},
                        {"costs", 0},

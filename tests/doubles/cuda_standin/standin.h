@@ -39,6 +39,7 @@ extern "C" {
  *                                they were enqueued; 0 = each stream has one of its own
  *   event_step_ns       500      resolution of events' times
  *   late_wake_ns        0        a thread that waits is woken so much later than what it waits for
+ *   doorbell_spin_ns    0        a stream's thread looks for new work so long before it sleeps: a GPU does not sleep
  *   nvml_lists_process  1        0: NVML does not list this process, as in a namespace of process ids of its own
  *   mig_instances       0        above 0: each GPU is divided by MIG into so many instances of equal memory, and a process sees one device, as
  *                                with a real driver

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 #include "world.hpp"
 
@@ -17,10 +18,22 @@ uint64_t stepped(uint64_t ns) {
   return step == 0 ? ns : ns / step * step;
 }
 
+// A GPU sees new work at once. A thread that sleeps is woken some 50 us later, which would be taken for the caller's delay.
+void look_for_work(Stream* stream, std::unique_lock<std::mutex>& lock) {
+  const uint64_t spin_ns = world().setting("doorbell_spin_ns");
+  if (spin_ns == 0) return;
+  const uint64_t seen = stream->rung.load();
+  lock.unlock();
+  for (const uint64_t end = now_ns() + spin_ns; stream->rung.load() == seen && now_ns() < end;)
+    std::this_thread::yield();
+  lock.lock();
+}
+
 void run_stream(Stream* stream) {
   World& w = world();
   std::unique_lock<std::mutex> lock(w.mutex);
   for (;;) {
+    if (stream->queue.empty() && !stream->stopping) look_for_work(stream, lock);
     while (stream->queue.empty() && !stream->stopping) stream->work_came.wait(lock);
     if (stream->queue.empty()) return;
     QueuedOp op = std::move(stream->queue.front());
@@ -70,6 +83,7 @@ void push(Stream* stream, QueuedOp op) {
   if (stream->hardware != nullptr) op.ticket = ++stream->hardware->enqueued;
   if (op.work.host_function) op.before = finished_by(stream), op.before[stream->id] = op.number - 1;
   stream->queue.push_back(std::move(op));
+  stream->rung.fetch_add(1);
   if (!stream->thread.joinable()) stream->thread = std::thread(run_stream, stream);
   stream->work_came.notify_one();
 }

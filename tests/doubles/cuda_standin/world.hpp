@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -118,6 +119,7 @@ struct Stream : Object {
   Clock known;
   std::deque<QueuedOp> queue;
   std::condition_variable work_came;
+  std::atomic<uint64_t> rung{0};  // ops that have come
   std::thread thread;
   Capture* capture = nullptr;
 };

@@ -80,6 +80,7 @@ TEST_CASE("an allocation that needs a larger promise says that its session has e
   auto runtime = open_runtime(options_of(setup));
   auto options = need("ends", 16 * kMiB, 8 * kMiB);
   options.allow_spill = spills;
+  options.fail_on_error = true;
   auto session = open_session(*runtime, options);
   std::shared_ptr<executor::Range> range;
   if (setup.layout == memory::Layout::kVirtual) {

@@ -139,7 +139,9 @@ TEST_CASE("a session that throws ends alone; what it queued is cancelled; its la
   auto options = options_of(setup);
   options.max_lanes = 1;
   auto runtime = open_runtime(std::move(options));
-  auto bad = open_session(*runtime, need("bad", 2 * kMiB, 16 * kMiB));
+  auto strict = need("bad", 2 * kMiB, 16 * kMiB);
+  strict.fail_on_error = true;
+  auto bad = open_session(*runtime, strict);
   auto good = open_session(*runtime, need("good", 2 * kMiB, 16 * kMiB));
   CHECK(runtime->info()->lanes == 1);
   REQUIRE(bad->alloc(memory::Kind::kModel, kMiB, 0).ok());

@@ -73,7 +73,9 @@ TEST_CASE("draining waits for what was submitted before, and for nothing else") 
   auto runtime = open_runtime(options_of(setup));
   CHECK(runtime->drain(0).ok());
   auto holder = open_session(*runtime, need("holder", 0, 4 * kMiB));
-  auto other = open_session(*runtime, need("other", 0, 4 * kMiB));
+  auto strict = need("other", 0, 4 * kMiB);
+  strict.fail_on_error = true;
+  auto other = open_session(*runtime, strict);
   std::atomic<int> ran{0};
   const auto submit = [&](executor::Session& session, base::Status outcome) {
     std::unique_ptr<executor::Work> work = work_of([&ran, outcome](const auto&) {

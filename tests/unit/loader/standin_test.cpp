@@ -290,6 +290,33 @@ TEST_CASE(
   REQUIRE(standin_configure("costs", 0) == 0);
 }
 
+TEST_CASE("no load pins anything, and into memory that is there it takes a twentieth of the link's time") {
+  REQUIRE(standin_configure("costs", 1) == 0);
+  for (const memory::Layout layout : kLayouts) {
+    INFO("layout " << static_cast<int>(layout));
+    {
+      Loading on(setup(layout), 128 * kMiB);
+      const auto image = on.image("m", kModelLayers, 16 * kMiB, 1);  // what it takes to pin is spent here
+      for (const bool memory_is_there : {false, true}) {
+        const uint64_t pinned = standin_calls("cuMemHostAlloc"), cost = standin_cost_ns();
+        const auto session = on.runtime->open_session(test::need("s", image->bytes(), kMiB));
+        REQUIRE(session.ok());
+        const auto model = on.loader->load(*session, image, {});
+        REQUIRE(model.ok());
+        CHECK((*model)->wait(kModelLayers - 1, GPUSHARE_NO_TIMEOUT).ok());
+        CHECK(standin_calls("cuMemHostAlloc") == pinned);
+        const uint64_t link_ns = image->bytes() / 50;  // at 50 GB/s
+        if (memory_is_there) CHECK(standin_cost_ns() - cost <= link_ns / 20);
+        CHECK((*model)->unload().ok());
+        REQUIRE((*session)->close().ok());
+      }
+      REQUIRE(on.runtime->close().ok());
+    }
+    check_clean();
+  }
+  REQUIRE(standin_configure("costs", 0) == 0);
+}
+
 TEST_CASE("layers that have arrived can be used in a capture, others are refused there and then") {
   for (const memory::Layout layout : kLayouts) {
     {

@@ -94,6 +94,10 @@ TEST_CASE("what the process's context takes is told apart from the memory of its
       return bytes.ok() ? *bytes : 0;
     };
     CHECK(context_bytes() == 5 << 20);
+    // In a namespace of process ids NVML lists another number: not known is not zero.
+    REQUIRE(standin_configure("nvml_lists_process", 0) == 0);
+    CHECK(device->context_bytes().status().code() == GPUSHARE_UNSUPPORTED);
+    REQUIRE(standin_configure("nvml_lists_process", 1) == 0);
     const auto block = device->alloc(4 << 20);  // whole pages of the driver, which counts those
     REQUIRE_OK(block.status());
     const auto memory = device->phys_create(2 << 20);
