@@ -190,7 +190,34 @@ Summary summarise(const std::vector<Row>& rows) {
   return s;
 }
 
-void finish_rates(Report& report, const std::string& keys, const std::vector<Row>& rows) {
+namespace {
+
+double clairvoyant(const Row& row) {
+  return std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean);
+}
+
+// The means of rows [begin, end).
+std::string means(const Row* begin, const Row* end) {
+  const double n = static_cast<double>(end - begin);
+  const auto mean = [&](const auto& of) {
+    double sum = 0;
+    for (const Row* row = begin; row != end; ++row) sum += of(*row);
+    return sum / n;
+  };
+  std::string out;
+  for (const Family& each : families())
+    out += base::format("%.3f | ", mean([&](const Row& row) { return row.family(each); }));
+  out += base::format("%.3f | ", mean([](const Row& row) { return row.rate("greedy").mean; }));
+  out += base::format("%.3f | ", mean([](const Row& row) { return row.rate("gpushare").mean; }));
+  out += base::format("%.3f | ", mean([](const Row& row) { return row.rate(kUnlabelled).mean; }));
+  return out +
+         base::format("%.3f | %.3f", mean(clairvoyant), mean([](const Row& row) { return row.bound(); }));
+}
+
+}  // namespace
+
+void finish_rates(Report& report, const std::string& experiment, const std::string& keys,
+                  const std::vector<Row>& rows) {
   std::string rule = "|---|---|---|---|---|---|---|---|---|---|";
   for (char c : keys)
     if (c == '|') rule += "---|";
@@ -198,12 +225,18 @@ void finish_rates(Report& report, const std::string& keys, const std::vector<Row
               " | Clipper | Nexus | Clockwork | Orloj | greedy | gpushare | gpushare, no labels | "
               "clairvoyant | bound |\n" +
               rule);
-  for (const Row& row : rows)
-    report.row("| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f ± %.3f | %.3f | %.3f | %.3f |",
-               row.name.c_str(), row.family(families()[0]), row.family(families()[1]),
-               row.family(families()[2]), row.family(families()[3]), row.rate("greedy").mean,
-               row.rate("gpushare").mean, row.rate("gpushare").sd, row.rate(kUnlabelled).mean,
-               std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean), row.bound());
+  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    while (end < rows.size() && rows[end].line == rows[begin].line) report.cell(experiment, rows[end++]);
+    report.line("| " + rows[begin].line + " | " + means(&rows[begin], &rows[begin] + (end - begin)) + " |");
+  }
+}
+
+void Report::cell(const std::string& experiment, const Row& row) {
+  cells_ += experiment + ",\"" + row.name + "\"";
+  for (const Family& each : families()) cells_ += base::format(",%.4f", row.family(each));
+  cells_ +=
+      base::format(",%.4f,%.4f,%.4f,%.4f,%.4f,%.4f\n", row.rate("greedy").mean, row.rate("gpushare").mean,
+                   row.rate("gpushare").sd, row.rate(kUnlabelled).mean, clairvoyant(row), row.bound());
 }
 
 void losses(Report& report, const std::vector<Row>& rows, const std::string& at) {

@@ -48,6 +48,7 @@ struct Stat {
 // for each policy.
 struct Row {
   std::string name;
+  std::string line;  // rows of one line of the page follow each other, and their mean is printed there
   std::function<std::vector<TimedRequest>(uint64_t)> draw;
   ServingOptions options;
   std::map<std::string, std::vector<double>> rates;
@@ -87,9 +88,15 @@ class Report {
   void line(const std::string& text = {}) { text_ += text + "\n"; }
   __attribute__((format(printf, 2, 3))) void row(const char* format, ...);
   const std::string& text() const { return text_; }
+  // Every cell, where the page has the means of lines.
+  void cell(const std::string& experiment, const Row& row);
+  const std::string& cells() const { return cells_; }
 
  private:
   std::string text_;
+  std::string cells_ =
+      "experiment,cell,clipper,nexus,clockwork,orloj,greedy,gpushare,gpushare_sd,gpushare_no_labels,"
+      "clairvoyant,bound\n";
 };
 
 // The sections of the page, one after the other.
@@ -99,7 +106,8 @@ void mixes(Report& report);
 void trace(Report& report, const std::string& path);
 void bursts(Report& report, const std::string& path);
 // A table of rows that were run with main_contenders(); `keys` heads the columns that the rows' names fill.
-void finish_rates(Report& report, const std::string& keys, const std::vector<Row>& rows);
+void finish_rates(Report& report, const std::string& experiment, const std::string& keys,
+                  const std::vector<Row>& rows);
 // Where ours is more than 0.005 below a baseline, labelled or not; "nowhere" if so.
 void losses(Report& report, const std::vector<Row>& rows, const std::string& at = {});
 void sensitivity(Report& report, const std::vector<Calibration>& all);

@@ -14,6 +14,7 @@ void static_models(Report& report) {
     for (double slo : {1.5, 2.0, 3.0, 5.0}) {
       Row row;
       row.name = base::format("load %g at %g", load, slo);
+      row.line = base::format("%g", load);
       row.draw = drawer("static:50", load, 0.5);
       row.options.c0_ns = 0.7 * 50e6;
       row.options.c1 = 0.3;
@@ -24,8 +25,8 @@ void static_models(Report& report) {
   report.line("\n## Static models\n");
   report.line(
       "50 ms for every request, c0 = 35 ms, c1 = 0.3, arrivals with a rate that varies (coefficient of "
-      "variation 0.5).\n");
-  finish_rates(report, "case", rows);
+      "variation 0.5). Mean over the SLOs 1.5, 2, 3 and 5.\n");
+  finish_rates(report, "static", "load", rows);
 }
 
 namespace {
@@ -74,7 +75,8 @@ void mixes(Report& report) {
     for (double load : {1.5, 4.0})
       for (double slo : {2.0, 3.0}) {
         Row row;
-        row.name = base::format("%s | %g | %g", each.name, load, slo);
+        row.name = base::format("%s at load %g, SLO %g", each.name, load, slo);
+        row.line = base::format("%s | %g", each.name, load);
         row.draw = [each, load](uint64_t seed) { return two_halves(each.first, each.second, 0, load, seed); };
         const double mean = sim::mean_execution_ns(even);
         row.options.c0_ns = 0.9 * mean;
@@ -88,8 +90,8 @@ void mixes(Report& report) {
   report.line(
       "Bimodal (means 5 and 15 units of 50 ms, deviation 1), c0 = 0.9 of the even mix's mean, c1 = 0.1. The "
       "offline profile knows the first "
-      "half of the requests only.\n");
-  finish_rates(report, "mix | load | SLO", rows);
+      "half of the requests only. Mean over the SLOs 2 and 3.\n");
+  finish_rates(report, "mixes", "mix | load", rows);
 }
 
 // Between the windows on which the policy was tuned, which were the first and the last of the trace.
@@ -113,7 +115,8 @@ void trace(Report& report, const std::string& path) {
       "token (mean %.2f s, P99 %.2f s); the "
       "application is the octave of the context length, all that is known at arrival. Arrivals keep their "
       "pattern and are scaled to the "
-      "load. c0 = 0.9 of the mean, c1 = 0.1. Windows of 3,000 requests, %llu of them, stand for seeds.\n",
+      "load. c0 = 0.9 of the mean, c1 = 0.1. Windows of 3,000 requests, %llu of them, stand for seeds. Mean "
+      "over the SLOs 1.5, 2, 3 and 5.\n",
       read->size(), rule.prefill_ms_per_token, rule.decode_ms_per_token, mean / 1e9,
       sim::execution_quantile_ns(*read, 0.99) / 1e9, static_cast<unsigned long long>(seeds));
   std::vector<Row> rows;
@@ -121,7 +124,8 @@ void trace(Report& report, const std::string& path) {
   for (double load : {0.8, 1.5, 3.0, 6.0})
     for (double slo : {1.5, 2.0, 3.0, 5.0}) {
       Row row;
-      row.name = base::format("%g | %g", load, slo);
+      row.name = base::format("load %g at %g", load, slo);
+      row.line = base::format("%g", load);
       const std::vector<TimedRequest>& all = *read;
       row.draw = [&all, load, mean](uint64_t seed) {
         const size_t from = window_start(all.size(), seed);
@@ -141,7 +145,7 @@ void trace(Report& report, const std::string& path) {
       rows.push_back(std::move(row));
     }
   run_rows(rows, main_contenders());
-  finish_rates(report, "load | SLO", rows);
+  finish_rates(report, "trace", "load", rows);
   const Summary s = summarise(rows);
   report.row(
       "\nMean: best of the four systems %.3f, greedy %.3f, gpushare %.3f, without labels %.3f (orloj %.3f), "
@@ -167,7 +171,8 @@ void bursts(Report& report, const std::string& path) {
       for (double burst : {1.0, 2.0, 4.0})
         for (double slo : {1.5, 3.0}) {
           Row row;
-          row.name = base::format("%s | %g | %g | %g", source, load, burst, slo);
+          row.name = base::format("%s at load %g, burst %g, SLO %g", source, load, burst, slo);
+          row.line = base::format("%s | %g", source, load);
           const bool of_trace = std::string(source) == "trace";
           const double mean = of_trace ? trace_mean : sim::mean_execution_ns(*sim::parse_synthetic(source));
           row.options.c0_ns = 0.9 * mean;
@@ -198,8 +203,9 @@ void bursts(Report& report, const std::string& path) {
   report.line(
       "The arrival rate varies: its coefficient of variation over periods of about 20 mean gaps is *burst*. "
       "c0 = 0.9 of "
-      "the mean, c1 = 0.1. *trace* is the work of the public trace with drawn arrivals.\n");
-  finish_rates(report, "source | load | burst | SLO", rows);
+      "the mean, c1 = 0.1. *trace* is the work of the public trace with drawn arrivals. Mean over bursts of "
+      "1, 2 and 4 and the SLOs 1.5 and 3.\n");
+  finish_rates(report, "bursts", "source | load", rows);
   const Summary s = summarise(rows);
   report.row(
       "\nMean: best of the four systems %.3f, greedy %.3f, gpushare %.3f, without labels %.3f (orloj %.3f), "

@@ -150,7 +150,7 @@ void RemoteAuthority::give_back(Record& record) {
     const bool wanted = now.state == LeaseState::kWanted;
     if (!mine.change(now, wanted ? LeaseState::kFree : LeaseState::kIdle)) continue;
     if (!wanted) return;
-    connection_->page->pass_on(mine);
+    if (record.worth == 0) connection_->page->pass_on(mine);  // else the daemon is to know of it first
     break;
   }
   record.epoch = 0;
@@ -209,7 +209,7 @@ void RemoteAuthority::flush() {
     if (!record.is_known()) continue;
     const bool ask = record.turn == Turn::kWanted && record.in_flight == 0;
     if (ask) record.turn = Turn::kAsked;
-    if (ask && record.worth > 0) tell_next_worth(record);
+    if ((ask || record.returned) && record.worth > 0) tell_next_worth(record);
     if (std::exchange(record.returned, false))
       tell(MessageType::kReturned, record, ask ? 1 : 0);
     else if (ask)

@@ -203,7 +203,7 @@ struct RangeHas {
 };
 
 // What the session's next iteration wins if it begins by `until_ns` (CLOCK_MONOTONIC), and not later: Authority::set_worth. Sent
-// before the Ready or the Returned that asks for the iteration's turn.
+// before the Ready or the Returned that asks for the iteration's turn, or will soon.
 struct Worth {
   Header header;
   uint64_t session = 0;

@@ -158,7 +158,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
-  base::Status set_worth(double worth, uint64_t until_ns) override;
+  base::Status set_worth(double worth, uint64_t until_ns,
+                         std::shared_ptr<const WaitingWork> waiting) override;
+  void tell_worth(double worth, uint64_t until_ns);  // with the lock held
   base::Status set_target_slowdown(double target) override;
   base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;
@@ -343,11 +345,12 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t moving_since_ns_ GPUSHARE_GUARDED_BY(books) = 0, moving_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
   double weight_ GPUSHARE_GUARDED_BY(books);            // as the program said
   uint64_t peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;  // of its persistent blocks, known at its end
-  uint64_t iteration_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;        // its largest iteration
-  uint64_t remaining_ns_ GPUSHARE_GUARDED_BY(books) = UINT64_MAX;       // as of its end
-  std::shared_ptr<LaunchGate> launch_gate_ GPUSHARE_GUARDED_BY(books);  // null: never asked for
-  double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;               // 0: the runtime's
-  uint32_t progress_calls_ GPUSHARE_GUARDED_BY(books) = 0;              // in outboxes; close waits for them
+  uint64_t iteration_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;                // its largest iteration
+  uint64_t remaining_ns_ GPUSHARE_GUARDED_BY(books) = UINT64_MAX;               // as of its end
+  std::shared_ptr<LaunchGate> launch_gate_ GPUSHARE_GUARDED_BY(books);          // null: never asked for
+  std::shared_ptr<const WaitingWork> waiting_work_ GPUSHARE_GUARDED_BY(books);  // see set_worth()
+  double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;                       // 0: the runtime's
+  uint32_t progress_calls_ GPUSHARE_GUARDED_BY(books) = 0;  // in outboxes; close waits for them
   uint64_t works_ GPUSHARE_GUARDED_BY(books) = 0;  // submitted and not destroyed yet; close waits for them
   base::ConditionVariable turn_came_;              // for the pull that waits
   // Which that pull waits on instead while others decide; null: it does not.

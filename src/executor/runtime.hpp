@@ -12,6 +12,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -305,6 +306,12 @@ class Work {
   virtual base::Status run(const std::shared_ptr<Iteration>& iteration) = 0;
 };
 
+// What waits for a session's next iteration, as its owner keeps it up to date: see Session::set_worth.
+struct WaitingWork {
+  std::atomic<double> worth{0};
+  std::atomic<uint64_t> until_ns{0};
+};
+
 class Session {
  public:
   virtual ~Session() = default;
@@ -336,7 +343,9 @@ class Session {
   // (base::host_now_ns), and nothing later; forgotten when it begins. Beside others of its rank, in this process and where the
   // daemon decides in others, it goes first when it would win nothing otherwise, within its part of the device
   // (Authority::set_worth). Errors: why the session ended.
-  virtual base::Status set_worth(double worth, uint64_t until_ns) = 0;
+  // When that iteration has ended, the same is said of `waiting`, if there is one, for the iteration after it.
+  virtual base::Status set_worth(double worth, uint64_t until_ns,
+                                 std::shared_ptr<const WaitingWork> waiting = nullptr) = 0;
   // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's
   // target. INVALID_ARGUMENT for opportunistic sessions.
   virtual base::Status set_target_slowdown(double target) = 0;

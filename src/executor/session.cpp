@@ -221,14 +221,19 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   return {};
 }
 
-base::Status SessionImpl::set_worth(double worth, uint64_t until_ns) {
-  const uint64_t host_ns = base::host_now_ns();
-  const uint64_t left_ns = until_ns - std::min(until_ns, host_ns);
+base::Status SessionImpl::set_worth(double worth, uint64_t until_ns,
+                                    std::shared_ptr<const WaitingWork> waiting) {
   BooksLock lock(runtime_->mutex_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  waiting_work_.swap(waiting);
+  tell_worth(worth, until_ns);
+  return {};
+}
+
+void SessionImpl::tell_worth(double worth, uint64_t until_ns) {
+  const uint64_t left_ns = until_ns - std::min(until_ns, base::host_now_ns());
   runtime_->authority_->set_worth(id_, left_ns > 0 ? worth : 0,
                                   base::add_saturated(runtime_->now(), left_ns));
-  return {};
 }
 
 base::Status SessionImpl::set_target_slowdown(double target) {

@@ -175,7 +175,7 @@ class Authority {
   // Where it would win nothing if it waited for another session of its rank, it goes first, as long as it has part of the device
   // left that it did not use (kMostUnusedNs). Of several such sessions the one of the greatest worth goes first. Forgotten when an
   // iteration begins; a worth that is not finite and above 0 forgets it at once. The worth of a spare session is another
-  // (set_spare).
+  // (set_spare). Said while an iteration runs, it is of the one after it: the session is then expected back at once.
   virtual void set_worth(SessionId session, double worth, uint64_t until_ns) = 0;
   // Sessions admitted stay admitted, also above the new policy's limits.
   virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;

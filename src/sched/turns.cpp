@@ -111,7 +111,9 @@ size_t Scheduler::Impl::urgent_of(std::span<const SessionView> candidates, size_
     if (view.share.kind != Share::Kind::kWeighted || !equal(view, head) ||
         view.virtual_ns - view.unused_ns > head.virtual_ns)
       continue;
-    if (lost_by_waiting(other, view, now_ns) && other.worth >= view.worth) continue;
+    if (lost_by_waiting(other, view, now_ns) &&
+        std::pair(other.worth, other.unused_ns) >= std::pair(view.worth, view.unused_ns))
+      continue;
     uint64_t until = kUnknown;
     if (allowed_now(view, now_ns, until)) best = i;
   }
@@ -347,7 +349,8 @@ void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   if (session.wanted()) return;
   session.paused_since_ns = now_ns;
   const uint64_t usual = session.pauses.usual_ns();
-  const Expected back = expected_of(session.pauses, session.view.iteration_ns);
+  Expected back = expected_of(session.pauses, session.view.iteration_ns);
+  if (session.view.worth > 0) back = {0, std::max(back.until_ns, kIdleForTurnNs)};  // requests wait already
   session.returns = usual != kUnknown && back.from_ns == 0 && back.until_ns > 0;
   const uint64_t soon_ns = usual <= kSoonNs ? std::max(2 * usual, back.until_ns) : back.until_ns;
   if (soon_ns == 0 || session.lane == kNoLane) return;

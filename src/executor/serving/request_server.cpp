@@ -117,6 +117,7 @@ class RequestServer::Impl {
     try {
       GPUSHARE_ASSIGN_OR_RETURN(const uint32_t model, batcher_->add_model(spec));
       models_.push_back({std::move(shared), {}});
+      largest_batch_ = std::max(largest_batch_, spec.batch_sizes.back());
       return model;
     } catch (...) {
       give_up();
@@ -171,6 +172,7 @@ class RequestServer::Impl {
       refused();
       return status;
     }
+    if (waiting_work_->worth.load() == 0) note_waiting(request.deadline_ns);
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -392,10 +394,18 @@ class RequestServer::Impl {
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
       make_due(outcome, entry);
     }
+    note_waiting(decision.batch ? kNever : decision.wake_ns);
     if (!decision.batch) return decision.wake_ns;
     ++in_flight_;
     waiting_.push_back(std::move(*decision.batch));
     return kAgain;
+  }
+
+  // Says what waits for a batch, to whoever ends the running one. `first_ns`: no deadline is earlier.
+  void note_waiting(uint64_t first_ns) GPUSHARE_REQUIRES(mutex_) {
+    const size_t next = std::min<size_t>(batcher_->pending(), largest_batch_);
+    waiting_work_->until_ns.store(first_ns - std::min(first_ns, last_took_ns_));
+    waiting_work_->worth.store(first_ns == kNever ? 0 : static_cast<double>(next));
   }
 
   // Takes out the batches that wait for the device and should have begun; ask() answers their requests. What expires while it
@@ -536,6 +546,7 @@ class RequestServer::Impl {
       told.started_ns = begin;
       told.model_ended = false;
       told.server = this;
+      told.waiting = waiting_work_;
       base::Status status;
       try {
         told.tags.clear();
@@ -563,6 +574,7 @@ class RequestServer::Impl {
       ++stats_.batches;
       stats_.batched_requests += batch.requests.size();
       stats_.busy_ns += took;
+      last_took_ns_ = took;
       for (size_t i = 0; i < batch.requests.size(); ++i) {
         const RequestId id = batch.requests[i];
         Entry& entry = entries_.find(id)->second;
@@ -653,6 +665,9 @@ class RequestServer::Impl {
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
+  const std::shared_ptr<WaitingWork> waiting_work_ = std::make_shared<WaitingWork>();
+  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;    // of any model
+  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;     // the last batch
   uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;

@@ -36,6 +36,8 @@ struct RequestOutcome {
   uint64_t deadline_ns = 0;
 };
 
+struct WaitingWork;
+
 // Facts that the function that runs a batch may report.
 struct BatchReport {
   uint64_t started_ns = 0;  // base::host_now_ns when its work began; 0: when the function was called
@@ -46,6 +48,7 @@ struct BatchReport {
   bool model_ended = false;      // this model can run nothing any more: further requests are refused
   std::vector<void*> tags;       // of the members, as given to submit; not to be changed
   const void* server = nullptr;  // whose batch it is, for InsideServer
+  std::shared_ptr<const WaitingWork> waiting;  // the requests that no batch has yet
 };
 
 // While it lives, this thread runs a function of the caller's on behalf of `server`, so that calls which wait

@@ -97,6 +97,26 @@ TEST_CASE("worth: it is of one iteration, and of the session while it is there")
   CHECK(shared.scheduler.check().empty());
 }
 
+TEST_CASE("worth: who has said that more waits is expected back at once, for a short time") {
+  for (const bool comes : {true, false}) {
+    Shared shared;
+    shared.submit(1, 5 * kMs);
+    REQUIRE(shared.scheduler.pick(0, shared.now) == SessionId{1});
+    shared.scheduler.dispatched(1, 0, shared.now);
+    shared.now += 20 * kMs;
+    shared.scheduler.set_worth(1, 1, shared.now + 5 * kMs);
+    shared.scheduler.finished(1, 20 * kMs, shared.now);
+    CHECK_FALSE(shared.scheduler.pick(0, shared.now));
+    const uint64_t until_ns = shared.scheduler.look_again_ns();
+    CHECK(until_ns >= shared.now + kIdleForTurnNs);
+    REQUIRE(until_ns <= shared.now + kMostExpectedNs);
+    shared.now = comes ? until_ns - 1 : until_ns;
+    if (comes) shared.submit(1, 4 * kMs);
+    CHECK(shared.run(10 * kMs) == (comes ? 1 : 2));
+    CHECK(shared.scheduler.check().empty());
+  }
+}
+
 TEST_CASE("worth: of two that would be lost the greater one goes first") {
   for (const double other : {0.5, 2.0}) {
     Shared shared("fair", 2);
@@ -108,6 +128,15 @@ TEST_CASE("worth: of two that would be lost the greater one goes first") {
     for (SessionId id : {2, 3}) shared.scheduler.set_worth(id, other, shared.now + 5 * kMs);
     CHECK((shared.run(10 * kMs) == 1) == (other < 1));
   }
+}
+
+TEST_CASE("worth: of equal ones who has left more of its part unused goes first") {
+  Shared shared;
+  shared.submit(1, 5 * kMs);
+  CHECK(shared.run(20 * kMs) == 1);
+  shared.scheduler.set_worth(2, 1, shared.now + 5 * kMs);  // it has had the device all the time
+  shared.submit(1, 5 * kMs);
+  CHECK(shared.run(20 * kMs) == 1);
 }
 
 TEST_CASE("worth: ranks come before it") {
@@ -133,8 +162,7 @@ TEST_CASE("worth: over time nobody has more than its part, whatever it says") {
       shared.submit(1e30, test::uniform(random, 0, 20) * kMs);
       service[shared.run(length_ns)] += length_ns;
       // It was owed up to 100 ms at the beginning, and two iterations lie between any two sessions.
-      const double ahead_ns =
-          static_cast<double>(service[1]) / weight - static_cast<double>(service[2]);
+      const double ahead_ns = static_cast<double>(service[1]) / weight - static_cast<double>(service[2]);
       REQUIRE(ahead_ns <= static_cast<double>(kMostUnusedNs) / weight + 40e6);
       REQUIRE(ahead_ns >= -40e6);
     }
