@@ -4,7 +4,7 @@
 // trace by one call of bulk.h. `framework` is the same session through gpushare_allocator_*, named by the lane's native
 // stream; `model` has the trace as persistent blocks (gpushare_session_alloc), `heap` in a heap without a device
 // (gpushare_heap_*). begin_end is an empty iteration, which every replay of a lane has too. model_threads: pairs of one
-// persistent block, each thread with a session of its own in one runtime.
+// persistent block, each thread with sessions of its own in one runtime, by turns.
 // Counters: ns_per_op; p99_ns (allocations, each one's calm mean over replays), but for bulk.
 //
 //   memory_c_abi_benchmark --benchmark_min_time=0.1 --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true
@@ -256,20 +256,24 @@ void BM_Heap(benchmark::State& state, const std::string& name) {
   report(state, trace, -1);
 }
 
-void BM_ModelThreads(benchmark::State& state) {
+// `sessions`: of each thread, which has a block of each of them by turns.
+void BM_ModelThreads(benchmark::State& state, size_t sessions) {
   static const Job shared(1 << 20, false, uint64_t{64} << 20);
-  gpushare_session session = nullptr;
+  std::vector<gpushare_session> own(sessions);
   gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
   params.persistent_bytes = 1 << 20;
   params.ephemeral_bytes = 1 << 20;
-  int32_t status = gpushare_session_open(shared.runtime, &params, &session);
+  int32_t status = GPUSHARE_OK;
+  for (gpushare_session& each : own) status |= gpushare_session_open(shared.runtime, &params, &each);
+  size_t turn = 0;
   for (auto _ : state) {
     gpushare_device_address block = 0;
-    status |= gpushare_session_alloc(session, GPUSHARE_KIND_MODEL, 4096, 0, &block);
+    status |= gpushare_session_alloc(own[turn], GPUSHARE_KIND_MODEL, 4096, 0, &block);
     status |= gpushare_memory_free(shared.runtime, block);
+    turn = turn + 1 == sessions ? 0 : turn + 1;
   }
-  status |= gpushare_session_close(session);
-  if (status != GPUSHARE_OK) state.SkipWithError(gpushare_last_error_message());
+  for (const gpushare_session each : own) status |= gpushare_session_close(each);
+  if (status != GPUSHARE_OK) state.SkipWithError("a call failed");
   state.SetItemsProcessed(state.iterations() * 2);
 }
 
@@ -303,7 +307,12 @@ int main(int argc, char** argv) {
                                  [name](benchmark::State& state) { BM_Bulk(state, name); });
   }
   benchmark::RegisterBenchmark("begin_end", [](benchmark::State& state) { BM_Lane(state, "", false, 0); });
-  benchmark::RegisterBenchmark("model_threads", BM_ModelThreads)->Threads(1)->Threads(2)->UseRealTime();
+  for (const size_t sessions : {1, 4})
+    benchmark::RegisterBenchmark(("model_threads/" + std::to_string(sessions) + "_sessions").c_str(),
+                                 [sessions](benchmark::State& state) { BM_ModelThreads(state, sessions); })
+        ->Threads(1)
+        ->Threads(2)
+        ->UseRealTime();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

@@ -3,9 +3,11 @@
 #include <benchmark/benchmark.h>
 
 #include <functional>
+#include <numeric>
 #include <queue>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -60,27 +62,34 @@ BENCHMARK_CAPTURE(iteration, priority, "priority")->Arg(1)->Arg(10)->Arg(100)->A
 BENCHMARK_CAPTURE(iteration, pack, "pack")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
 
 // One iteration of one of `n` lanes, each of which has a session that always has work: the lane whose iteration ends
-// first, and then pick for each lane that is free, as the executor asks.
-void busy_lanes(benchmark::State& state, const char* policy) {
+// first, and then pick for each lane with room that may have an answer, as the executor asks. `depth`: iterations that a lane
+// may have in flight.
+void busy_lanes(benchmark::State& state, const char* policy, size_t depth) {
   SchedulerOptions options = one_lane();
   options.max_lanes = 0;
   options.keeps_lag_ns = kKeepsLagNs;
+  options.enqueues = depth > 1;
   Scheduler scheduler(options, std::move(*make_policy(policy)));
   const auto n = static_cast<SessionId>(state.range(0));
-  std::vector<SessionId> holders(n);  // by lane; 0: it is free
-  std::priority_queue<std::pair<uint64_t, LaneId>, std::vector<std::pair<uint64_t, LaneId>>, std::greater<>>
-      ends;
+  std::vector<LaneId> all(n);
+  std::iota(all.begin(), all.end(), LaneId{0});
+  std::vector<size_t> in_flight(n);
+  using End = std::tuple<uint64_t, LaneId, SessionId>;
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends;
   uint64_t now = 0;
-  const auto ask_all = [&] {
+  const auto ask = [&] {
     for (bool any = true; any;) {
       any = false;
-      for (LaneId lane = 0; lane < n; ++lane) {
-        if (holders[lane] != 0) continue;
+      const auto some = scheduler.lanes_to_ask();
+      const std::vector<LaneId> lanes = some ? std::vector<LaneId>(some->begin(), some->end()) : all;
+      for (const LaneId lane : lanes) {
+        if (in_flight[lane] >= depth) continue;
         const auto picked = scheduler.pick(lane, now);
         if (!picked) continue;
         scheduler.dispatched(*picked, lane, now);
-        holders[lane] = *picked;
-        ends.emplace(now + 100'000 + *picked * 7919 % 50'000, lane);
+        if (depth > 1) scheduler.ready(*picked, now);
+        ++in_flight[lane];
+        ends.emplace(now + in_flight[lane] * (100'000 + *picked * 7919 % 50'000), lane, *picked);
         any = true;
       }
     }
@@ -92,23 +101,23 @@ void busy_lanes(benchmark::State& state, const char* policy) {
     scheduler.ready(id, 0);
   }
   scheduler.take_actions();
-  ask_all();
+  ask();
   for (auto _ : state) {
     if (ends.empty()) return state.SkipWithError("nothing runs");
-    const auto [at, lane] = ends.top();
+    const auto [at, lane, id] = ends.top();
     ends.pop();
-    const uint64_t began = now;
     now = at;
-    const SessionId id = std::exchange(holders[lane], 0);
+    --in_flight[lane];
     scheduler.finished(id, 100'000 + id * 7919 % 50'000, now, 1);
     scheduler.ready(id, now);
-    ask_all();
+    ask();
     benchmark::DoNotOptimize(scheduler.look_again_ns());
-    benchmark::DoNotOptimize(began);
   }
 }
-BENCHMARK_CAPTURE(busy_lanes, fair, "fair")->Arg(1)->Arg(8)->Arg(64)->Arg(640);
-BENCHMARK_CAPTURE(busy_lanes, priority, "priority")->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+BENCHMARK_CAPTURE(busy_lanes, fair, "fair", 1)->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+BENCHMARK_CAPTURE(busy_lanes, priority, "priority", 1)->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+BENCHMARK_CAPTURE(busy_lanes, fair_ahead, "fair", 2)->Arg(1)->Arg(8)->Arg(64)->Arg(640);
+BENCHMARK_CAPTURE(busy_lanes, priority_ahead, "priority", 2)->Arg(1)->Arg(8)->Arg(64)->Arg(640);
 
 // The decision alone.
 void pick(benchmark::State& state, const char* policy) {

@@ -108,6 +108,10 @@ BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
   uint64_t offset = 0;
   if (!shared_.recorder.enabled() && replay_->allocate_next(bytes, alignment, tag, &offset)) [[likely]]
     return {offset, PlanReplay::kPlannedIndex, HeapStatus::kOk};
+  return alloc_and_tell(bytes, alignment, tag);
+}
+
+BlockHandle LaneImpl::alloc_and_tell(uint64_t bytes, uint64_t alignment, uint64_t tag) {
   const BlockHandle handle = allocate(bytes, alignment, tag);
   if (!handle) return handle;
   if (recording_ && owner_->plan().recording())
@@ -120,10 +124,11 @@ BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
 }
 
 bool LaneImpl::free_here(Address address) {
-  if (is_plain()) return free_plain(address);
   const uint64_t offset = address - range_.base;
-  if (replay_->free_next(offset)) [[likely]]
-    return true;
+  return replay_->free_next(offset) || free_of_plan(offset);
+}
+
+bool LaneImpl::free_of_plan(uint64_t offset) {
   if (offset >= range_.bytes || recording_ || !on_plan()) return false;
   if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk) return false;
   tell_freed();

@@ -126,7 +126,11 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. `plain`:
   // neither planned nor recorded, and inlined into the door's calls (lane_inner.hpp).
   BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
-  bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);
+  bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);  // where the lane is not plain
+  // Their parts that the next step of a plan does not need: out of line, so that it pays for nothing of them.
+  [[gnu::noinline]] BlockHandle alloc_and_tell(uint64_t bytes, uint64_t alignment, uint64_t tag)
+      GPUSHARE_REQUIRES(door_.lock_);
+  [[gnu::noinline]] bool free_of_plan(uint64_t offset) GPUSHARE_REQUIRES(door_.lock_);
   bool is_plain() const GPUSHARE_REQUIRES(door_.lock_) { return plain_; }
   BlockHandle alloc_plain(uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
   bool free_plain(Address address) GPUSHARE_REQUIRES(door_.lock_);
