@@ -13,6 +13,7 @@ using cluster::Action;
 
 constexpr uint32_t kMostIdleTicks = 100'000;
 constexpr double kLeastTickS = 1e-3;  // between two times that a scheduler is asked although nothing happens
+constexpr double kSameTime = 1e-9;    // of the time
 constexpr double kLeastSpeed = 1e-3;  // nobody stops for ever
 
 struct Running {
@@ -80,7 +81,8 @@ class Cluster {
       if (at == cluster::kNever) break;  // the scheduler leaves the rest waiting for ever
       now_s_ = std::max(now_s_, at);
       bool quiet = true;  // nothing has happened since the scheduler was asked last
-      while (!ends_.empty() && ends_.top().at_s <= now_s_) {
+      // Jobs that end at the same time but for rounding end together, as in what schedulers think.
+      while (!ends_.empty() && ends_.top().at_s <= now_s_ + kSameTime * (1 + now_s_)) {
         const End end = ends_.top();
         ends_.pop();
         if (end.version != running_[end.job].version) continue;

@@ -20,6 +20,7 @@ struct BookJob {
   double slowdown = 1;
   bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
   double pace = 1;        // progress over what its measured slowdowns say; the portfolio knows it
+  uint32_t pauses = 0;    // for other jobs
   double lost_s = 0;      // work that it would have done but for others on its devices
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
@@ -28,10 +29,11 @@ struct BookJob {
 // The slowdown of the job alone at its batch size.
 double alone_slowdown(const JobInfo& info);
 // A guaranteed job may take so much longer than alone on the same devices, over its whole run.
-inline constexpr double kMostSlowed = 1.04999;
+inline constexpr double kMostSlowed = 1.05;
+inline constexpr double kSlowedRounding = 1e-9;  // of its work: demands that sum to just 1.05 are within it
 // The work that a guaranteed job may still lose to others on its devices.
 inline double may_lose(const BookJob& job) {
-  return std::max(0.0, (kMostSlowed - 1) * job.info.work_s - job.lost_s);
+  return std::max(0.0, (kMostSlowed - 1 + kSlowedRounding) * job.info.work_s - job.lost_s);
 }
 
 struct BookDevice {
@@ -147,6 +149,7 @@ class Book : public Scheduler {
   }
   void pause(JobId job, double now_s, std::vector<Action>& actions) {
     leave(job);
+    ++jobs_[job].pauses;
     jobs_[job].waiting_since_s = now_s;
     actions.push_back({Action::Kind::kPause, job, {}, false, ""});
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "cluster/never.hpp"
 
@@ -16,6 +17,9 @@ constexpr double kPatienceS = 600, kPatienceOfWork = 10;
 // What a second of a device is worth, in seconds of a job's completion: who arrives later may need it whole. So of plans
 // that are as good, the one that shares where nobody is slowed is taken, and devices stay free.
 constexpr double kDeviceWorth = 0.05;
+// Each earlier pause of a job adds so many restarts to what the next one costs. Each move alone may pay, but jobs go on
+// arriving, and one that is moved for each of them would never end.
+constexpr double kRepeatedPause = 1;
 constexpr size_t kTicksOfAJob = 40;  // beyond, a rule goes round in circles
 
 uint64_t mixed(uint64_t x) {  // splitmix64
@@ -103,7 +107,7 @@ class Forward {
         if (jobs_[job].running) next = std::min(next, now_s_ + jobs_[job].remaining_s / speed_[job]);
       if (next == kNever) return kNever;
       const double passed = next - now_s_;
-      sum += kDeviceWorth * passed * busy();
+      sum += kDeviceWorth * passed * busy() + std::exchange(regret_s_, 0);
       if (sum + weight_left * (next - begin_s_) >= most) return kNever;
       now_s_ = next;
       for (JobId job = 0; job < jobs_.size(); ++job) {
@@ -151,6 +155,7 @@ class Forward {
           case Action::Kind::kPause:
             leave(action.job);
             entry.remaining_s += restart_s_;
+            regret_s_ += kRepeatedPause * weights_[action.job] * restart_s_ * entry.pauses++;
             break;
           case Action::Kind::kPlace:
             entry.running = true;
@@ -213,6 +218,7 @@ class Forward {
   std::vector<double> speed_, alone_speed_;  // of a job: now, and without others on its devices
   std::vector<bool> dirty_;
   std::vector<Beside> others_;
+  double regret_s_ = 0;  // of pauses
 };
 
 }  // namespace
@@ -221,8 +227,14 @@ double alone_slowdown(const JobInfo& info) {
   return info.batch_sizes.size() < 2 ? 1 : assumed_iteration_factor(info) * iterations_factor(info);
 }
 
-bool starves(const BookJob& job, double now_s) {
-  return now_s - job.info.arrival_s - job.attained_s > kPatienceS + kPatienceOfWork * job.info.work_s;
+bool starves(const BookJob& job, const std::vector<BookDevice>& devices, double now_s) {
+  const double waited = now_s - job.info.arrival_s - job.attained_s;
+  if (waited <= kPatienceS) return false;
+  double fastest = 0;
+  for (const BookDevice& device : devices)
+    if (device.up && device.info.memory_bytes >= job.info.memory_bytes)
+      fastest = std::max(fastest, device.info.speed);
+  return (waited - kPatienceS) * fastest > kPatienceOfWork * job.info.work_s;
 }
 
 uint64_t company_of(JobId job, const std::vector<JobId>& others) {

@@ -22,7 +22,7 @@ double believed_slowdown(const Knowledge& known, const Beside& job, const std::v
 uint64_t company_of(JobId job, const std::vector<JobId>& others);
 
 // Whether a job has waited so long that it comes before all others.
-bool starves(const BookJob& job, double now_s);
+bool starves(const BookJob& job, const std::vector<BookDevice>& devices, double now_s);
 
 // `actions` are what `rule` did first on books in which no job runs. They become actions on `jobs`, some of which run:
 // what is placed where it is goes on, what is not placed is paused. Among equal devices, names are changed so that as

@@ -74,7 +74,7 @@ class Greedy final : public Lending {
     std::vector<Key> keys;
     for (const JobId job : queue_) {
       const BookJob& entry = jobs_[job];
-      const bool first = starves(entry, now_s);
+      const bool first = starves(entry, devices_, now_s);
       const double length =
           entry.remaining_s * std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
       keys.emplace_back(-entry.info.priority, !first,

@@ -87,16 +87,18 @@ class Ours final : public Book {
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     saved_ = std::min(kMostSaved, saved_ + kEarned);
-    bool afresh = false;
-    if (std::exchange(news_, false)) afresh = choose(now_s);
+    const bool news = std::exchange(news_, false);
+    const bool afresh = news && choose(now_s);
     std::vector<Action> told;
-    const double next = rule_->tick(now_s, told);
+    // A rule is asked when it would be asked in play_forward(): a look at what was measured is no event. `anew` would
+    // move jobs again at each look, which no comparison has counted.
+    if (news || now_s >= asked_again_s_) asked_again_s_ = rule_->tick(now_s, told);
     if (afresh) settle(jobs_, devices_, *rule_, told);
     for (const Action& action : told)  // what is repeated after it, or has other iterations, is no progress
       if (action.kind == Action::Kind::kPlace || action.kind == Action::Kind::kReconfigure)
         progress_[action.job] = {};
     follow(told, now_s, actions);
-    return unmeasured() ? std::min(next, now_s + kLookS) : next;
+    return unmeasured() ? std::min(asked_again_s_, now_s + kLookS) : asked_again_s_;
   }
 
  private:
@@ -186,7 +188,7 @@ class Ours final : public Book {
       out.jobs.push_back(jobs_[job]);
       for (const DeviceIndex d : jobs_[job].devices) out.devices[d].jobs.push_back(number);
       const auto below = std::distance(priorities.begin(), priorities.find(jobs_[job].info.priority));
-      const int above = static_cast<int>(below) + (starves(jobs_[job], now_s) ? 1 : 0);
+      const int above = static_cast<int>(below) + (starves(jobs_[job], devices_, now_s) ? 1 : 0);
       out.weights.push_back(jobs_[job].info.weight *
                             std::pow(kPerPriority, std::min(kMostPriorities, above)));
     }
@@ -243,7 +245,7 @@ class Ours final : public Book {
   // Where there is too much to compare rules: the first one, or, if a gang starves, the one that reserves devices.
   void go_on_alone(double now_s) {
     const bool starving = std::any_of(unfinished_.begin(), unfinished_.end(), [&](JobId job) {
-      return jobs_[job].info.gang > 1 && !jobs_[job].running && starves(jobs_[job], now_s);
+      return jobs_[job].info.gang > 1 && !jobs_[job].running && starves(jobs_[job], devices_, now_s);
     });
     const size_t wanted = starving ? kReserving : 0;
     if (wanted != current_) change_rule({wanted, false});
@@ -256,7 +258,8 @@ class Ours final : public Book {
   std::vector<Progress> progress_;
   double saved_ = kMostSaved;
   bool news_ = false;
-  bool down_ = false;  // some device
+  double asked_again_s_ = kNever;  // when the rule wants to be asked without news
+  bool down_ = false;              // some device
 };
 
 }  // namespace
