@@ -70,7 +70,8 @@ unsigned at_most_portable(const double* values, double limit) {
   return mask;
 }
 
-constexpr PointKernels kPortable{"portable", best_of_portable, node_portable, least_portable, at_most_portable};
+constexpr PointKernels kPortable{"portable", best_of_portable, node_portable, least_portable,
+                                 at_most_portable};
 
 #ifdef GPUSHARE_SLO_X86
 

@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <thread>
 
+#include "base/log.hpp"
 #include "cli/stop_signals.hpp"
 
 namespace gpushare::cli {
@@ -50,6 +53,24 @@ base::Result<pid_t> start(const Program& program) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   if (getppid() == parent) execve("/proc/self/exe", arguments.data(), environment.data());
   _exit(127);
+}
+
+// A daemon that is stopped, or hangs in the driver, does not hear SIGTERM.
+void end_all(std::map<pid_t, const MigDaemon*> daemons) {
+  for (const int with : {SIGTERM, SIGKILL}) {
+    for (const auto& [child, daemon] : daemons) {
+      if (with == SIGKILL)
+        base::log(base::kWarning, "the daemon at " + daemon->socket + " does not end, and is killed");
+      kill(child, with);
+    }
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    for (;;) {
+      std::erase_if(daemons, [](const auto& each) { return waitpid(each.first, nullptr, WNOHANG) != 0; });
+      if (daemons.empty()) return;
+      if (std::chrono::steady_clock::now() > until) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
 }
 
 }  // namespace
@@ -99,10 +120,7 @@ base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::v
     }
     if (for_s > 0 && left <= kLookS) break;
   }
-  for (const auto& [child, daemon] : children) kill(child, SIGTERM);
-  for (const auto& [child, daemon] : children)
-    while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
-    }
+  end_all(children);
   return outcome;
 }
 

@@ -22,7 +22,7 @@ struct MigDaemon {
 std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus, const std::string& socket);
 
 // Starts them, as this program with the arguments `rest`, and waits for a signal to stop, for `for_s` (0: for ever), or for the
-// first to end; then ends all. OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
+// first to end; then ends all: a daemon that has not ended 10 s after SIGTERM is killed. OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
 base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
                              double for_s);
 

@@ -133,7 +133,11 @@ class alignas(64) Lease {
 static_assert(kSharedLeaseSlots <= 0x1000);
 static_assert(sizeof(Lease) % 64 == 0 && std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint64_t kLeasePageMark = 0x4750534c31ull;  // "GPSL1"
+// "GPSL", the number of the layout, and the size of a lease. Builds that lay out a lease otherwise have another mark: raise the
+// number where fields change their places.
+inline constexpr uint64_t kLeaseLayout = 2;
+inline constexpr uint64_t kLeasePageMark = uint64_t{0x4750534c} << 32 | kLeaseLayout << 24 | sizeof(Lease);
+static_assert(sizeof(Lease) < 1 << 24);
 // The whole memory. Its size is sealed: neither side can make the other's next look a bus error.
 struct LeaseMemory {
   std::atomic<uint64_t> mark;

@@ -41,13 +41,19 @@ base::Result<std::shared_ptr<LeasePage>> LeasePage::create(uint32_t slots) {
 base::Result<std::shared_ptr<LeasePage>> LeasePage::open(Descriptor file, uint32_t slots) {
   struct stat info {};
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals || fstat(file.get(), &info) != 0 ||
+  if (seals < 0 || (seals & kSeals) != kSeals || fstat(file.get(), &info) != 0)
+    return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
+  uint64_t mark = 0;
+  if (pread(file.get(), &mark, sizeof mark, 0) != sizeof mark || mark != kLeasePageMark ||
       info.st_size != static_cast<off_t>(lease_memory_bytes(slots)))
-    return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file), slots));
-  if (page->memory_->mark.load(std::memory_order_acquire) != kLeasePageMark)
-    return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
-  return page;
+    return base::Status(
+        GPUSHARE_MALFORMED_INPUT,
+        base::format("the daemon's page of leases has %lld bytes and the mark %#llx, where this build has "
+                     "%zu and %#llx. "
+                     "Install the daemon and this library from the same release",
+                     static_cast<long long>(info.st_size), static_cast<unsigned long long>(mark),
+                     lease_memory_bytes(slots), static_cast<unsigned long long>(kLeasePageMark)));
+  return map(std::move(file), slots);
 }
 
 LeasePage::~LeasePage() {

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/kernel_limits.hpp"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -88,6 +95,43 @@ std::string read_all(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// The lines of a file that this user alone can have written; none if there is no such file.
+std::set<std::string> own_lines(const std::string& path) {
+  constexpr size_t kMostBytes = 1 << 20;
+  std::set<std::string> lines;
+  const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return lines;
+  struct stat info {};
+  std::string text;
+  if (fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
+      (info.st_mode & 022) == 0) {
+    text.resize(std::min<size_t>(static_cast<size_t>(info.st_size), kMostBytes));
+    text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file, text.data(), text.size(), 0))));
+  }
+  close(file);
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty() && line.front() == '/') lines.insert(line);
+  return lines;
+}
+
+// Replaces the file, by a rename: a daemon that is killed meanwhile leaves one of the two.
+void write_lines(const std::string& path, const std::set<std::string>& lines) {
+  if (lines.empty()) {
+    (void)unlink(path.c_str());
+    return;
+  }
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  const std::string made = path + ".new";
+  (void)unlink(made.c_str());
+  const int file = open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  const bool whole = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(file);
+  if (!whole || rename(made.c_str(), path.c_str()) != 0) (void)unlink(made.c_str());
+}
+
 }  // namespace
 
 std::string cgroup_in(const std::string& text) {
@@ -108,8 +152,26 @@ struct KernelLimits::State {
     bool gone = false;         // to be cleared
   };
 
-  State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {}
+  State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {
+    if (places.record.empty()) return;
+    places.record += base::format(".%08x", address);
+    recorded = own_lines(places.record);
+  }
   void run();
+  // Of an earlier daemon, whose group is none of this one's.
+  void clear_left();
+  void load_once() {
+    if (!std::exchange(loaded, true)) nvml = load(places.nvml, pci_address);
+  }
+  // The thread's: `cgroup` may have a limit of the driver's, or has none.
+  // True if that is new.
+  bool record(const std::string& cgroup, bool may_have) {
+    if (!(may_have ? recorded.insert(cgroup).second : recorded.erase(cgroup) > 0)) return false;
+    if (!places.record.empty()) write_lines(places.record, recorded);
+    return true;
+  }
+  // Starts the thread unless it runs; false: it cannot be had.
+  static bool start(const std::shared_ptr<State>& state) GPUSHARE_REQUIRES(state->mutex);
   // What NVML is to set for the claim; 0: nothing, since another group is in the cgroup, too, and would meet the limit.
   uint64_t due_bytes(uint64_t claim, const Limit& limit) const GPUSHARE_REQUIRES(mutex) {
     return any_in(limit.cgroup, claim) ? 0 : limit.wanted_bytes;
@@ -128,9 +190,10 @@ struct KernelLimits::State {
   }
 
   const uint32_t pci_address;
-  const Places places;
-  Nvml nvml;  // the thread's
+  Places places;
+  Nvml nvml;  // the thread's; so the next two
   bool loaded = false;
+  std::set<std::string> recorded;  // cgroups that may have a limit
   base::Mutex mutex;
   base::ConditionVariable changed;
   std::map<uint64_t, Limit> limits GPUSHARE_GUARDED_BY(mutex);
@@ -164,7 +227,21 @@ int KernelLimits::State::apply(const std::string& cgroup, uint64_t limit_bytes) 
   return nvml.set_limits(nvml.device, &asked);
 }
 
+void KernelLimits::State::clear_left() {
+  if (recorded.empty()) return;
+  load_once();
+  if (!nvml.missing.empty()) return;
+  for (const std::string& cgroup : std::set<std::string>(recorded)) {
+    {
+      base::MutexLock lock(mutex);
+      if (any_in(cgroup, UINT64_MAX)) continue;  // its group has come back, and gets its limit anew
+    }
+    if (apply(cgroup, 0) == 0 || !std::filesystem::exists(places.cgroups + cgroup)) record(cgroup, false);
+  }
+}
+
 void KernelLimits::State::run() {
+  clear_left();
   base::MutexLock lock(mutex);
   for (;;) {
     const auto found = next();
@@ -181,8 +258,10 @@ void KernelLimits::State::run() {
     if (found->second.gone) limits.erase(found);
     if (wanted == 0 && !was_set) continue;
     lock.unlock();
-    if (!std::exchange(loaded, true)) nvml = load(places.nvml, pci_address);
+    load_once();
+    const bool added = wanted != 0 && nvml.missing.empty() && record(cgroup, true);
     const int result = nvml.missing.empty() ? apply(cgroup, wanted) : kNotSupported;
+    if (wanted == 0 ? result == 0 : result != 0 && added) record(cgroup, false);
     lock.lock();
     if (wanted != 0 && result != 0) say(nvml.missing.empty() ? why(result) : nvml.missing);
     if (const auto still = limits.find(claim); still != limits.end() && result == 0)
@@ -192,8 +271,24 @@ void KernelLimits::State::run() {
   changed.notify_all();
 }
 
+bool KernelLimits::State::start(const std::shared_ptr<State>& state) {
+  if (std::exchange(state->started, true)) return true;
+  try {
+    const base::NoSignals no_signals;
+    std::thread([state] { state->run(); }).detach();
+    return true;
+  } catch (const std::system_error& error) {
+    state->started = false;
+    state->say(std::string("no thread can be started: ") + error.what());
+    return false;
+  }
+}
+
 KernelLimits::KernelLimits(uint32_t pci_address, Places places)
-    : state_(std::make_shared<State>(pci_address, std::move(places))) {}
+    : state_(std::make_shared<State>(pci_address, std::move(places))) {
+  base::MutexLock lock(state_->mutex);
+  if (!state_->recorded.empty()) (void)State::start(state_);
+}
 
 KernelLimits::~KernelLimits() {
   base::MutexLock lock(state_->mutex);
@@ -224,15 +319,9 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
     if (state_->any_in(cgroup, claim)) state_->say("the cgroup '" + cgroup + "' has two groups");
     state_->limits[claim] = {cgroup, limit_bytes, 0, 0, false};
   }
-  if (!std::exchange(state_->started, true)) {
-    try {
-      const base::NoSignals no_signals;
-      std::thread([state = state_] { state->run(); }).detach();
-    } catch (const std::system_error& error) {
-      state_->started = false;
-      state_->limits.erase(claim);
-      return state_->say(std::string("no thread can be started: ") + error.what());
-    }
+  if (!State::start(state_)) {
+    state_->limits.erase(claim);
+    return;
   }
   state_->changed.notify_all();
 }

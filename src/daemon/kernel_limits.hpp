@@ -5,6 +5,9 @@
 // A limit is set only on a cgroup that is the group's own: one that `gpushare exec` made, or a container's, while no other group is
 // in it. NVML may take long or
 // hang, so a thread of its own asks it. Nothing waits for that thread but the end, for a second.
+//
+// The driver keeps a limit when the daemon that set it is killed. So the cgroups are written to a file before the driver is asked,
+// and the next daemon at the same socket clears those that no group of its own is in.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,6 +35,8 @@ class KernelLimits {
     std::string nvml = "libnvidia-ml.so.1";
     std::string processes = "/proc";
     std::string cgroups = "/sys/fs/cgroup";
+    // Lists the cgroups that have a limit, one a line; with the device's address behind it. Empty: nothing is written.
+    std::string record;
   };
   // `pci_address` as gpushare_backend_device_info has it.
   KernelLimits(uint32_t pci_address, Places places);

@@ -225,7 +225,10 @@ class SharedDevice {
   void set_pci_address(uint32_t address) {
     pci_address_ = address;
     identity_ = identity_of(address);
-    if (address != 0) kernel_limits_ = std::make_unique<KernelLimits>(address, options_.kernel_limits);
+    if (address == 0) return;
+    KernelLimits::Places places = options_.kernel_limits;
+    if (places.record.empty() && !options_.socket.empty()) places.record = options_.socket + ".limits";
+    kernel_limits_ = std::make_unique<KernelLimits>(address, std::move(places));
   }
   std::string policy_name() const { return scheduler_.policy_name(); }
 

@@ -38,8 +38,7 @@ std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t need
 }
 
 // The same for a lane, which grows at its end: what is free there is part of the block's place.
-std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64_t needed) {
-  const uint64_t missing = std::max<uint64_t>(needed - std::min(needed, stats.tail_bytes), 1);
+std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64_t missing) {
   return {std::max(missing, stats.size_bytes / 8), missing};
 }
 
@@ -396,8 +395,16 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
     GPUSHARE_RETURN_IF_ERROR(measure());
     if (stats.lent_bytes > lent) return {};
   }
+  const uint64_t needed = footprint(wanted.bytes, wanted.alignment);
+  uint64_t missing = std::max<uint64_t>(needed - std::min(needed, stats.tail_bytes), 1);
+  {
+    const GatePass pass(iteration_.gate_), heap(heap_gate_);
+    if (pass && heap && iteration_.serial_.load() == wanted.serial &&
+        lane.memory.load()->gather(*heap_.load(), needed, &missing))
+      return {};
+  }
   base::Status status;
-  for (const uint64_t step : lane_growth_steps(stats, footprint(wanted.bytes, wanted.alignment))) {
+  for (const uint64_t step : lane_growth_steps(stats, missing)) {
     if (step > runtime.memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t size = round_up(stats.size_bytes + step, granularity);
@@ -413,7 +420,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
     *seen_bytes = stats.size_bytes;
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }
-  return borrow_free(wanted, stats, std::move(status));
+  return borrow_free(wanted, stats, missing, std::move(status));
 }
 
 // On the contiguous layout, where nothing can be borrowed, free bytes of P that are in the way of the quota become E.
@@ -452,14 +459,13 @@ base::Status SessionImpl::trade_for_quota(uint64_t ephemeral_bytes,
 
 // P stays promised, and is the session's again at the iteration's end. It would be lost for good if it were given up for a
 // larger E.
-base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneStats& stats,
+base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneStats& stats, uint64_t missing,
                                       base::Status why) {
   if ((why.code() != GPUSHARE_QUOTA_EXCEEDED && why.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) ||
       runtime_->memory_->layout() != memory::Layout::kVirtual)
     return why;
   const uint64_t granule = runtime_->granularity_bytes_;
-  const uint64_t needed = footprint(wanted.bytes, wanted.alignment);
-  const uint64_t missing = round_up(needed - std::min(needed, stats.tail_bytes), granule);
+  missing = round_up(missing, granule);
   uint64_t promised = 0;  // what the device can promise beside the free bytes of P
   if (why.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
     BooksLock lock(runtime_->mutex_);

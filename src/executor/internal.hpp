@@ -202,7 +202,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // While one lives no other thread asks for a larger need of the session: the answer may be waited for without the lock.
   class NeedTurn;
   // When that finds nothing more to promise, which is `why`: free bytes of the heap serve the iteration until its end.
-  base::Status borrow_free(const Attempt& wanted, const memory::LaneStats& stats, base::Status why);
+  base::Status borrow_free(const Attempt& wanted, const memory::LaneStats& stats, uint64_t missing,
+                           base::Status why);
   base::Status trade_for_quota(uint64_t ephemeral_bytes, const std::function<base::Status()>& apply,
                                base::Status why);
   void shrink_ephemeral(uint64_t ephemeral_bytes);

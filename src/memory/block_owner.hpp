@@ -63,8 +63,9 @@ using base::round_up;
 // The content of a block's 64-bit tag in the heap.
 struct BlockTag {
   static constexpr uint64_t kPromoted = uint64_t{1} << 50;
-  static constexpr uint64_t kUsed = uint64_t{1} << 51;   // has uses on other streams
-  static constexpr uint64_t kFreed = uint64_t{1} << 52;  // freed; waits for those uses
+  static constexpr uint64_t kUsed = uint64_t{1} << 51;    // has uses on other streams
+  static constexpr uint64_t kFreed = uint64_t{1} << 52;   // freed; waits for those uses
+  static constexpr uint64_t kHollow = uint64_t{1} << 53;  // with kFreed: no block, addresses without memory
   static uint64_t make(Kind kind, uint64_t bytes) {
     return bytes | uint64_t{static_cast<uint32_t>(kind)} << 48;
   }

@@ -221,6 +221,11 @@ class Lane {
   // promises stay as they are. Returns how many bytes were added, up to `bytes` in whole granules; 0 on the contiguous
   // layout and in a shared lane. May wait on the host for the device.
   virtual uint64_t borrow_free(PersistentHeap& owner, uint64_t bytes) = 0;
+  // For the iteration under way, which is `owner`'s, in a lane that kept blocks cut: memory from behind granules without blocks
+  // moves behind other addresses of the lane, so that a hole of `bytes` is there. Promises stay as they are. True if memory has
+  // moved: try the allocation again. Else *out_missing falls to the bytes that the lane would have to grow by for that. Nothing
+  // happens on the contiguous layout, in a shared lane, and where nothing is in the way. May wait on the host for the device.
+  virtual bool gather(PersistentHeap& owner, uint64_t bytes, uint64_t* out_missing) = 0;
   virtual LaneStats stats() const = 0;
   virtual LaneImpl& impl() = 0;  // for this folder
 };

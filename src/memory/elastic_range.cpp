@@ -27,18 +27,25 @@ base::Status ElasticRange::open(PersistentHeapImpl& heap, std::string name, uint
   bytes = round_up(bytes, granule_bytes());
   Range range;
   GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, true, &range));
-  heap_ = &heap;
+  {
+    // Before the index knows the addresses: whoever finds the range there sees all of it.
+    ShortLockGuard lock(lock_);
+    heap_.store(&heap);
+    range_ = range;
+    reserved_bytes_.store(bytes);
+    name_ = std::move(name);
+    committed_.assign(bytes / granule_bytes(), false);
+    committed_bytes_ = 0;
+  }
   if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
+    {
+      ShortLockGuard lock(lock_);
+      committed_.clear();
+    }
     shared_.layout->close_sparse(range);
     return status;
   }
-  range_ = range;
-  reserved_bytes_ = bytes;
   state_ = State::kResident;
-  ShortLockGuard lock(lock_);
-  name_ = std::move(name);
-  committed_.assign(bytes / granule_bytes(), false);
-  committed_bytes_ = 0;
   return {};
 }
 
@@ -74,12 +81,12 @@ base::Status ElasticRange::check_part(uint64_t offset, uint64_t bytes) const {
   if (bytes > 0 && offset % granule == 0 && bytes % granule == 0 && offset <= reserved_bytes_ &&
       bytes <= reserved_bytes_ - offset)
     return {};
-  return {
-      GPUSHARE_INVALID_ARGUMENT,
-      base::format("[%llu, %llu + %llu) is not a part of the range of %llu bytes in whole granules of %llu",
-                   static_cast<unsigned long long>(offset), static_cast<unsigned long long>(offset),
-                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(reserved_bytes_),
-                   static_cast<unsigned long long>(granule))};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format(
+              "[%llu, %llu + %llu) is not a part of the range of %llu bytes in whole granules of %llu",
+              static_cast<unsigned long long>(offset), static_cast<unsigned long long>(offset),
+              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(reserved_bytes_.load()),
+              static_cast<unsigned long long>(granule))};
 }
 
 base::Result<uint64_t> ElasticRange::missing_bytes(uint64_t offset, uint64_t bytes) const {
@@ -306,7 +313,7 @@ bool ElasticRange::find_block(Address address, BlockInfo* out_info) {
   const uint64_t granule = granule_bytes();
   const size_t index = (address - range_.base) / granule;
   if (address < range_.base || index >= committed_.size() || !committed_[index]) return false;
-  *out_info = {range_.base + index * granule, granule, Kind::kFramework, heap_->session()};
+  *out_info = {range_.base + index * granule, granule, Kind::kFramework, heap_.load()->session()};
   return true;
 }
 
@@ -321,11 +328,11 @@ base::Status ElasticRange::add_use(Address address, const FencePtr& use) {
 }
 
 const device::Stream* ElasticRange::home_stream() const {
-  return heap_->stream();
+  return heap_.load()->stream();
 }
 
 bool ElasticRange::is_home(const void* native) const {
-  return heap_->is_home(native);
+  return heap_.load()->is_home(native);
 }
 
 void ElasticRange::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
@@ -335,7 +342,7 @@ void ElasticRange::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
   const uint64_t granule = granule_bytes();
   segment.address = range_.base;
   segment.bytes = committed_.size() * granule;
-  segment.session = heap_->session();
+  segment.session = heap_.load()->session();
   segment.name = "elastic range " + name_;
   for (size_t i = 0; i < committed_.size(); ++i) {
     if (!committed_[i]) continue;

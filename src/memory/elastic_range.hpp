@@ -16,6 +16,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -107,9 +108,9 @@ class ElasticRange final : public BlockOwner {
   // A restore failed, so the mapped memory may be half written.
   bool spoilt_ GPUSHARE_GUARDED_BY(control_) = false;
   std::vector<uint8_t*> chunks_ GPUSHARE_GUARDED_BY(control_);
-  Range range_;  // while open, constant; so the next two
-  uint64_t reserved_bytes_ = 0;
-  PersistentHeapImpl* heap_ = nullptr;
+  Range range_;  // written under control_ and lock_, by open() alone; so the next two
+  std::atomic<uint64_t> reserved_bytes_{0};
+  std::atomic<PersistentHeapImpl*> heap_{nullptr};
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);

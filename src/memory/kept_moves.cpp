@@ -234,18 +234,22 @@ void LaneImpl::renew_away() {
 // If the device has no room, the lane is short of what kept blocks hold, and grows at a later boundary.
 void LaneImpl::extend_to_target() {
   if (!is_open() || ahead_.bytes > 0 || own_.bytes > 0 || target() <= range().bytes) return;
+  (void)add_to_end(target() - range().bytes, false);
+}
+
+base::Status LaneImpl::add_to_end(uint64_t bytes, bool may_wait) {
   Range grown = range();
-  const uint64_t missing = target() - grown.bytes;
   FenceList fences;
-  if (!shared_.layout->extend(grown, missing, false, &fences).ok()) return;
-  if (!shared_.index.set(grown.base + range().bytes, missing, this).ok()) {
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(grown, bytes, may_wait, &fences));
+  if (auto status = shared_.index.set(grown.base + range().bytes, bytes, this); !status.ok()) {
     shared_.layout->shrink(grown, range().bytes, fences);
-    return;
+    return status;
   }
   order_all(fences, *stream_);
   ShortLockGuard lock(door_.lock_);
   range_ = grown;
   heap_->resize(grown.bytes);
+  return {};
 }
 
 }  // namespace gpushare::memory

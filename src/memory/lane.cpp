@@ -130,7 +130,8 @@ bool LaneImpl::free_here(Address address) {
 
 bool LaneImpl::free_of_plan(uint64_t offset) {
   if (offset >= range_.bytes || recording_ || !on_plan()) return false;
-  if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk) return false;
+  if (!promoted_.empty() || deferred_bytes_ > hollow_bytes_ || replay_->free_at(offset) != HeapStatus::kOk)
+    return false;
   tell_freed();
   return true;
 }
@@ -159,8 +160,9 @@ base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
   if (status == HeapStatus::kNoRecords) return too_many_blocks(who, *heap_);
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           who + ": no room for an ephemeral block of " + base::format_bytes(bytes) + ": " +
-              base::format_bytes(heap_->live_bytes()) + " of the lane's " + base::format_bytes(range_.bytes) +
-              " live (" + base::format_bytes(promoted_bytes_) + " promoted), largest hole " +
+              base::format_bytes(heap_->live_bytes() - hollow_bytes_) + " of the lane's " +
+              base::format_bytes(range_.bytes - hollow_bytes_) + " live (" +
+              base::format_bytes(promoted_bytes_) + " promoted), largest hole " +
               base::format_bytes(heap_->largest_hole_bytes())};
 }
 
@@ -234,15 +236,16 @@ void LaneImpl::reclaim_all() {
     if (on_plan()) replay_->for_each_planned(record);
   }
   if (replaying_) replay_->end();
-  deferred_bytes_ = 0;
-  if (heap_->live_blocks() == promoted_.size()) return;
-  if (promoted_.empty()) {
+  deferred_bytes_ = hollow_bytes_;
+  if (heap_->live_blocks() == promoted_.size() && hollow_bytes_ == 0) return;
+  if (promoted_.empty() && hollow_bytes_ == 0) {
     heap_->reset();
     return;
   }
   std::vector<uint64_t> gone;
   heap_->for_each_block([&](const HeapBlock& block) {
-    if (block.live && ((block.tag & BlockTag::kPromoted) == 0 || (block.tag & BlockTag::kFreed)))
+    if (!block.live || (block.tag & BlockTag::kHollow)) return;
+    if ((block.tag & BlockTag::kPromoted) == 0 || (block.tag & BlockTag::kFreed))
       gone.push_back(block.offset_bytes);
   });
   for (uint64_t offset : gone) heap_->free_at(offset);
@@ -521,6 +524,9 @@ std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
   const auto away = static_cast<uint64_t>(std::count(away_.begin(), away_.end(), true));
   if (away * shared_.layout->granularity_bytes() != away_bytes_)
     return who + ": what is away does not add up";
+  const auto hollow = static_cast<uint64_t>(std::count(hollow_.begin(), hollow_.end(), true));
+  if (is_open() && hollow * shared_.layout->granularity_bytes() != hollow_bytes_)
+    return who + ": what has no memory does not add up";
   if (loaned != promoted_bytes_ || lent != lent_bytes_) return who + ": loans do not add up";
   if (promoted != promoted_bytes_) return who + ": promoted bytes do not add up";
   if (deferred != deferred_bytes_) return who + ": bytes waiting for other streams do not add up";
@@ -581,7 +587,7 @@ size_t LaneDoor::skip_dead(uint64_t key, const Journal::Entry* entries,
       if (offset >= lane.range_.bytes) return count;
       if (empty) continue;
       if (const BlockHandle block = lane.heap_->find(offset);
-          block && (lane.heap_->tag(block) & BlockTag::kPromoted) == 0)
+          block && (lane.heap_->tag(block) & (BlockTag::kPromoted | BlockTag::kHollow)) == 0)
         return count;
     }
   }

@@ -14,6 +14,9 @@
 // iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or sharing one of them
 // leaves the plan.
 //
+// A kept block in the middle cuts the range in two. gather() takes the memory from behind granules in which no block lies and
+// puts it behind other addresses of the range, so that an iteration finds the whole size in one piece (lane_gather.cpp).
+//
 // Kept blocks of sessions that are paged out go to host memory, a granule at a time, where the device can map that
 // (kept_moves.cpp). The range of an open lane is longer by what is away, so that its iterations find the whole size.
 //
@@ -102,6 +105,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   base::Status end_iteration(bool* out_planned, uint64_t* out_peak_bytes) override;
   base::Status set_size(uint64_t bytes) override;
   uint64_t borrow_free(PersistentHeap& owner, uint64_t bytes) override;
+  bool gather(PersistentHeap& owner, uint64_t bytes, uint64_t* out_missing) override;
   LaneStats stats() const override;
   LaneImpl& impl() override { return *this; }
 
@@ -172,6 +176,25 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // At a boundary: granules that are away and have room for blocks of iterations come home.
   void renew_away() GPUSHARE_REQUIRES(control_);
   void extend_to_target() GPUSHARE_REQUIRES(control_);
+  base::Status add_to_end(uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
+  // Granules of the range that get memory, and those that lose theirs for it.
+  struct Gathering {
+    size_t first = 0, end = 0;   // all of them get memory, those beyond the range too
+    std::vector<size_t> donors;  // no block lies in them; those at the range's end are cut off instead
+    uint64_t cut_bytes = 0;
+  };
+  std::vector<bool> free_granules() const GPUSHARE_REQUIRES(door_.lock_);
+  bool plan_gathering(uint64_t bytes, Gathering* out, uint64_t* out_missing) const
+      GPUSHARE_REQUIRES(door_.lock_);
+  bool is_hollow(size_t granule) const GPUSHARE_REQUIRES(door_.lock_) {
+    return granule < hollow_.size() && hollow_[granule];
+  }
+  bool make_hollow(const std::vector<size_t>& granules) GPUSHARE_REQUIRES(door_.lock_);
+  void end_hollow(size_t granule) GPUSHARE_REQUIRES(door_.lock_);
+  void end_hollows() GPUSHARE_REQUIRES(door_.lock_);
+  bool carry_out(const Gathering& plan, bool may_wait) GPUSHARE_REQUIRES(control_);
+  base::Status put_memory(size_t granule, bool may_wait) GPUSHARE_REQUIRES(control_);
+  void fill_gathered() GPUSHARE_REQUIRES(control_);
   // What stands in the way of freeing a block: granules move, or the stream that its last use is on has not been marked.
   struct Hindrance {
     bool moves = false;
@@ -185,7 +208,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool is_idle() const;  // open, no iteration under way and nothing kept
   // In the range beside its size.
   uint64_t beyond() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    return lent_bytes_ + away_bytes_;
+    return lent_bytes_ + away_bytes_ + hollow_bytes_;
   }
   // The range's size when nothing is pinned beyond it.
   uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + beyond(); }
@@ -202,7 +225,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool on_plan() const GPUSHARE_REQUIRES(door_.lock_) { return replaying_ && replay_->on_plan(); }
   uint64_t live_bytes() const GPUSHARE_REQUIRES(door_.lock_);
   uint64_t arena_needed() const GPUSHARE_REQUIRES(door_.lock_) {
-    return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_);
+    return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_ + hollow_bytes_);
   }
   void tell_live() GPUSHARE_REQUIRES(door_.lock_);   // once it differs enough
   void tell_freed() GPUSHARE_REQUIRES(door_.lock_);  // the same where it has only fallen
@@ -251,8 +274,10 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool loans_changed_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // or some could not be balanced yet
   std::vector<bool> away_ GPUSHARE_GUARDED_BY(door_.lock_);      // by granule of the range: in host memory
   uint64_t away_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) =
-      0;  // changed under control_ as well; so the next two
+      0;  // changed under control_ as well; so the next three
+  // Without memory: of a closed lane (hollow_out), or since gather(). Each of the latter is a block of the heap, tagged kHollow.
   uint64_t hollow_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  std::vector<bool> hollow_ GPUSHARE_GUARDED_BY(door_.lock_);  // by granule, of an open lane
   bool moving_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // who would free a kept block waits for control_
   const PersistentHeapImpl* moves_for_ GPUSHARE_GUARDED_BY(door_.lock_) =
       nullptr;  // null: everybody paged out

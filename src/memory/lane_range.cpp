@@ -77,6 +77,10 @@ base::Status LaneImpl::close() {
   drop_ahead();
   if (own_.bytes > 0) shared_.layout->give(own_, own_fence());
   size_bytes_ = 0;
+  {
+    ShortLockGuard lock(door_.lock_);
+    end_hollows();
+  }
   balance_loans(Balance::kAll);
   uint64_t floor = 0;
   {
@@ -231,7 +235,9 @@ bool LaneImpl::adopt_ahead() {
   {
     // From here on blocks are placed in the new range: nothing of the old one may be live.
     ShortLockGuard lock(door_.lock_);
-    if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0 || away_bytes_ > 0) return false;
+    const uint64_t hollows = hollow_bytes_ / shared_.layout->granularity_bytes();
+    if (heap_->live_blocks() > hollows || replaying_ || lent_bytes_ > 0 || away_bytes_ > 0) return false;
+    end_hollows();
     before = range_;
     range_ = ahead_;
     if (joins) range_.bytes += before.bytes;
@@ -264,6 +270,7 @@ void LaneImpl::boundary() {
   balance_loans(Balance::kAll);
   if (ahead_.bytes > 0) adopt_ahead();
   renew_away();
+  fill_gathered();
   shrink_to_target();
   const uint64_t epoch = shared_.layout->epoch();
   if (is_pinned || epoch == seen_epoch_) return;

@@ -273,16 +273,17 @@ void VirtualLayout::retire(Region& region, SharedFences fences) {
   retired_.push_back(&region);
 }
 
-// Addresses are plentiful but not endless: a lane may grow to the whole device, a heap to four times what
-// it begins with before it needs a second range.
+// Addresses are plentiful but not endless: a lane may grow to the whole device, and beside kept blocks its memory may lie
+// behind other addresses; a heap may grow to four times what it begins with before it needs a second range.
 base::Status VirtualLayout::reserve(Use use, uint64_t bytes, Region** out_region) {
-  uint64_t limit = use == Use::kLane ? capacity_ : bytes;
+  uint64_t limit = use == Use::kLane ? 4 * capacity_ : bytes;
   if (use == Use::kShared) limit = 2 * capacity_;  // the last piece may be larger than what is left
   if (use == Use::kHeap) limit = std::min(capacity_, std::bit_ceil(std::max(4 * bytes, 32 * granule_)));
   auto region = std::make_unique<Region>();
   base::Status status = reserve_addresses(limit, &region->reserved, &region->reserved_bytes, &region->base);
-  if (!status.ok() && limit > bytes) {
-    limit = bytes;
+  for (const uint64_t less : {use == Use::kLane ? capacity_ : bytes, bytes}) {
+    if (status.ok() || limit <= less) continue;
+    limit = less;
     status = reserve_addresses(limit, &region->reserved, &region->reserved_bytes, &region->base);
   }
   GPUSHARE_RETURN_IF_ERROR(status);

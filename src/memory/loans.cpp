@@ -61,21 +61,7 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
   const uint64_t lent = heap->lend(bytes);
   bool added = true;
   // A closed lane needs no room, only that what it holds is somebody's.
-  if (lent > 0 && is_open()) {
-    FenceList fences;
-    Range grown = range();
-    added = range().bytes > 0 && shared_.layout->extend(grown, lent, may_wait, &fences).ok();
-    if (added && !shared_.index.set(grown.base + range().bytes, lent, this).ok()) {
-      shared_.layout->shrink(grown, range().bytes, fences);
-      added = false;
-    }
-    if (added) {
-      order_all(fences, *stream_);
-      ShortLockGuard lock(door_.lock_);
-      range_ = grown;
-      heap_->resize(grown.bytes);
-    }
-  }
+  if (lent > 0 && is_open()) added = range().bytes > 0 && add_to_end(lent, may_wait).ok();
   // Granules that could not be added stay cut off until the device has finished with them; the next boundary
   // tries again.
   if (!added) heap->take_back(lent);

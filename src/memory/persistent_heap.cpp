@@ -641,7 +641,7 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
     });
     for (size_t i = 0; i < extent.granules.size(); ++i) {
       const Granule& granule = extent.granules[i];
-      if (!extent.is_hollow(i) && granule.away == home && (granule.live_bytes > 0 || !home))
+      if (!extent.is_hollow(i) && !granule.lost && granule.away == home && (granule.live_bytes > 0 || !home))
         // One without live blocks goes out before all others: nothing is copied.
         out_granules->push_back({extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0,
                                  granule.live_bytes, this, nullptr});
@@ -666,11 +666,13 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
   out_uses->insert(out_uses->end(), uses.begin(), uses.end());
 }
 
-void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
+void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool lost) {
   ShortLockGuard lock(door_.lock_);
   // Not extent_of(): the extent's first granule may be hollow.
   const auto extent = std::find_if(extents_.begin(), extents_.end(),
                                    [&](const Extent& each) { return each.range.base == which.range.base; });
+  extent->granules[which.granule].lost |= lost;
+  if (home && lost) return;  // it stays away, and holds nothing of the promise
   extent->granules[which.granule].away = !home;
   home ? --extent->away : ++extent->away;
   const uint64_t granularity = shared_.layout->granularity_bytes();

@@ -137,6 +137,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
     uint64_t last_use = 0;
     uint64_t live_bytes = 0;  // while blocks move
     bool away = false;
+    bool lost = false;  // away for good: a move left no memory there
   };
   struct Extent {
     Range range;

@@ -202,7 +202,10 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
                     welcome.text);
       return Outcome::refused;
     }
-    std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
+    const char* const no_page =
+        "its page of leases is none of this build. Install the daemon and the preload library from the same "
+        "release";
+    std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : no_page);
     return welcome.code != 0 ? Outcome::unserved : Outcome::absent;
   }
   session.options = g_options;

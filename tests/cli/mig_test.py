@@ -68,6 +68,14 @@ class Mig(ToolTest):
         self.assertIn("signal 9; the others are stopped", daemon.stderr.read())
         self.assertEqual([path.name for path in self.folder.glob("d-mig-*.sock")], [])
 
+    def test_an_instance_s_daemon_that_is_stopped_is_killed_at_the_end(self):
+        daemon, _ = self.serve("devices=1,mig_instances=2", "--capacity", "64MiB")
+        top = subprocess.run([OPTIONS.tool, "top", "--json", "-", "--socket", "d.sock"], cwd=self.folder, capture_output=True, text=True, check=True)
+        os.kill(json.loads(top.stdout)["pid"], signal.SIGSTOP)  # it takes SIGTERM only once it goes on
+        daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(), 0)
+        self.assertIn("does not end, and is killed", daemon.stderr.read())
+
     def test_an_instance_s_daemon_knows_which_it_is(self):
         second = "MIG-00000002-0001-0000-0000-000000000000"
         for visible in (second, second + ",MIG-00000001-0001-0000-0000-000000000000", "MIG-00000002"):

@@ -154,6 +154,7 @@ void World::finish() {
   // Short runs may miss them by chance.
   if (steps_ >= 50'000) REQUIRE(planned_ > 0);
   if (steps_ >= 50'000 && virtual_) REQUIRE(lent_ > 0);
+  if (steps_ >= 50'000 && virtual_) REQUIRE(gathered_ > 0);
   for (device::Stream& stream : streams_) must(stream.synchronize());
   memory_->trim();
   for (const auto& segment : memory_->snapshot().segments) REQUIRE(segment.blocks.empty());

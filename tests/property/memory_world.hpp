@@ -149,7 +149,8 @@ class World {
   std::map<Address, uint64_t> live_;
   std::atomic<uint64_t> wrong_{0};
   uint64_t planned_ = 0;
-  uint64_t lent_ = 0;  // most seen
+  uint64_t lent_ = 0;      // most seen
+  uint64_t gathered_ = 0;  // allocations that a lane's own memory served once it had moved
   uint64_t last_session_ = 0;
   uint64_t born_ = 0;
   uint64_t steps_ = 0;

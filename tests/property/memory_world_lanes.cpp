@@ -97,7 +97,12 @@ void World::alloc_ephemeral() {
   }
   if (!address.ok()) {
     REQUIRE(address.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-    return;
+    // Beside kept blocks there may be memory enough, but in no single piece.
+    uint64_t missing = UINT64_MAX;
+    if (!lane.lane->gather(*sessions_[lane.running].heap, granules(bytes, 256) + align, &missing)) return;
+    ++gathered_;
+    address = lane.lane->alloc(bytes, align);
+    must(address.status());
   }
   if (align > 0) REQUIRE(*address % align == 0);
   lane.blocks.push_back(make(*address, bytes));

@@ -17,14 +17,20 @@ inline constexpr size_t kTurnWorkers = 8;
 
 struct TurnBoard {
   struct Worker {
-    std::atomic<uint64_t> weight, begun, out_of_order, overwritten, service_ns;
+    std::atomic<uint64_t> weight, begun, out_of_order, overwritten;
+    std::atomic<uint64_t> service_ns;  // as its runtime has measured it, and told the daemon
     std::atomic<uint64_t> backlogged;  // it has iterations that have not begun
   };
-  std::atomic<int32_t> holder;                     // the process whose iteration is on the device; 0: none
-  std::atomic<uint64_t> overlaps;                  // iterations that began while another was there
-  std::atomic<uint64_t> compared, largest_gap_ns;  // of weighted service, while all are backlogged
-  std::atomic<uint64_t> longest_ns;
-  std::atomic<uint64_t> workers;  // that are compared; 0: nobody is
+  std::atomic<int32_t> holder;       // the process whose iteration is on the device; 0: none
+  std::atomic<uint64_t> overlaps;    // iterations that began while another was there
+  std::atomic<uint64_t> longest_ns;  // iteration, in service_ns
+  // The iterations in the order in which they began on the device: who, and what all had been served before.
+  struct Begun {
+    std::atomic<uint64_t> worker, service_ns[kTurnWorkers], backlogged[kTurnWorkers];
+  };
+  static constexpr size_t kMostBegun = 1024;
+  std::atomic<uint64_t> count;
+  Begun order[kMostBegun];
   Worker worker[kTurnWorkers];
 
   // Null: it cannot be had. It is unmapped when the process ends.

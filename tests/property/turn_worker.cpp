@@ -9,10 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -65,28 +63,19 @@ void on_device(void* data) {
   if (before != 0 && !is_dead(before)) ++board.overlaps;
   const uint64_t begin_ns = now_ns();
   if (mine.begun.fetch_add(1) != step->number) ++mine.out_of_order;
-  if (const uint64_t workers = board.workers.load(); workers > 0) {
-    double least = INFINITY, most = 0;
-    bool all = true;
-    for (uint64_t i = 0; i < workers; ++i) {
-      const test::TurnBoard::Worker& each = board.worker[i];
-      all = all && each.backlogged.load() != 0;
-      const double weighted = static_cast<double>(each.service_ns.load()) / static_cast<double>(each.weight);
-      least = std::min(least, weighted);
-      most = std::max(most, weighted);
+  if (const uint64_t at = board.count.load(); at < test::TurnBoard::kMostBegun) {
+    test::TurnBoard::Begun& begun = board.order[at];
+    begun.worker = g_index;
+    for (size_t i = 0; i < test::kTurnWorkers; ++i) {
+      begun.service_ns[i] = board.worker[i].service_ns.load();
+      begun.backlogged[i] = board.worker[i].backlogged.load();
     }
-    if (all) {
-      ++board.compared;
-      test::raise_to(board.largest_gap_ns, static_cast<uint64_t>(most - least));
-    }
+    board.count = at + 1;  // nobody else is on the device
   }
   if (step->scratch != nullptr) step->scratch->store(g_index << 32 | step->number);
   while (now_ns() - begin_ns < step->work_ns) {
   }
   if (step->scratch != nullptr && step->scratch->load() != (g_index << 32 | step->number)) ++mine.overwritten;
-  const uint64_t took_ns = now_ns() - begin_ns;
-  test::raise_to(board.longest_ns, took_ns);
-  mine.service_ns += took_ns;
   int32_t self = getpid();
   board.holder.compare_exchange_strong(self, 0);
 }
@@ -102,14 +91,18 @@ base::Status enqueue(executor::Iteration& iteration, uint64_t ephemeral_bytes, S
 
 class StepWork final : public executor::Work {
  public:
-  StepWork(uint64_t ephemeral_bytes, Step* step, bool last)
-      : ephemeral_bytes_(ephemeral_bytes), step_(step), last_(last) {}
+  StepWork(executor::Session& session, uint64_t ephemeral_bytes, Step* step, bool last)
+      : session_(session), ephemeral_bytes_(ephemeral_bytes), step_(step), last_(last) {}
   base::Status run(const std::shared_ptr<executor::Iteration>& iteration) override {
+    const uint64_t service_ns = session_.info().service_ns;
+    const uint64_t before_ns = g_board->worker[g_index].service_ns.exchange(service_ns);
+    test::raise_to(g_board->longest_ns, service_ns - before_ns);
     if (last_) g_board->worker[g_index].backlogged = 0;
     return enqueue(*iteration, ephemeral_bytes_, step_);
   }
 
  private:
+  executor::Session& session_;
   const uint64_t ephemeral_bytes_;
   Step* const step_;
   const bool last_;
@@ -146,7 +139,7 @@ int main(int argc, char** argv) {
   if (submits) {
     for (uint64_t i = 0; i < iterations; ++i) {
       std::unique_ptr<executor::Work> work =
-          std::make_unique<StepWork>(wanted.ephemeral_bytes, &steps[i], i + 1 == iterations);
+          std::make_unique<StepWork>(**session, wanted.ephemeral_bytes, &steps[i], i + 1 == iterations);
       auto ticket = (*session)->submit(work);
       if (!ticket.ok()) return fail("submit", ticket.status());
       tickets.push_back(*ticket);

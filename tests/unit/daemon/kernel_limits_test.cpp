@@ -69,7 +69,7 @@ struct Processes {
     std::ofstream(of + "/cgroup") << cgroup;
   }
   KernelLimits::Places places(const std::string& nvml = GPUSHARE_RECORDER) const {
-    return {nvml, folder, "/sys/fs/cgroup"};
+    return {nvml, folder, "/sys/fs/cgroup", {}};
   }
   char folder[32] = "/tmp/gpushare-XXXXXX";
 };
@@ -140,6 +140,45 @@ TEST_CASE("a limit stands where the claim that had the cgroup before is cleared"
     limits.clear(second);
     eventually(cleared);
   }
+}
+
+TEST_CASE("a daemon clears the limits that a killed one left, but not those of groups that have come back") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  KernelLimits::Places places = processes.places();
+  places.record = std::string(processes.folder) + "/limits";
+  const std::string record = places.record + ".00000100";
+  const auto lines = [&] {
+    std::ifstream file(record);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string own = "/system.slice/daemon.scope/gpushare-exec-7\n";
+  {
+    KernelLimits limits(kDevice, places);
+    limits.set(1, 7, kGiB);
+    eventually([&] { return limits.holds(1); });
+    CHECK(lines() == own);
+  }
+  CHECK_FALSE(std::filesystem::exists(record));  // it has cleared its limits
+  // A daemon that was killed leaves the file as it was.
+  std::ofstream(record) << "/left/gpushare-exec-3\n" << own;
+  std::filesystem::permissions(record, std::filesystem::perms(0600));
+  {
+    KernelLimits limits(kDevice, places);
+    eventually([&] { return !std::filesystem::exists(record); });
+    CHECK(cleared());
+    CHECK(limits_set().cgroup == "/sys/fs/cgroup/system.slice/daemon.scope/gpushare-exec-7");
+    limits.set(1, 7, kGiB);
+    eventually([&] { return limits.holds(1); });
+    CHECK(lines() == own);
+  }
+  // What others can have written is not believed.
+  std::ofstream(record) << own;
+  std::filesystem::permissions(record, std::filesystem::perms(0666));
+  const uint64_t calls = limits_set().calls;
+  { KernelLimits limits(kDevice, places); }
+  CHECK(limits_set().calls == calls);
+  CHECK(lines() == own);
 }
 
 TEST_CASE(

@@ -1,7 +1,10 @@
 // A daemon that answers late, or does not read: only the thread that needs an answer waits for it. Other sessions of the
 // process go on, and so do statistics.
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <deque>
@@ -11,6 +14,7 @@
 #include <vector>
 
 #include "client/channel.hpp"
+#include "client/lease_page.hpp"
 #include "client/wire.hpp"
 #include "executor/range.hpp"
 #include "support/shared_service.hpp"
@@ -201,3 +205,22 @@ TEST_CASE("a daemon that does not read its messages for a while stops nobody, an
 }
 
 }  // namespace
+
+TEST_CASE("a page of leases that another build has laid out is refused, and the error says what to do") {
+  const size_t bytes = client::lease_memory_bytes(client::kLeaseSlots);
+  const auto open = [](uint64_t mark, size_t size) {
+    Descriptor file(memfd_create("leases", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE(ftruncate(file.get(), static_cast<off_t>(size)) == 0);
+    REQUIRE(pwrite(file.get(), &mark, sizeof mark, 0) == sizeof mark);
+    REQUIRE(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    return client::LeasePage::open(std::move(file), client::kLeaseSlots).status();
+  };
+  CHECK_OK(open(client::kLeasePageMark, bytes));
+  CHECK((client::kLeasePageMark & 0xffffff) == sizeof(client::Lease));
+  for (const base::Status& refused :
+       {open(client::kLeasePageMark + 64, bytes), open(client::kLeasePageMark, bytes + 64)}) {
+    INFO(refused.message());
+    CHECK(refused.code() == GPUSHARE_MALFORMED_INPUT);
+    CHECK(refused.message().find("from the same release") != std::string::npos);
+  }
+}

@@ -180,6 +180,103 @@ TEST_CASE("an iteration finds all of E beside kept blocks while free bytes of P 
   }
 }
 
+// The device has nothing beside P and E of a, and another session's.
+struct FullDevice {
+  FullDevice(uint64_t p, uint64_t e)
+      : runtime(open_of(kSetups[0], 64 * kMiB)), a(open_session(*runtime, need("a", p, e))) {
+    other = open_session(*runtime, need("other", 60 * kMiB - p - e, 4 * kMiB));
+    REQUIRE_OK(a->wait_admitted(GPUSHARE_NO_TIMEOUT));
+    REQUIRE_OK(other->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  }
+  bool holds(memory::Address block, uint64_t bytes, uint8_t value) {
+    REQUIRE_OK(runtime->synchronize(GPUSHARE_NO_TIMEOUT));
+    return all_are(reinterpret_cast<const void*>(block), bytes,
+                   value);  // the host device's addresses are the host's
+  }
+  std::shared_ptr<executor::Runtime> runtime;
+  std::shared_ptr<executor::Session> a, other;
+};
+
+// In an iteration: a hole, and behind it a block that is kept and filled with `value`. Its address.
+memory::Address keep_behind(executor::Session& session, uint64_t hole, uint64_t bytes, uint8_t value) {
+  const auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE_OK(iteration.status());
+  if (hole > 0) REQUIRE_OK((*iteration)->alloc(hole, 0).status());
+  const auto block = (*iteration)->alloc(bytes, 0);
+  REQUIRE_OK(block.status());
+  REQUIRE_OK((*iteration)->keep(*block));
+  REQUIRE_OK((*(*iteration)->stream())->fill(*block, value, bytes));
+  REQUIRE_OK((*iteration)->end());
+  return *block;
+}
+
+// All of E as one block, which is written.
+void check_one_piece(executor::Session& session, uint64_t e) {
+  const auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE_OK(iteration.status());
+  const auto all = (*iteration)->alloc(e, 0);
+  CHECK_OK(all.status());
+  if (all.ok()) CHECK_OK((*(*iteration)->stream())->fill(*all, 9, e));
+  REQUIRE_OK((*iteration)->end());
+}
+
+TEST_CASE("an iteration finds all of E in one piece beside a kept block") {
+  for (const uint64_t e : {8, 10, 12, 16})
+    for (uint64_t hole = 0; hole < 7; ++hole)
+      for (const uint64_t kept : {1, 2, 3, 4, 6}) {
+        if (hole + kept > e) continue;
+        INFO("E " << e << " MiB, " << kept << " MiB kept behind " << hole << " MiB");
+        FullDevice device(8 * kMiB, e * kMiB);
+        const memory::Address block = keep_behind(*device.a, hole * kMiB, kept * kMiB, 5);
+        const Promise before = promise_of(*device.a);
+        check_one_piece(*device.a, e * kMiB);
+        CHECK(promise_of(*device.a) == before);
+        CHECK(device.holds(block, kept * kMiB, 5));
+        // The same once more, and when the block is gone.
+        check_one_piece(*device.a, e * kMiB);
+        CHECK_OK(device.runtime->free(block));
+        check_one_piece(*device.a, e * kMiB);
+        close_sound(*device.runtime);
+      }
+}
+
+TEST_CASE("kept blocks that fill their granules leave all of E in one piece though all of P is in use") {
+  for (uint64_t hole = 0; hole <= 8; hole += 2)
+    for (uint64_t kept = 2; kept <= 8; kept += 2) {
+      INFO(kept << " MiB kept behind " << hole << " MiB");
+      FullDevice device(8 * kMiB, 16 * kMiB);
+      (void)keep_behind(*device.a, hole * kMiB, kept * kMiB, 5);
+      if (kept < 8) REQUIRE_OK(device.a->alloc(memory::Kind::kModel, (8 - kept) * kMiB, 0).status());
+      check_one_piece(*device.a, 16 * kMiB);
+      close_sound(*device.runtime);
+    }
+}
+
+TEST_CASE("kept blocks that come and go at random leave all of E in one piece, and keep their bytes") {
+  Random random(seed());
+  for (int round = 0; round < 12; ++round) {
+    INFO("seed " << seed() << " round " << round);
+    FullDevice device(16 * kMiB, 12 * kMiB);
+    std::vector<std::pair<memory::Address, uint8_t>> kept;
+    for (int step = 0; step < 30; ++step) {
+      INFO("step " << step << ", " << kept.size() << " kept");
+      if (kept.size() == 4 || (!kept.empty() && uniform(random, 0, 2) == 0)) {
+        const size_t which = uniform(random, 0, kept.size() - 1);
+        CHECK(device.holds(kept[which].first, 2 * kMiB, kept[which].second));
+        REQUIRE_OK(device.runtime->free(kept[which].first));
+        kept.erase(kept.begin() + static_cast<ptrdiff_t>(which));
+      } else {
+        const auto value = static_cast<uint8_t>(10 + step);
+        kept.emplace_back(keep_behind(*device.a, uniform(random, 0, 40) * kMiB / 4, 2 * kMiB, value), value);
+      }
+      check_one_piece(*device.a, 12 * kMiB);
+      CHECK(device.runtime->check() == "");
+    }
+    for (const auto& [block, value] : kept) CHECK(device.holds(block, 2 * kMiB, value));
+    close_sound(*device.runtime);
+  }
+}
+
 // 24 MiB and then 3 MiB, of which the first part is freed: what is left lies behind it.
 memory::Address left_behind(executor::Runtime& runtime, executor::Session& session) {
   const auto model = session.alloc(memory::Kind::kModel, 24 * kMiB, 0);

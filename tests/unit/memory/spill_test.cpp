@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/registry.hpp"
 #include "support/bytes.hpp"
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
@@ -72,7 +73,67 @@ void set_fault(Fixture& f, uint32_t kind, uint64_t at_call) {
   CHECK(f.device->ops().fault_set(f.device->get(), &fault) == GPUSHARE_OK);
 }
 
+// The host device, whose driver refuses to map memory at the calls from first_refused on, of so many.
+struct LosingDriver {
+  static inline int32_t (*map)(gpushare_backend_device*, gpushare_device_address, uint64_t,
+                               gpushare_backend_memory*, uint64_t) = nullptr;
+  static inline uint64_t calls = 0, first_refused = 0, refused = 0;
+  static int32_t refuse(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
+                        gpushare_backend_memory* memory, uint64_t offset) {
+    ++calls;
+    if (calls >= first_refused && calls < first_refused + refused) return GPUSHARE_DEVICE_OUT_OF_MEMORY;
+    return map(device, address, bytes, memory, offset);
+  }
+  static std::string spec() {
+    if (map == nullptr) {
+      auto host = device::Device::open(test::host());
+      REQUIRE(host.ok());
+      static gpushare_backend_ops ops;
+      ops = (*host)->ops();
+      CHECK_OK((*host)->close());
+      map = ops.va_map;
+      ops.name = "losing";
+      ops.va_map = refuse;
+      CHECK_OK(device::register_backend(&ops));
+    }
+    refused = 0;
+    return "losing?total_bytes=256MiB";
+  }
+  static void arm(uint64_t from, uint64_t count) {
+    calls = 0;
+    first_refused = from;
+    refused = count;
+  }
+};
+
 }  // namespace
+
+TEST_CASE(
+    "a granule of a heap that the driver loses on its way home or out is told of, counts for nothing, and "
+    "moves no more") {
+  const bool home = GENERATE(true, false);
+  Fixture f(LosingDriver::spec(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 8 * kMiB);
+  for (int i = 0; i < 4; ++i) CHECK_OK(s.place(2 * kMiB));
+  if (home) CHECK(s.move(false) == 8 * kMiB);
+  const uint64_t before = home ? 0 : 8 * kMiB;
+  CHECK(s.heap->stats().promised_bytes == before);
+  // For one granule: the window, then the new memory at its addresses, then the old one again.
+  LosingDriver::arm(2, 2);
+  CHECK(s.move(home, 2 * kMiB) == 0);
+  CHECK(s.last.code() == GPUSHARE_INTERNAL);
+  CHECK(f.memory->check() == "");
+  CHECK(s.heap->stats().promised_bytes == (home ? 0 : 6 * kMiB));
+  LosingDriver::arm(0, 0);
+  CHECK(s.move(true) == (home ? 6 * kMiB : 0));  // the others can
+  CHECK_OK(s.last);
+  CHECK(s.heap->stats().promised_bytes == 6 * kMiB);
+  CHECK(f.memory->check() == "");
+  CHECK_OK(stream.synchronize());
+  CHECK_OK(f.memory->close_heap(s.heap));
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+}
 
 TEST_CASE("spilled blocks come home under their addresses and go out again") {
   Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
