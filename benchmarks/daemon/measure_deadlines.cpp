@@ -48,7 +48,8 @@ base::Status enqueue(executor::Iteration& iteration, uint64_t& duration_ns) {
   return stream->launch_host(&work_on_device, &duration_ns);
 }
 
-std::shared_ptr<executor::Session> open_session(const char* name, std::shared_ptr<executor::Runtime>& runtime) {
+std::shared_ptr<executor::Session> open_session(const char* name,
+                                                std::shared_ptr<executor::Runtime>& runtime) {
   executor::RuntimeOptions options;
   options.device = "shared";
   auto opened = executor::Runtime::open(std::move(options));
@@ -74,10 +75,11 @@ int serve(double seconds, double load, bool tells, uint64_t seed) {
     uint64_t duration_ns = kRequestMs * kMs;
     if (tells) (void)session->set_worth(batch.worth, batch.worth_until_ns, report.waiting);
     base::Status outcome;
-    const executor::IterationFunction batch_work = [&](const std::shared_ptr<executor::Iteration>& iteration) {
-      report.started_ns = base::host_now_ns();
-      return enqueue(*iteration, duration_ns);
-    };
+    const executor::IterationFunction batch_work =
+        [&](const std::shared_ptr<executor::Iteration>& iteration) {
+          report.started_ns = base::host_now_ns();
+          return enqueue(*iteration, duration_ns);
+        };
     const base::Status ran =
         executor::run_as_iteration(*session, report.server, "batch", batch_work, outcome);
     return ran.ok() ? outcome : ran;
@@ -97,8 +99,7 @@ int serve(double seconds, double load, bool tells, uint64_t seed) {
        at_ns += gap(random)) {
     const auto arrival_ns = static_cast<uint64_t>(at_ns);
     const uint64_t now_ns = base::host_now_ns();
-    if (arrival_ns > now_ns)
-      std::this_thread::sleep_for(std::chrono::nanoseconds(arrival_ns - now_ns));
+    if (arrival_ns > now_ns) std::this_thread::sleep_for(std::chrono::nanoseconds(arrival_ns - now_ns));
     sched::slo::Request request;
     request.id = offered + (uint64_t{1} << 40);
     request.arrival_ns = arrival_ns;
@@ -159,7 +160,8 @@ struct Player : benchmarks::OwnProcess {
 
 void measure(const std::string& seconds, int rounds) {
   std::puts(
-      "| load of the server | beside | tells | in time, by round | the server's part of the device | the neighbour's |\n"
+      "| load of the server | beside | tells | in time, by round | the server's part of the device | the "
+      "neighbour's |\n"
       "|---|---|---|---|---|---|");
   for (const char* load : {"0.3", "0.45"})
     for (const char* beside : {"nobody", "training", "overloaded server"})
@@ -170,10 +172,11 @@ void measure(const std::string& seconds, int rounds) {
         for (int round = 0; round < rounds; ++round) {
           Player server({"serve", seconds, load, tells ? "1" : "0", std::to_string(round + 1)});
           std::unique_ptr<Player> neighbour;
-          if (beside[0] == 't') neighbour = std::make_unique<Player>(std::vector<std::string>{"train", seconds});
+          if (beside[0] == 't')
+            neighbour = std::make_unique<Player>(std::vector<std::string>{"train", seconds});
           if (beside[0] == 'o')
-            neighbour = std::make_unique<Player>(
-                std::vector<std::string>{"serve", seconds, "3", tells ? "1" : "0", std::to_string(100 + round)});
+            neighbour = std::make_unique<Player>(std::vector<std::string>{
+                "serve", seconds, "3", tells ? "1" : "0", std::to_string(100 + round)});
           if (neighbour != nullptr) neighbour->go();
           server.go();
           const auto [in_time, its_part] = server.end();
