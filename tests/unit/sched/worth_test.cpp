@@ -12,17 +12,16 @@ using namespace gpushare::test::scheduling;
 
 namespace {
 
-constexpr uint64_t kMillisecond = 1'000'000;
+constexpr uint64_t kOneMs = 1'000'000;
 
 // Sessions of one lane. Session 1 serves requests, the others always have an iteration of 10 ms to run.
-struct SharedLane {
-  explicit SharedLane(const char* policy = "fair", size_t neighbours = 1)
+struct ServedLane {
+  explicit ServedLane(const char* policy = "fair", size_t neighbours = 1)
       : scheduler(make(policy, one_lane())) {
     for (SessionId id = 1; id <= 1 + neighbours; ++id) REQUIRE(scheduler.arrive(spec(id, 1, 1), now).ok());
     actions(scheduler);
     for (SessionId id = 2; id <= 1 + neighbours; ++id) scheduler.ready(id, now);
-    for (size_t i = 0; i < 30; ++i)
-      CHECK(run(10 * kMillisecond) != 1);  // 1 leaves its part of the device unused
+    for (size_t i = 0; i < 30; ++i) CHECK(run(10 * kOneMs) != 1);  // 1 leaves its part of the device unused
   }
   static SchedulerOptions one_lane() {
     SchedulerOptions options = capacity(1000);
@@ -53,102 +52,101 @@ struct SharedLane {
 }  // namespace
 
 TEST_CASE("worth: what would be lost by waiting goes first while unused time is left") {
-  SharedLane shared;
+  ServedLane shared;
   // The first batch has its turn in any case, and those after it as long as 100 ms last.
   for (int batch = 0; batch < 6; ++batch) {
-    shared.submit(1, 5 * kMillisecond);
+    shared.submit(1, 5 * kOneMs);
     INFO("batch " << batch);
-    CHECK(shared.run(20 * kMillisecond) == 1);
+    CHECK(shared.run(20 * kOneMs) == 1);
   }
-  shared.submit(1, 5 * kMillisecond);
-  CHECK(shared.run(10 * kMillisecond) == 2);
+  shared.submit(1, 5 * kOneMs);
+  CHECK(shared.run(10 * kOneMs) == 2);
   CHECK(shared.scheduler.check().empty());
 }
 
 TEST_CASE("worth: a batch that can wait, is late already, or has no worth waits for its turn") {
   for (const auto& [worth, within_ns] :
-       {std::pair(1.0, 200 * kMillisecond), std::pair(0.0, 5 * kMillisecond),
-        std::pair(-1.0, 5 * kMillisecond),
-        std::pair(std::numeric_limits<double>::quiet_NaN(), 5 * kMillisecond),
-        std::pair(std::numeric_limits<double>::infinity(), 5 * kMillisecond)}) {
-    SharedLane shared;
-    shared.submit(1, 5 * kMillisecond);
-    CHECK(shared.run(20 * kMillisecond) == 1);
+       {std::pair(1.0, 200 * kOneMs), std::pair(0.0, 5 * kOneMs), std::pair(-1.0, 5 * kOneMs),
+        std::pair(std::numeric_limits<double>::quiet_NaN(), 5 * kOneMs),
+        std::pair(std::numeric_limits<double>::infinity(), 5 * kOneMs)}) {
+    ServedLane shared;
+    shared.submit(1, 5 * kOneMs);
+    CHECK(shared.run(20 * kOneMs) == 1);
     shared.submit(worth, within_ns);
     INFO(worth << " within " << within_ns);
-    CHECK(shared.run(10 * kMillisecond) == 2);
+    CHECK(shared.run(10 * kOneMs) == 2);
   }
-  SharedLane late;
-  late.submit(1, 5 * kMillisecond);
-  CHECK(late.run(20 * kMillisecond) == 1);
-  late.submit(1, 5 * kMillisecond);
-  late.now += 6 * kMillisecond;
-  CHECK(late.run(10 * kMillisecond) == 2);
+  ServedLane late;
+  late.submit(1, 5 * kOneMs);
+  CHECK(late.run(20 * kOneMs) == 1);
+  late.submit(1, 5 * kOneMs);
+  late.now += 6 * kOneMs;
+  CHECK(late.run(10 * kOneMs) == 2);
 }
 
 TEST_CASE("worth: it is of one iteration, and of the session while it is there") {
-  SharedLane shared;
-  shared.submit(1, 500 * kMillisecond);
-  CHECK(shared.run(20 * kMillisecond) == 1);
+  ServedLane shared;
+  shared.submit(1, 500 * kOneMs);
+  CHECK(shared.run(20 * kOneMs) == 1);
   shared.scheduler.ready(1, shared.now);  // an iteration that nothing was said of
-  shared.now += 490 * kMillisecond;
-  CHECK(shared.run(10 * kMillisecond) == 2);
-  shared.submit(1, 5 * kMillisecond);
+  shared.now += 490 * kOneMs;
+  CHECK(shared.run(10 * kOneMs) == 2);
+  shared.submit(1, 5 * kOneMs);
   shared.scheduler.leave(1, shared.now);
-  CHECK(shared.run(10 * kMillisecond) == 2);
-  shared.scheduler.set_worth(1, 1, shared.now + 5 * kMillisecond);  // of nobody
+  CHECK(shared.run(10 * kOneMs) == 2);
+  shared.scheduler.set_worth(1, 1, shared.now + 5 * kOneMs);  // of nobody
   CHECK(shared.scheduler.check().empty());
 }
 
 TEST_CASE("worth: who has said that more waits is expected back at once, for a short time") {
   for (const bool comes : {true, false}) {
-    SharedLane shared;
-    shared.submit(1, 5 * kMillisecond);
+    ServedLane shared;
+    shared.submit(1, 5 * kOneMs);
     REQUIRE(shared.scheduler.pick(0, shared.now) == SessionId{1});
     shared.scheduler.dispatched(1, 0, shared.now);
-    shared.now += 20 * kMillisecond;
-    shared.scheduler.set_worth(1, 1, shared.now + 5 * kMillisecond);
-    shared.scheduler.finished(1, 20 * kMillisecond, shared.now);
+    shared.now += 20 * kOneMs;
+    shared.scheduler.set_worth(1, 1, shared.now + 5 * kOneMs);
+    shared.scheduler.finished(1, 20 * kOneMs, shared.now);
     CHECK_FALSE(shared.scheduler.pick(0, shared.now));
     const uint64_t until_ns = shared.scheduler.look_again_ns();
     CHECK(until_ns >= shared.now + kIdleForTurnNs);
     REQUIRE(until_ns <= shared.now + kMostExpectedNs);
     shared.now = comes ? until_ns - 1 : until_ns;
-    if (comes) shared.submit(1, 4 * kMillisecond);
-    CHECK(shared.run(10 * kMillisecond) == (comes ? 1 : 2));
+    if (comes) shared.submit(1, 4 * kOneMs);
+    CHECK(shared.run(10 * kOneMs) == (comes ? 1 : 2));
     CHECK(shared.scheduler.check().empty());
   }
 }
 
 TEST_CASE("worth: of two that would be lost the greater one goes first") {
   for (const double other : {0.5, 2.0}) {
-    SharedLane shared("fair", 2);
-    shared.submit(1, 5 * kMillisecond);
-    CHECK(shared.run(20 * kMillisecond) == 1);
-    shared.submit(1, 5 * kMillisecond);
+    ServedLane shared("fair", 2);
+    shared.submit(1, 5 * kOneMs);
+    CHECK(shared.run(20 * kOneMs) == 1);
+    shared.submit(1, 5 * kOneMs);
     const SessionId next = *shared.scheduler.pick(0, shared.now) == 1 ? 2 : 1;
     CHECK(next == 2);  // 1 is ahead of the others
-    for (SessionId id : {2, 3}) shared.scheduler.set_worth(id, other, shared.now + 5 * kMillisecond);
-    CHECK((shared.run(10 * kMillisecond) == 1) == (other < 1));
+    for (SessionId id : {2, 3}) shared.scheduler.set_worth(id, other, shared.now + 5 * kOneMs);
+    CHECK((shared.run(10 * kOneMs) == 1) == (other < 1));
   }
 }
 
 TEST_CASE("worth: of equal ones who has left more of its part unused goes first") {
-  SharedLane shared;
-  shared.submit(1, 5 * kMillisecond);
-  CHECK(shared.run(20 * kMillisecond) == 1);
-  shared.scheduler.set_worth(2, 1, shared.now + 5 * kMillisecond);  // it has had the device all the time
-  shared.submit(1, 5 * kMillisecond);
-  CHECK(shared.run(20 * kMillisecond) == 1);
+  ServedLane shared;
+  shared.submit(1, 5 * kOneMs);
+  CHECK(shared.run(20 * kOneMs) == 1);
+  shared.scheduler.set_worth(2, 1, shared.now + 5 * kOneMs);  // it has had the device all the time
+  shared.submit(1, 5 * kOneMs);
+  CHECK(shared.run(20 * kOneMs) == 1);
 }
 
 TEST_CASE("worth: ranks come before it") {
-  SharedLane shared("priority");
+  ServedLane shared("priority");
   shared.scheduler.set_priority(2, 1, shared.now);
-  shared.submit(1, 5 * kMillisecond);
-  CHECK(shared.run(10 * kMillisecond) == 2);
+  shared.submit(1, 5 * kOneMs);
+  CHECK(shared.run(10 * kOneMs) == 2);
   shared.scheduler.set_priority(2, 0, shared.now);
-  CHECK(shared.run(10 * kMillisecond) == 1);
+  CHECK(shared.run(10 * kOneMs) == 1);
 }
 
 // One that always says that its next iteration would be lost, and one that says nothing.
@@ -157,12 +155,12 @@ TEST_CASE("worth: over time nobody has more than its part, whatever it says") {
   INFO("GPUSHARE_TEST_SEED=" << seed);
   test::Random random(seed);
   for (const double weight : {1.0, 3.0}) {
-    SharedLane shared;
+    ServedLane shared;
     shared.scheduler.set_weight(1, weight);
     uint64_t service[3] = {};
     for (int step = 0; step < 20'000; ++step) {
-      const uint64_t length_ns = test::uniform(random, 1, 20) * kMillisecond;
-      shared.submit(1e30, test::uniform(random, 0, 20) * kMillisecond);
+      const uint64_t length_ns = test::uniform(random, 1, 20) * kOneMs;
+      shared.submit(1e30, test::uniform(random, 0, 20) * kOneMs);
       service[shared.run(length_ns)] += length_ns;
       // It was owed up to 100 ms at the beginning, and two iterations lie between any two sessions.
       const double ahead_ns = static_cast<double>(service[1]) / weight - static_cast<double>(service[2]);
