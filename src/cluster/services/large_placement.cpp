@@ -10,7 +10,7 @@ namespace gpushare::cluster::services {
 namespace {
 
 constexpr size_t kMostTries = 64;  // devices looked at for one replica
-// Changes of the order are tried until they have looked at so many candidates and devices together: some two seconds.
+// Changes of the order are tried until they have looked at so many candidates and devices together: half a second.
 constexpr size_t kWork = 6'000'000, kMostChanges = 6'000;
 constexpr int kWeights = 10;  // of compute against memory, for the bound
 constexpr int kDuals = 8;     // dual feasible functions of compute, for the bound
