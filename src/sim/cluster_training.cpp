@@ -7,8 +7,8 @@
 #include <random>
 
 #include "cluster/json.hpp"
+#include "cluster/mix_kind.hpp"
 #include "cluster/plan.hpp"
-#include "sim/cluster_mix.hpp"
 #include "sim/csv.hpp"
 #include "sim/job_file.hpp"
 #include "sim/published_jobs.hpp"
@@ -381,7 +381,7 @@ const std::vector<const cluster::Kind*>& all_cluster_kinds() {
   static const std::vector<const cluster::Kind*> all = [] {
     std::vector<const cluster::Kind*> kinds = cluster::kinds();
     kinds.push_back(&training_kind());
-    kinds.push_back(&mix_kind());
+    kinds.push_back(&cluster::mix_kind(training_kind()));
     return kinds;
   }();
   return all;

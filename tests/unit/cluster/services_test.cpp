@@ -342,6 +342,41 @@ TEST_CASE("thousands of services on a thousand devices keep every limit", "[clus
   CHECK(found.value >= 0.7 * found.bound);
 }
 
+TEST_CASE("the placement for many services is near the optimum, and its bound is none too low", "[cluster]") {
+  test::Random random(test::seed());
+  const auto draw = [&](size_t count) {
+    std::vector<ExactService> services(count);
+    for (ExactService& service : services) {
+      service.rate = static_cast<double>(test::uniform(random, 50, 600));
+      for (int o = 0; o < 3; ++o)
+        service.options.push_back({0,
+                                   static_cast<double>(test::uniform(random, 50, 900)),
+                                   static_cast<double>(test::uniform(random, 5, 90)) / 100,
+                                   {static_cast<double>(test::uniform(random, 1, 40)) / 100},
+                                   0});
+    }
+    return services;
+  };
+  double ratios = 0;
+  constexpr int kCases = 40;
+  for (int i = 0; i < kCases; ++i) {
+    const std::vector<ExactService> services = draw(5);
+    const std::vector<ExactClass> classes = {{2, 1}, {1, 0.5}};
+    std::vector<ExactService> both = services;
+    for (ExactService& service : both)
+      for (ExactOption& option : service.options) option.memory.push_back(option.memory[0]);
+    const ExactResult exact = solve_exact(both, classes, {});
+    REQUIRE(exact.optimal);
+    const ExactResult large = large_placement(both, classes);
+    CHECK(large.value <= exact.value * (1 + 1e-9));
+    CHECK(large.bound >= exact.value * (1 - 1e-9));
+    ratios += large.value / exact.value;
+  }
+  CHECK(ratios / kCases >= 0.985);
+  const ExactResult contended = large_placement(draw(100), {{12, 1}});
+  CHECK(contended.value >= 0.9 * contended.bound);
+}
+
 TEST_CASE("iGniter's published plan comes out of its published measurements", "[cluster]") {
   // Measurements and plan: icloud-ecnu/igniter (GPU: V100); SLO 15, 40, 60 ms at 500, 400, 200 requests/s: batches 4,
   // 8, 6 and shares 10, 30, 37.5% on one device, predicted 6.92, 18.91, 28.73 ms. Needs the file; where it is absent

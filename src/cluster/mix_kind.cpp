@@ -1,25 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/cluster_mix.hpp"
+#include "cluster/mix_kind.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <map>
 
 #include "cluster/json.hpp"
 #include "cluster/solve/shares.hpp"
-#include "sim/cluster_training.hpp"
 
-namespace gpushare::sim {
+namespace gpushare::cluster {
 namespace {
 
-using cluster::Device;
-using cluster::Fields;
-using cluster::Json;
-using cluster::OrderedJson;
-
 constexpr size_t kParts = 4;
-enum Part : size_t { kServices, kRetraining, kTrials, kTraining };
+enum MixPart : size_t { kServices, kRetraining, kTrials, kTraining };
 constexpr const char* kPartNames[kParts] = {"services", "retraining", "trials", "training"};
 // The figure of a part's result, and whether less of it is better.
 constexpr const char* kFigures[kParts] = {"goodput_rps", "mean_accuracy", "makespan_s", "jct_mean_s"};
@@ -33,11 +28,7 @@ constexpr double kPerLoss = 10;  // how much more a part's loss weighs than anot
 constexpr double kMargin = 1.1;  // trials may take so much longer than they are expected to
 constexpr double kWorst = -1e9;  // worth of a part that cannot run
 
-const cluster::Kind& kind_of(size_t part) {
-  const cluster::Kind* const all[kParts] = {&cluster::services_kind(), &cluster::retraining_kind(),
-                                            &cluster::trials_kind(), &training_kind()};
-  return *all[part];
-}
+using PartKinds = std::array<const Kind*, kParts>;
 
 // A part of the devices: of which device how much.
 struct Slice {
@@ -56,18 +47,19 @@ struct Outcome {
 // Whether and how the parts are played.
 struct Mode {
   bool plan = false;  // as told, without noise
-  cluster::PlayOptions options;
+  PlayOptions options;
 };
 
-class MixProblem final : public cluster::Problem {
+class MixProblem final : public Problem {
  public:
-  MixProblem(Fields& document, const std::vector<Device>& devices) : devices_(devices) {
+  MixProblem(Fields& document, const std::vector<Device>& devices, const PartKinds& kinds)
+      : kinds_(kinds), devices_(devices) {
     if (devices.size() > kMostDevices)
       document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over",
                                        devices.size(), kMostDevices));
     for (size_t part = 0; part < kParts && document.ok(); ++part) {
       if (!document.has(kPartNames[part])) continue;
-      document.with(kPartNames[part], [&](Fields& fields) { kind_of(part).read(fields, devices); });
+      document.with(kPartNames[part], [&](Fields& fields) { kinds_[part]->read(fields, devices); });
       if (!document.ok()) return;
       parts_[part] = *document.find(kPartNames[part]);
       there_.push_back(part);
@@ -81,7 +73,7 @@ class MixProblem final : public cluster::Problem {
       document.with("specialists", [&](Fields& fields) {
         for (size_t part = 0; part < kParts; ++part) {
           const std::string name = fields.text_or(kPartNames[part], specialists_[part].c_str());
-          const auto& choices = kind_of(part).run_choices;
+          const auto& choices = kinds_[part]->run_choices;
           if (std::find(choices.begin(), choices.end(), name) == choices.end())
             fields.refuse(kPartNames[part], "no scheduler of that kind");
           specialists_[part] = name;
@@ -92,8 +84,8 @@ class MixProblem final : public cluster::Problem {
   base::Status solve(std::string_view choice, OrderedJson& result) override {
     return decide(choice, {true, {}}, result, nullptr);
   }
-  base::Status play(std::string_view choice, const cluster::PlayOptions& options, OrderedJson& result,
-                    std::vector<cluster::PlaySpan>* spans) override {
+  base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                    std::vector<PlaySpan>* spans) override {
     return decide(choice, {false, options}, result, spans);
   }
 
@@ -101,7 +93,7 @@ class MixProblem final : public cluster::Problem {
   using Slices = std::vector<std::vector<Slice>>;  // [part]
 
   base::Status decide(std::string_view choice, const Mode& mode, OrderedJson& result,
-                      std::vector<cluster::PlaySpan>* spans) {
+                      std::vector<PlaySpan>* spans) {
     GPUSHARE_ASSIGN_OR_RETURN(Slices slices, choice == "static"     ? whole(mode, specialists_)
                                              : choice == "gpushare" ? shared(told())
                                              : choice == "oracle"   ? shared(mode)
@@ -110,7 +102,7 @@ class MixProblem final : public cluster::Problem {
     double score = 0;
     OrderedJson shares = OrderedJson::object();
     for (const size_t part : there_) {
-      std::vector<cluster::PlaySpan> own;
+      std::vector<PlaySpan> own;
       const Outcome outcome =
           run(part, slices[part], schedulers[part], mode, spans == nullptr ? nullptr : &own);
       if (!outcome.error.empty())
@@ -126,10 +118,10 @@ class MixProblem final : public cluster::Problem {
         if (slice.from_s == 0) amount += slice.part;
       shares[kPartNames[part]] = amount;
       if (spans != nullptr)
-        for (cluster::PlaySpan& span : own)
+        for (PlaySpan& span : own)
           spans->push_back({std::string(kPartNames[part]) + ", " + span.row, std::move(span.name),
                             span.begin_s, span.end_s});
-      OrderedJson inner = cluster::object({{"scheduler", schedulers[part]}});
+      OrderedJson inner = object({{"scheduler", schedulers[part]}});
       inner.update(outcome.result);
       result["parts"][kPartNames[part]] = std::move(inner);
     }
@@ -142,7 +134,7 @@ class MixProblem final : public cluster::Problem {
 
   // Plays a part alone on its slices: a slice is a device of so much of the speed and memory.
   Outcome run(size_t part, const std::vector<Slice>& slices, const std::string& scheduler, const Mode& mode,
-              std::vector<cluster::PlaySpan>* spans) const {
+              std::vector<PlaySpan>* spans) const {
     Outcome outcome;
     std::vector<Device> devices;
     for (const Slice& slice : slices) {
@@ -158,10 +150,10 @@ class MixProblem final : public cluster::Problem {
     }
     base::Status error;
     Fields fields(parts_[part], &error);
-    const std::unique_ptr<cluster::Problem> problem = kind_of(part).read(fields, devices);
+    const std::unique_ptr<Problem> problem = kinds_[part]->read(fields, devices);
     base::Status status = error;
     if (status.ok()) {
-      cluster::PlayOptions options = mode.options;
+      PlayOptions options = mode.options;
       if (mode.plan) {  // as told, and with other requests than those that come
         options.noise = 0;
         options.seed = kPlanSeed;
@@ -185,10 +177,10 @@ class MixProblem final : public cluster::Problem {
   }
 
   // The worth of every part on every number of whole devices.
-  std::vector<cluster::ValueTable> by_devices(const Mode& mode, const std::string* schedulers) const {
-    std::vector<cluster::ValueTable> tables;
+  std::vector<ValueTable> by_devices(const Mode& mode, const std::string* schedulers) const {
+    std::vector<ValueTable> tables;
     for (const size_t part : there_) {
-      cluster::ValueTable table{1, {}};
+      ValueTable table{1, {}};
       for (size_t n = 1; n <= devices_.size() - there_.size() + 1; ++n)
         table.value.push_back(
             run(part, first(static_cast<int64_t>(n) * kQuarters), schedulers[part], mode, nullptr).worth);
@@ -200,8 +192,8 @@ class MixProblem final : public cluster::Problem {
   // The value of each part in the partition into whole devices that is expected to be the best, or that is the best where
   // the real course is known. Less is a loss.
   std::vector<double> floors(const Mode& mode) const {
-    const std::vector<cluster::ValueTable> tables = by_devices(mode, specialists_);
-    const auto units = cluster::maximise_sum(tables, static_cast<int64_t>(devices_.size()));
+    const std::vector<ValueTable> tables = by_devices(mode, specialists_);
+    const auto units = maximise_sum(tables, static_cast<int64_t>(devices_.size()));
     std::vector<double> floor(kParts, kWorst);
     for (size_t i = 0; i < there_.size(); ++i)
       floor[there_[i]] = tables[i].value[size_t((*units)[i] - 1)] - kSlack;
@@ -211,8 +203,7 @@ class MixProblem final : public cluster::Problem {
   // The parts in order of document, each in whole devices: every number of devices of every part, then all partitions by dynamic
   // programming. Devices are taken in order.
   base::Result<Slices> whole(const Mode& mode, const std::string* schedulers) const {
-    const auto units =
-        cluster::maximise_sum(by_devices(mode, schedulers), static_cast<int64_t>(devices_.size()));
+    const auto units = maximise_sum(by_devices(mode, schedulers), static_cast<int64_t>(devices_.size()));
     Slices slices(kParts);
     size_t next = 0;
     for (size_t i = 0; i < there_.size(); ++i)
@@ -377,6 +368,7 @@ class MixProblem final : public cluster::Problem {
     return first + trials.result.at("makespan_s").get<double>();
   }
 
+  const PartKinds& kinds_;
   const std::vector<Device> devices_;
   Json parts_[kParts];
   std::vector<size_t> there_;
@@ -385,34 +377,35 @@ class MixProblem final : public cluster::Problem {
 };
 
 // The fields of a part are those of a document of its kind.
-std::string mix_schema() {
+std::string mix_schema(const PartKinds& kinds) {
   OrderedJson properties = OrderedJson::object(), definitions = OrderedJson::object();
   OrderedJson specialists = OrderedJson::object();
   for (size_t part = 0; part < kParts; ++part) {
-    const OrderedJson own = OrderedJson::parse(kind_of(part).schema);
-    properties[kPartNames[part]] = cluster::object({{"type", "object"},
-                                                    {"properties", own.at("properties")},
-                                                    {"required", own.at("required")},
-                                                    {"additionalProperties", false}});
-    specialists[kPartNames[part]] = cluster::object({{"enum", kind_of(part).run_choices}});
+    const OrderedJson own = OrderedJson::parse(kinds[part]->schema);
+    properties[kPartNames[part]] = object({{"type", "object"},
+                                           {"properties", own.at("properties")},
+                                           {"required", own.at("required")},
+                                           {"additionalProperties", false}});
+    specialists[kPartNames[part]] = object({{"enum", kinds[part]->run_choices}});
   }
-  properties["specialists"] = cluster::object(
-      {{"description",
-        "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
-       {"type", "object"},
-       {"properties", std::move(specialists)},
-       {"additionalProperties", false}});
-  return cluster::object({{"properties", std::move(properties)},
-                          {"required", OrderedJson::array()},
-                          {"$defs", std::move(definitions)}})
+  properties["specialists"] =
+      object({{"description",
+               "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
+              {"type", "object"},
+              {"properties", std::move(specialists)},
+              {"additionalProperties", false}});
+  return object({{"properties", std::move(properties)},
+                 {"required", OrderedJson::array()},
+                 {"$defs", std::move(definitions)}})
       .dump();
 }
 
 }  // namespace
 
-const cluster::Kind& mix_kind() {
-  static const std::string schema = mix_schema();
-  static const cluster::Kind kind = {
+const Kind& mix_kind(const Kind& training) {
+  static const PartKinds parts = {&services_kind(), &retraining_kind(), &trials_kind(), &training};
+  static const std::string schema = mix_schema(parts);
+  static const Kind kind = {
       "mix",
       "scheduler",
       {"static", "gpushare", "gpushare-whole"},
@@ -420,11 +413,11 @@ const cluster::Kind& mix_kind() {
       {"static", "gpushare", "gpushare-whole", "oracle"},
       {"static", "gpushare"},
       true,
-      [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<cluster::Problem> {
-        return std::make_unique<MixProblem>(document, devices);
+      [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
+        return std::make_unique<MixProblem>(document, devices, parts);
       },
       schema.c_str()};
   return kind;
 }
 
-}  // namespace gpushare::sim
+}  // namespace gpushare::cluster

@@ -1,4 +1,4 @@
-// cluster_mix.hpp: the kind "mix" of cluster documents: services, retraining, trials and training jobs together on the
+// mix_kind.hpp: the kind "mix" of cluster documents: services, retraining, trials and training jobs together on the
 // same devices.
 //
 // A document has an object of each part's own fields (at least one part). Schedulers:
@@ -15,8 +15,9 @@
 
 #include "cluster/kinds.hpp"
 
-namespace gpushare::sim {
+namespace gpushare::cluster {
 
-const cluster::Kind& mix_kind();
+// `training`: the kind of the training jobs, whose figures come from who plays them; the same at every call.
+const Kind& mix_kind(const Kind& training);
 
-}  // namespace gpushare::sim
+}  // namespace gpushare::cluster
