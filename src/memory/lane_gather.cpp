@@ -72,7 +72,8 @@ bool LaneImpl::make_hollow(const std::vector<size_t>& granules) {
   const uint64_t granularity = shared_.layout->granularity_bytes();
   hollow_.resize(std::max(hollow_.size(), range_.bytes / granularity), false);
   for (size_t done = 0; done < granules.size(); ++done) {
-    if (!heap_->allocate_at(granules[done] * granularity, granularity, BlockTag::kFreed | BlockTag::kHollow)) {
+    if (!heap_->allocate_at(granules[done] * granularity, granularity,
+                            BlockTag::kFreed | BlockTag::kHollow)) {
       while (done-- > 0) end_hollow(granules[done]);
       return false;
     }
@@ -116,7 +117,8 @@ base::Status LaneImpl::put_memory(size_t granule, bool may_wait) {
 // had; else the lane is short of it, and grows at a later boundary.
 bool LaneImpl::carry_out(const Gathering& plan, bool may_wait) {
   const uint64_t granularity = shared_.layout->granularity_bytes();
-  if (plan.cut_bytes > 0 && !shrink(range().bytes - plan.cut_bytes)) {  // another thread has placed a block there
+  if (plan.cut_bytes > 0 &&
+      !shrink(range().bytes - plan.cut_bytes)) {  // another thread has placed a block there
     ShortLockGuard lock(door_.lock_);
     for (const size_t i : plan.donors) end_hollow(i);
     return false;
@@ -142,7 +144,8 @@ bool LaneImpl::gather(PersistentHeap& owner, uint64_t bytes, uint64_t* out_missi
   Gathering plan;
   {
     ShortLockGuard lock(door_.lock_);
-    if (owner_ != &owner.impl() || range_.bytes == 0 || (promoted_.empty() && hollow_bytes_ == 0)) return false;
+    if (owner_ != &owner.impl() || range_.bytes == 0 || (promoted_.empty() && hollow_bytes_ == 0))
+      return false;
     if (!plan_gathering(bytes, &plan, out_missing) || !make_hollow(plan.donors)) return false;
   }
   return carry_out(plan, true);
