@@ -266,8 +266,11 @@ static void limits(const char* device) {
   CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 4096 * MIB, 0, GPUSHARE_NO_NATIVE_STREAM, &a),
                GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(observed == 2);
+  CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 1000, 3, GPUSHARE_NO_NATIVE_STREAM, &a),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK(observed == 2); /* told of memory that is missing, of nothing else */
   CHECK_STATUS(gpushare_allocator_get_info(f.allocator, NULL, &info), GPUSHARE_OK);
-  CHECK(info.failures == 2 && info.allocations == 1);
+  CHECK(info.failures == 3 && info.allocations == 1);
   CHECK_STATUS(gpushare_allocator_free(f.allocator, a, GPUSHARE_NO_NATIVE_STREAM), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_trim(f.allocator, &bytes), GPUSHARE_OK);
   observed = 0;
@@ -410,7 +413,7 @@ static void native_streams(const char* device, const char* path) {
   void* library = dlopen(path, RTLD_NOW);
   cuda api;
   void *stream = NULL, *graph = NULL, *context = NULL;
-  gpushare_device_address a = 0, b = 0, c = 0;
+  gpushare_device_address a = 0, b = 0, c = 0, d = 0;
   CHECK(library != NULL);
   if (library == NULL) return;
   *(void**)&api.stream_create = symbol(library, "cuStreamCreate");
@@ -453,6 +456,7 @@ static void native_streams(const char* device, const char* path) {
   }
   /* A capture: what it allocates comes from its pool; what it frees and was there before is freed afterwards. */
   CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 1000, 0, stream, &a), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 1000, 0, stream, &d), GPUSHARE_OK);
   filtered = stream;
   CHECK_STATUS(gpushare_allocator_begin_pool(f.allocator, 0, 9, is_filtered, &filtered, NULL), GPUSHARE_OK);
   CHECK(api.begin_capture(stream, 0) == 0);
@@ -463,9 +467,12 @@ static void native_streams(const char* device, const char* path) {
   CHECK(c == b);
   CHECK_STATUS(gpushare_allocator_free(f.allocator, a, stream), GPUSHARE_OK);
   CHECK(block_at(f.runtime, a).bytes == 1000); /* not yet */
+  CHECK_STATUS(gpushare_allocator_free(f.allocator, d, stream), GPUSHARE_OK);
+  CHECK(block_at(f.runtime, a).bytes == 1000); /* tried again, and still not */
   CHECK(api.end_capture(stream, &graph) == 0 && graph != NULL);
   CHECK_STATUS(gpushare_allocator_end_pool(f.allocator, 0, 9), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_free(f.allocator, a, stream), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_allocator_free(f.allocator, d, stream), GPUSHARE_NOT_FOUND);
   CHECK(api.graph_destroy(graph) == 0);
   CHECK_STATUS(gpushare_allocator_free(f.allocator, c, stream), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_release_pool(f.allocator, 0, 9), GPUSHARE_OK);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "shim/boundaries.hpp"
+#include "shim/ranges.hpp"
 #include "shim/table.hpp"
 #include "shim/words.hpp"
 #include "support/catch.hpp"
@@ -207,4 +208,16 @@ TEST_CASE("a quantum that is half over ends where a sequence of launches begins 
     if (turn(kSeat).over != 0) ended_at = ended_at == 0 || (launch - ended_at) % 6 == 0 ? launch : -1;
   }
   CHECK(ended_at >= 40);
+}
+
+TEST_CASE("the smallest range is one of the device's, and lies where it is looked for") {
+  REQUIRE(add_range({0x10000, 10, 30, 1, 0, 0, Lies::spilled, false}));
+  REQUIRE(add_range({0x20000, 10, 10, 1, 0, 1, Lies::spilled, false}));
+  REQUIRE(add_range({0x30000, 10, 20, 1, 0, 0, Lies::away, false}));
+  REQUIRE(add_range({0x40000, 10, 40, 1, 0, 0, Lies::spilled, false}));
+  CHECK(least_range(0, Lies::spilled) == 30);
+  CHECK(least_range(1, Lies::spilled) == 10);
+  CHECK(least_range(0, Lies::away) == 20);
+  CHECK(least_range(1, Lies::away) == UINT64_MAX);
+  forget_ranges_in_child();
 }

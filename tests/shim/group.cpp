@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -70,6 +71,18 @@ TEST_CASE("a process for which the group's page has no place gets no memory") {
     CHECK(said.find("gpushare: the group has 1024 processes") == 0);
     CHECK(said.find("\n2\n") != std::string::npos);
   }
+  // What a process that has ended holds is free before anybody is refused.
+  const pid_t ended = fork();
+  if (ended == 0) _exit(0);
+  REQUIRE(waitpid(ended, nullptr, 0) == ended);
+  for (auto& slot : page->slots) slot.identity = 0;
+  page->slots[3].identity = static_cast<uint64_t>(ended) << 40 | 1;
+  page->slots[3].counted[0] = uint64_t{60} << 20;
+  page->slots_used = 4;
+  CHECK(ask(path, "") == "0\n");
+  CHECK(page->slots[3].identity == 0);
+  for (auto& slot : page->slots) slot.identity = own_identity();
+  page->slots_used = gpushare::shim::kSlots;
   // A place that comes free is taken.
   page->slots[700].identity = 0;
   CHECK(ask(path, "") == "0\n");
