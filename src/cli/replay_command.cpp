@@ -70,7 +70,7 @@ class ReplayCommand final : public Command {
     return R"(Trace files are recognised by their content:
   id,lower,upper,size                    CSV of buffer lifetimes, header in any order; live over [lower, upper)
   Thread,Time,Action,Pointer,Size,Stream RMM's allocation log (CSV)
-  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot (which python3 reads), or the same as JSON
+  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot (by python3), or the same as JSON
 
 Allocators: heap (one block heap), lane (the same, blocks that outlive the iteration at the other end), planned (the
 placement is solved once, then replayed in constant time).

@@ -160,7 +160,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_remaining(uint64_t remaining_ns) override;
   base::Status set_worth(double worth, uint64_t until_ns,
                          std::shared_ptr<const WaitingWork> waiting) override;
-  void tell_worth(double worth, uint64_t until_ns);  // with the lock held
+  void tell_worth(double worth, uint64_t until_ns) GPUSHARE_REQUIRES(books);
   base::Status set_target_slowdown(double target) override;
   base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;

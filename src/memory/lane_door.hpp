@@ -66,7 +66,7 @@ class alignas(64) LaneDoor {
     const void* runtime = nullptr;  // the handle of the pass's runtime, once a free has named it
     const Lister* lister = nullptr;    // who lists in the pass's iteration; null: nobody
     HeapDoor* heap = nullptr;          // of the session that the thread allocated persistent blocks of last
-    std::array<HeapDoor*, 7> heaps{};  // of the sessions before it, the last first
+    std::array<HeapDoor*, 2> heaps{};  // of the sessions before it, the last first
 
     void use(LanePass other) {
       if (other.door == pass.door && other.key == pass.key) return;
