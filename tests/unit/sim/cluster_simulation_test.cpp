@@ -483,7 +483,7 @@ TEST_CASE(
   const auto ours = play("gpushare");
   uint32_t pauses = 0;
   for (const auto& one : ours.jobs) pauses += one.pauses;
-  CHECK(pauses <= jobs.size());  // 22 when each look could move them
+  CHECK(pauses <= jobs.size());
   CHECK(ours.company_p99 <= 1.05 + 1e-8);
   CHECK(ours.jct_mean_s <= 1.06 * play("pack").jct_mean_s);
   CHECK(ours.jct_mean_s <= play("iadeep").jct_mean_s);
