@@ -107,6 +107,39 @@ TEST_CASE("a graph is captured in an iteration, with allocations and frees betwe
   }
 }
 
+// Nothing tells when a capturing stream is done with memory, so none is taken from it.
+TEST_CASE("memory of a lane stays where it is while its stream captures a graph") {
+  Graphs on(memory::Layout::kVirtual);
+  const uint64_t e = 16 * kMiB;
+  const auto session = open_session(*on.runtime, need("graph", 8 * kMiB, e));
+  REQUIRE(session->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  auto iteration = on.begin(*session);
+  REQUIRE(iteration->alloc(4 * kMiB, 0).ok());
+  const auto kept = iteration->alloc(2 * kMiB, 0);
+  REQUIRE(kept.ok());
+  REQUIRE(iteration->keep(*kept).ok());
+  must_end(*iteration);
+  // Nothing is left for the lane to grow by, of P neither.
+  REQUIRE(session->alloc(memory::Kind::kModel, 6 * kMiB, 0).ok());
+  const auto info = on.runtime->info();
+  REQUIRE(info.ok());
+  const auto other =
+      open_session(*on.runtime, need("other", info->capacity_bytes - info->promised_bytes, 2 * kMiB));
+  iteration = on.begin(*session);
+  const CUstream stream = on.native(*iteration);
+  on.begin_capture(stream);
+  const auto all = iteration->alloc(e, 0);
+  INFO(all.status().to_string());
+  CHECK(all.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE(cuGraphExecDestroy(end_capture(stream)) == CUDA_SUCCESS);
+  const auto again = iteration->alloc(e, 0);
+  INFO(again.status().to_string());
+  CHECK(again.ok());
+  must_end(*iteration);
+  REQUIRE(other->close().ok());
+  REQUIRE(session->close().ok());
+}
+
 TEST_CASE("a graph over persistent blocks is an iteration, in turn with another session's") {
   for (const memory::Layout layout : kLayouts) {
     Graphs on(layout);
