@@ -179,7 +179,7 @@ bool LaneImpl::gather(PersistentHeap& owner, uint64_t bytes, uint64_t* out_missi
     if (owner_ != &owner.impl() || range_.bytes == 0 || (promoted_.empty() && hollow_bytes_ == 0))
       return false;
   }
-  // While the stream captures a graph nothing can tell when it is done with the granules.
+  // While the stream captures a graph, and in a function that it calls, nothing can tell when it is done with the granules.
   if (!shared_.fences.mark(*stream_).ok()) return false;
   Gathering plan;
   {

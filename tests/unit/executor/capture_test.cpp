@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "executor/serving/iteration_work.hpp"
 #include "support/executor_fixture.hpp"
 #include "unit/device/cuda/standin_support.hpp"
 
@@ -245,6 +246,29 @@ TEST_CASE("a pushed iteration that throws in the middle of a capture is abandone
   must_end(*on.begin(*careless));
   REQUIRE(careless->close().ok());
   REQUIRE(beside->close().ok());
+}
+
+TEST_CASE(
+    "a queue's batch that leaves its stream capturing fails, and neither the model nor a step queue ends") {
+  Graphs on(memory::Layout::kVirtual);
+  const auto careless = open_session(*on.runtime, need("careless", 2 * kMiB, 4 * kMiB));
+  const CUcontext context = on.context;
+  const executor::IterationFunction capture = [context](const auto& iteration) -> base::Status {
+    if (cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return {GPUSHARE_UNKNOWN, "push"};
+    const int begun =
+        cuStreamBeginCapture_v2(Graphs::native(*iteration), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    if (cuCtxPopCurrent_v2(nullptr) != CUDA_SUCCESS || begun != CUDA_SUCCESS)
+      return {GPUSHARE_UNKNOWN, "begin"};
+    return {};
+  };
+  base::Status outcome;
+  base::Status ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
+  CHECK(ran.code() == GPUSHARE_INVALID_STATE);
+  CHECK_FALSE(executor::session_ended(*careless, ran));
+  must_end(*on.begin(*careless));
+  REQUIRE(careless->close().ok());
+  ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
+  CHECK(executor::session_ended(*careless, ran));
 }
 
 TEST_CASE("what cannot be part of a graph is refused while the stream captures, and works after") {
