@@ -13,6 +13,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -115,6 +116,12 @@ std::set<std::string> own_lines(const std::string& path) {
   return lines;
 }
 
+// False where that cannot be told. The path came from a file, so it may be none that a cgroup can have.
+bool is_gone(const std::string& path) {
+  std::error_code error;
+  return !std::filesystem::exists(path, error) && error != std::errc::permission_denied;
+}
+
 // Replaces the file, by a rename: a daemon that is killed meanwhile leaves one of the two.
 void write_lines(const std::string& path, const std::set<std::string>& lines) {
   if (lines.empty()) {
@@ -147,9 +154,10 @@ struct KernelLimits::State {
   struct Limit {
     std::string cgroup;
     uint64_t wanted_bytes = 0;
-    uint64_t asked_bytes = 0;  // of NVML; 0: none
-    uint64_t set_bytes = 0;    // NVML has said that this is set; 0: nothing is
-    bool gone = false;         // to be cleared
+    uint64_t asked_bytes =
+        UINT64_MAX;          // of NVML; 0: none; UINT64_MAX: nothing yet, or not since it came back
+    uint64_t set_bytes = 0;  // NVML has said that this is set; 0: nothing is
+    bool gone = false;       // to be cleared
   };
 
   State(uint32_t address, Places where) : pci_address(address), places(std::move(where)) {
@@ -180,6 +188,12 @@ struct KernelLimits::State {
     return std::any_of(limits.begin(), limits.end(), [&](const auto& entry) {
       return entry.first != but && !entry.second.gone && entry.second.cgroup == cgroup;
     });
+  }
+  // The thread's: what the driver limits the cgroup to is of none of these claims, so an earlier daemon left it.
+  bool has_left(const std::string& cgroup) const GPUSHARE_REQUIRES(mutex) {
+    return recorded.count(cgroup) > 0 && std::none_of(limits.begin(), limits.end(), [&](const auto& entry) {
+             return entry.second.cgroup == cgroup && entry.second.set_bytes != 0;
+           });
   }
   // The next limit that is not as it should be; null: all are.
   std::map<uint64_t, Limit>::iterator next() GPUSHARE_REQUIRES(mutex);
@@ -236,7 +250,7 @@ void KernelLimits::State::clear_left() {
       base::MutexLock lock(mutex);
       if (any_in(cgroup, UINT64_MAX)) continue;  // its group has come back, and gets its limit anew
     }
-    if (apply(cgroup, 0) == 0 || !std::filesystem::exists(places.cgroups + cgroup)) record(cgroup, false);
+    if (apply(cgroup, 0) == 0 || is_gone(places.cgroups + cgroup)) record(cgroup, false);
   }
 }
 
@@ -256,7 +270,7 @@ void KernelLimits::State::run() {
     const bool was_set = found->second.set_bytes != 0;
     found->second.asked_bytes = wanted;
     if (found->second.gone) limits.erase(found);
-    if (wanted == 0 && !was_set) continue;
+    if (wanted == 0 && !was_set && !has_left(cgroup)) continue;
     lock.unlock();
     load_once();
     const bool added = wanted != 0 && nvml.missing.empty() && record(cgroup, true);
@@ -317,7 +331,7 @@ void KernelLimits::set(uint64_t claim, pid_t process, uint64_t limit_bytes) {
       return state_->say("the cgroup '" + cgroup + "' of process " + std::to_string(process) +
                          " is not its group's own");
     if (state_->any_in(cgroup, claim)) state_->say("the cgroup '" + cgroup + "' has two groups");
-    state_->limits[claim] = {cgroup, limit_bytes, 0, 0, false};
+    state_->limits[claim] = {cgroup, limit_bytes, UINT64_MAX, 0, false};
   }
   if (!State::start(state_)) {
     state_->limits.erase(claim);

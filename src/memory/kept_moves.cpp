@@ -220,14 +220,14 @@ base::Status LaneImpl::fill_hollows() {
 // Waits for the lane's stream, since iterations may have used the granules. It is rare: such granules went out while the lane was
 // closed, or a block was freed while it was away.
 void LaneImpl::renew_away() {
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, end = 0;
   {
     ShortLockGuard lock(door_.lock_);
     bytes = coming_home() * shared_.layout->granularity_bytes();
+    end = end_without(bytes);
   }
   // As many granules go off the range's end as get memory of the device.
-  if (bytes > 0 && bytes < range().bytes && shrink(range().bytes - bytes))
-    (void)move_kept(true, nullptr, UINT64_MAX, own_fence(), *stream_);
+  if (bytes > 0 && end > 0 && shrink(end)) (void)move_kept(true, nullptr, UINT64_MAX, own_fence(), *stream_);
   extend_to_target();
 }
 

@@ -192,6 +192,10 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool make_hollow(const std::vector<size_t>& granules) GPUSHARE_REQUIRES(door_.lock_);
   void end_hollow(size_t granule) GPUSHARE_REQUIRES(door_.lock_);
   void end_hollows() GPUSHARE_REQUIRES(door_.lock_);
+  // Where the range ends once so many bytes of memory have been cut off its end.
+  uint64_t end_without(uint64_t memory_bytes) const GPUSHARE_REQUIRES(door_.lock_);
+  uint64_t floor_bytes() const GPUSHARE_REQUIRES(door_.lock_);  // the end of the last block
+  uint64_t loose_bytes() const GPUSHARE_REQUIRES(door_.lock_);  // of memory behind it
   bool carry_out(const Gathering& plan, bool may_wait) GPUSHARE_REQUIRES(control_);
   base::Status put_memory(size_t granule, bool may_wait) GPUSHARE_REQUIRES(control_);
   void fill_gathered() GPUSHARE_REQUIRES(control_);
@@ -205,6 +209,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
     FencePtr fence;
   };
   base::Status try_free(Address address, const Mark& mark, Hindrance* out_hindrance);
+  bool runs_iteration() const;
   bool is_idle() const;  // open, no iteration under way and nothing kept
   // In the range beside its size.
   uint64_t beyond() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

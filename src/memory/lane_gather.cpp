@@ -10,6 +10,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "base/waits.hpp"
 #include "memory/lane.hpp"
 
 namespace gpushare::memory {
@@ -92,6 +93,32 @@ void LaneImpl::end_hollow(size_t granule) {
   heap_->free_at(granule * granularity);
 }
 
+// Those without memory at the end stand in nobody's way: only addresses go with them.
+uint64_t LaneImpl::end_without(uint64_t memory_bytes) const {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  uint64_t end = range_.bytes;
+  for (; memory_bytes > 0 && end > 0; end -= granularity)
+    memory_bytes -= is_hollow(end / granularity - 1) ? 0 : std::min(memory_bytes, granularity);
+  return end;
+}
+
+uint64_t LaneImpl::floor_bytes() const {
+  if (hollow_bytes_ == 0) return heap_->floor_bytes();
+  uint64_t floor = 0;
+  heap_->for_each_block([&](const HeapBlock& block) {
+    if (block.live && !(block.tag & BlockTag::kHollow)) floor = block.offset_bytes + block.size_bytes;
+  });
+  return floor;
+}
+
+uint64_t LaneImpl::loose_bytes() const {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  const uint64_t floor = round_up(floor_bytes(), granularity);
+  uint64_t bytes = range_.bytes - std::min(range_.bytes, floor);
+  for (size_t i = floor / granularity; i < hollow_.size(); ++i) bytes -= hollow_[i] ? granularity : 0;
+  return bytes;
+}
+
 void LaneImpl::end_hollows() {
   for (size_t i = 0; i < hollow_.size(); ++i)
     if (hollow_[i]) end_hollow(i);
@@ -104,7 +131,8 @@ base::Status LaneImpl::put_memory(size_t granule, bool may_wait) {
     FenceList busy;
     const base::Status status = shared_.layout->commit(range(), granule, 1, &fences, nullptr, &busy);
     if (status.ok()) break;
-    if (status.code() != GPUSHARE_NOT_READY || !may_wait) return status;
+    // In a function that the device calls: the device's work may be behind that very function.
+    if (status.code() != GPUSHARE_NOT_READY || !may_wait || base::may_not_wait()) return status;
     wait_all(busy);
   }
   order_all(fences, *stream_);
@@ -113,8 +141,8 @@ base::Status LaneImpl::put_memory(size_t granule, bool may_wait) {
   return {};
 }
 
-// The donors are hollow blocks of the heap already. If the device refuses memory, the donors have theirs again where it can be
-// had; else the lane is short of it, and grows at a later boundary.
+// The donors are hollow blocks of the heap already. If the device refuses memory, the lane has what it gave again where that can
+// be had at once; else the lane is short of it, and grows at a later boundary.
 bool LaneImpl::carry_out(const Gathering& plan, bool may_wait) {
   const uint64_t granularity = shared_.layout->granularity_bytes();
   if (plan.cut_bytes > 0 &&
@@ -134,18 +162,28 @@ bool LaneImpl::carry_out(const Gathering& plan, bool may_wait) {
   for (size_t i = 0; i < wanted.size() && status.ok(); ++i) status = put_memory(wanted[i], may_wait);
   if (status.ok() && plan.end * granularity > range().bytes)
     status = add_to_end(plan.end * granularity - range().bytes, may_wait);
-  for (size_t i = 0; i < plan.donors.size() && !status.ok(); ++i) (void)put_memory(plan.donors[i], may_wait);
-  return status.ok();
+  if (status.ok()) return true;
+  // Not more than the lane had: some of those that wanted memory may have it.
+  for (size_t i = 0; i < plan.donors.size() && target() > range().bytes; ++i)
+    (void)put_memory(plan.donors[i], false);
+  extend_to_target();
+  return false;
 }
 
 bool LaneImpl::gather(PersistentHeap& owner, uint64_t bytes, uint64_t* out_missing) {
   const base::WorkLock control(control_);
   if (!control || shared_.layout->kind() != Layout::kVirtual || is_shared()) return false;
-  Gathering plan;
+  if (bytes > shared_.layout->capacity_bytes()) return false;
   {
     ShortLockGuard lock(door_.lock_);
     if (owner_ != &owner.impl() || range_.bytes == 0 || (promoted_.empty() && hollow_bytes_ == 0))
       return false;
+  }
+  // While the stream captures a graph, and in a function that it calls, nothing can tell when it is done with the granules.
+  if (!shared_.fences.mark(*stream_).ok()) return false;
+  Gathering plan;
+  {
+    ShortLockGuard lock(door_.lock_);
     if (!plan_gathering(bytes, &plan, out_missing) || !make_hollow(plan.donors)) return false;
   }
   return carry_out(plan, true);
@@ -162,8 +200,6 @@ void LaneImpl::fill_gathered() {
     ShortLockGuard lock(door_.lock_);
     plan.cut_bytes = hollow_bytes_;
     plan.end = (range_.bytes - hollow_bytes_) / shared_.layout->granularity_bytes();
-    for (size_t i = plan.end; i < hollow_.size(); ++i)  // those in the part that goes
-      if (hollow_[i]) end_hollow(i);
   }
   (void)carry_out(plan, false);
 }

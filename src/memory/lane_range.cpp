@@ -198,16 +198,21 @@ base::Status LaneImpl::grow(uint64_t bytes) {
   return {};
 }
 
-// False, and nothing changes, if a block lies above `bytes`.
+// False, and nothing changes, if a block lies above `bytes`, or in an iteration whose stream captures a graph: nothing can tell
+// then when the device is done with what goes.
 bool LaneImpl::shrink(uint64_t bytes) {
+  if (runs_iteration() && !shared_.fences.mark(*stream_).ok()) return false;
   Range before;
   {
     ShortLockGuard lock(door_.lock_);
     if (bytes >= range_.bytes) return true;
+    if (hollow_bytes_ > 0 && floor_bytes() > bytes) return false;
+    const uint64_t granularity = shared_.layout->granularity_bytes();
+    for (size_t i = bytes / granularity; i < hollow_.size(); ++i)
+      if (hollow_[i]) end_hollow(i);
     if (heap_->resize(bytes) != HeapStatus::kOk) return false;
     before = range_;
     range_.bytes = bytes;
-    const uint64_t granularity = shared_.layout->granularity_bytes();
     for (; away_.size() > bytes / granularity; away_.pop_back())
       away_bytes_ -= away_.back() ? granularity : 0;
     if (bytes == 0) range_ = {};
@@ -292,6 +297,11 @@ void LaneImpl::move_up() {
   range_ = moved;
 }
 
+bool LaneImpl::runs_iteration() const {
+  ShortLockGuard lock(door_.lock_);
+  return owner_ != nullptr;
+}
+
 bool LaneImpl::is_idle() const {
   ShortLockGuard lock(door_.lock_);
   return is_open() && owner_ == nullptr && promoted_.empty();
@@ -316,13 +326,14 @@ Address LaneImpl::base() const {
 }
 
 void LaneImpl::shrink_to_target() {
-  if (target() >= range().bytes || shrink(target())) return;
-  uint64_t floor = 0;
+  if (target() >= range().bytes) return;
+  uint64_t bytes = 0, floor = 0;
   {
     ShortLockGuard lock(door_.lock_);
-    floor = heap_->floor_bytes();
+    bytes = end_without(range_.bytes - target());
+    floor = floor_bytes();
   }
-  shrink(std::max(target(), round_up(floor, shared_.layout->granularity_bytes())));
+  shrink(std::max(bytes, round_up(floor, shared_.layout->granularity_bytes())));
 }
 
 base::Status LaneImpl::set_size(uint64_t bytes) {
@@ -334,18 +345,14 @@ base::Status LaneImpl::set_size(uint64_t bytes) {
   // Until a lane has grown it has the size it had: what was lent and goes back now must not stay in it.
   size_bytes_ = std::min(bytes, range().bytes - std::min(range().bytes, beyond()));
   balance_loans(Balance::kAllAndWait);
-  bool idle = false;
-  {
-    ShortLockGuard lock(door_.lock_);
-    idle = owner_ == nullptr;
-  }
+  const bool idle = !runs_iteration();
   if (bytes + beyond() > range().bytes) {
     if (auto status = grow(bytes + beyond()); !status.ok())
       return status.with_context("lane " + std::to_string(id()));
     if (ahead_.bytes == 0) size_bytes_ = bytes;
   } else {
     size_bytes_ = bytes;
-    shrink(target());
+    shrink_to_target();
   }
   if (idle)
     boundary();

@@ -26,9 +26,7 @@ void LaneImpl::balance_loans(Balance how) {
     ShortLockGuard lock(door_.lock_);
     if (!loans_changed_) return;
     loans_changed_ = how == Balance::kReturn;
-    uint64_t returnable = 0;
-    if (is_open())
-      returnable = range_.bytes - std::min(range_.bytes, round_up(heap_->floor_bytes(), granularity));
+    uint64_t returnable = is_open() ? loose_bytes() : 0;
     for (auto it = loans_.begin(); it != loans_.end();) {
       Loan& loan = it->second;
       uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;

@@ -57,9 +57,12 @@ base::Status run_as_iteration(Session& session, const void* server, const char* 
   }
 }
 
-bool session_ended(const base::Status& status) {
-  return status.code() == GPUSHARE_INVALID_STATE || status.code() == GPUSHARE_CANCELLED ||
-         status.code() == GPUSHARE_DEVICE_LOST;
+bool session_ended(const Session& session, const base::Status& status) {
+  if (status.code() == GPUSHARE_CANCELLED || status.code() == GPUSHARE_DEVICE_LOST) return true;
+  if (status.code() != GPUSHARE_INVALID_STATE) return false;
+  // An iteration that was abandoned may have this code, too.
+  const SessionState state = session.info().state;
+  return session.dropped() || state == SessionState::kCancelled || state == SessionState::kFailed;
 }
 
 }  // namespace gpushare::executor

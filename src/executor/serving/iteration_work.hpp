@@ -22,6 +22,6 @@ base::Status run_as_iteration(Session& session, const void* server, const char* 
                               const IterationFunction& function, base::Status& outcome);
 
 // run_as_iteration says with this status that the session runs nothing more.
-bool session_ended(const base::Status& status);
+bool session_ended(const Session& session, const base::Status& status);
 
 }  // namespace gpushare::executor

@@ -172,6 +172,23 @@ TEST_CASE("a daemon clears the limits that a killed one left, but not those of g
     eventually([&] { return limits.holds(1); });
     CHECK(lines() == own);
   }
+  // Two groups have come back to the cgroup: the limit that was left is none of theirs.
+  processes.add(8, kOwn);
+  std::ofstream(record) << own;
+  std::filesystem::permissions(record, std::filesystem::perms(0600));
+  {
+    KernelLimits limits(kDevice, places);
+    limits.set(1, 7, kGiB);
+    limits.set(2, 8, kGiB);
+    eventually([&] { return cleared() && !std::filesystem::exists(record); });
+  }
+  // The driver refuses. What can be no cgroup is forgotten, what may be one is kept.
+  GPUSHARE_RECORDER_CALL(recorder_set_limits)(3);
+  std::ofstream(record) << "/" << std::string(300, 'a') << "\n/\n";
+  { KernelLimits limits(kDevice, places); }
+  CHECK(lines() == "/\n");
+  GPUSHARE_RECORDER_CALL(recorder_set_limits)(0);
+  std::filesystem::remove(record);
   // What others can have written is not believed.
   std::ofstream(record) << own;
   std::filesystem::permissions(record, std::filesystem::perms(0666));

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "executor/serving/iteration_work.hpp"
 #include "support/executor_fixture.hpp"
 #include "unit/device/cuda/standin_support.hpp"
 
@@ -105,6 +106,39 @@ TEST_CASE("a graph is captured in an iteration, with allocations and frees betwe
     REQUIRE(session->close().ok());
     REQUIRE(beside->close().ok());
   }
+}
+
+// Nothing tells when a capturing stream is done with memory, so none is taken from it.
+TEST_CASE("memory of a lane stays where it is while its stream captures a graph") {
+  Graphs on(memory::Layout::kVirtual);
+  const uint64_t e = 16 * kMiB;
+  const auto session = open_session(*on.runtime, need("graph", 8 * kMiB, e));
+  REQUIRE(session->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  auto iteration = on.begin(*session);
+  REQUIRE(iteration->alloc(4 * kMiB, 0).ok());
+  const auto kept = iteration->alloc(2 * kMiB, 0);
+  REQUIRE(kept.ok());
+  REQUIRE(iteration->keep(*kept).ok());
+  must_end(*iteration);
+  // Nothing is left for the lane to grow by, of P neither.
+  REQUIRE(session->alloc(memory::Kind::kModel, 6 * kMiB, 0).ok());
+  const auto info = on.runtime->info();
+  REQUIRE(info.ok());
+  const auto other =
+      open_session(*on.runtime, need("other", info->capacity_bytes - info->promised_bytes, 2 * kMiB));
+  iteration = on.begin(*session);
+  const CUstream stream = on.native(*iteration);
+  on.begin_capture(stream);
+  const auto all = iteration->alloc(e, 0);
+  INFO(all.status().to_string());
+  CHECK(all.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE(cuGraphExecDestroy(end_capture(stream)) == CUDA_SUCCESS);
+  const auto again = iteration->alloc(e, 0);
+  INFO(again.status().to_string());
+  CHECK(again.ok());
+  must_end(*iteration);
+  REQUIRE(other->close().ok());
+  REQUIRE(session->close().ok());
 }
 
 TEST_CASE("a graph over persistent blocks is an iteration, in turn with another session's") {
@@ -212,6 +246,29 @@ TEST_CASE("a pushed iteration that throws in the middle of a capture is abandone
   must_end(*on.begin(*careless));
   REQUIRE(careless->close().ok());
   REQUIRE(beside->close().ok());
+}
+
+TEST_CASE(
+    "a queue's batch that leaves its stream capturing fails, and neither the model nor a step queue ends") {
+  Graphs on(memory::Layout::kVirtual);
+  const auto careless = open_session(*on.runtime, need("careless", 2 * kMiB, 4 * kMiB));
+  const CUcontext context = on.context;
+  const executor::IterationFunction capture = [context](const auto& iteration) -> base::Status {
+    if (cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return {GPUSHARE_UNKNOWN, "push"};
+    const int begun =
+        cuStreamBeginCapture_v2(Graphs::native(*iteration), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    if (cuCtxPopCurrent_v2(nullptr) != CUDA_SUCCESS || begun != CUDA_SUCCESS)
+      return {GPUSHARE_UNKNOWN, "begin"};
+    return {};
+  };
+  base::Status outcome;
+  base::Status ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
+  CHECK(ran.code() == GPUSHARE_INVALID_STATE);
+  CHECK_FALSE(executor::session_ended(*careless, ran));
+  must_end(*on.begin(*careless));
+  REQUIRE(careless->close().ok());
+  ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
+  CHECK(executor::session_ended(*careless, ran));
 }
 
 TEST_CASE("what cannot be part of a graph is refused while the stream captures, and works after") {

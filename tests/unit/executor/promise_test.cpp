@@ -240,6 +240,43 @@ TEST_CASE("an iteration finds all of E in one piece beside a kept block") {
       }
 }
 
+// The device's work on the lane's memory is behind the very function that asks.
+TEST_CASE("a host function that asks for all of E takes no memory from behind what its own stream does") {
+  FullDevice device(8 * kMiB, 16 * kMiB);
+  // Memory from before the first kept block goes behind it; the second is kept there, and the first goes.
+  const memory::Address low = keep_behind(*device.a, 4 * kMiB, 2 * kMiB, 4);
+  check_one_piece(*device.a, 16 * kMiB);
+  const memory::Address high = keep_behind(*device.a, 14 * kMiB, 2 * kMiB, 5);
+  CHECK_OK(device.runtime->free(low));
+  const auto iteration = device.a->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE_OK(iteration.status());
+  const auto before = (*iteration)->alloc(14 * kMiB, 0);
+  REQUIRE_OK(before.status());
+  REQUIRE_OK((*iteration)->alloc(2 * kMiB, 0).status());
+  REQUIRE_OK((*(*iteration)->stream())->fill(*before, 1, 14 * kMiB));
+  REQUIRE_OK(device.runtime->free(*before));
+  struct Asked {
+    executor::Iteration* iteration;
+    base::Status all, most, rest;
+  } asked{iteration->get(), {}, {}, {}};
+  const auto ask = [](void* user_data) {
+    auto* self = static_cast<Asked*>(user_data);
+    self->all = self->iteration->alloc(16 * kMiB, 0).status();
+    // What the lane had it has still, where it was.
+    self->most = self->iteration->alloc(14 * kMiB, 0).status();
+    self->rest = self->iteration->alloc(2 * kMiB, 0).status();
+  };
+  REQUIRE_OK((*(*iteration)->stream())->launch_host(ask, &asked));
+  REQUIRE_OK((*(*iteration)->stream())->synchronize());
+  CHECK(asked.all.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_OK(asked.most);
+  CHECK_OK(asked.rest);
+  REQUIRE_OK((*iteration)->end());
+  check_one_piece(*device.a, 16 * kMiB);
+  CHECK(device.holds(high, 2 * kMiB, 5));
+  close_sound(*device.runtime);
+}
+
 TEST_CASE("kept blocks that fill their granules leave all of E in one piece though all of P is in use") {
   for (uint64_t hole = 0; hole <= 8; hole += 2)
     for (uint64_t kept = 2; kept <= 8; kept += 2) {

@@ -315,6 +315,44 @@ TEMPLATE_TEST_CASE_SIG("a size that kept blocks hold up takes effect when the la
   CHECK_OK(f.memory->close_lane(below));
 }
 
+TEST_CASE("granules without memory at a lane's end do not hold up a smaller size") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  heap->set_stream(&stream);
+  Lane* lane = f.lane(0, 16 * kMiB, stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  (void)must(lane->alloc(4 * kMiB, 0));
+  const Address low = must(lane->alloc(2 * kMiB, 0));
+  (void)must(lane->alloc(8 * kMiB, 0));
+  const Address high = must(lane->alloc(2 * kMiB, 0));
+  CHECK_OK(lane->keep(low));
+  CHECK_OK(lane->keep(high));
+  CHECK_OK(lane->end_iteration(nullptr));
+  // The memory of the last granules between the two goes behind the second.
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  uint64_t missing = UINT64_MAX;
+  CHECK(!lane->alloc(10 * kMiB, 0).ok());
+  CHECK(lane->gather(*heap, 10 * kMiB, &missing));
+  CHECK(must(lane->alloc(10 * kMiB, 0)) == high + 2 * kMiB);
+  CHECK_OK(lane->end_iteration(nullptr));
+  // The device is at work, so no boundary puts memory there again.
+  Gate gate;
+  CHECK_OK(stream.launch_host(Gate::block, &gate));
+  const bool one_is_left = GENERATE(false, true);
+  if (!one_is_left) CHECK_OK(f.memory->free(low));
+  CHECK_OK(f.memory->free(high));
+  const uint64_t least = (one_is_left ? 4 : 2) * kMiB;  // the one pins what lies before it
+  CHECK_OK(lane->set_size(least));
+  CHECK(lane->stats().size_bytes == least);
+  CHECK(f.memory->stats().free_bytes == 48 * kMiB - least);
+  gate.open();
+  if (one_is_left) CHECK_OK(f.memory->free(low));
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  (void)must(lane->alloc(least, 0));
+  CHECK_OK(lane->end_iteration(nullptr));
+}
+
 TEST_CASE("on the contiguous layout a kept block counts in the promise and in the lane") {
   Fixture f(host(), Layout::kContiguous, 64 * kMiB);
   auto stream = f.stream();
