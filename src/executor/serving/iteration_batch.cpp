@@ -19,7 +19,7 @@ RequestServer::RunBatch run_as_iterations(std::shared_ptr<Session> session, Batc
                              report.waiting);  // of a session that ended: run_as_iteration says so
     base::Status outcome;
     const base::Status ran = run_as_iteration(*session, report.server, "batch", run, outcome);
-    report.model_ended = session_ended(ran);
+    report.model_ended = session_ended(*session, ran);
     return ran.ok() ? outcome : ran;
   };
 }

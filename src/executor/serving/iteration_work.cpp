@@ -57,9 +57,11 @@ base::Status run_as_iteration(Session& session, const void* server, const char* 
   }
 }
 
-bool session_ended(const base::Status& status) {
-  return status.code() == GPUSHARE_INVALID_STATE || status.code() == GPUSHARE_CANCELLED ||
-         status.code() == GPUSHARE_DEVICE_LOST;
+bool session_ended(Session& session, const base::Status& status) {
+  if (status.code() != GPUSHARE_INVALID_STATE && status.code() != GPUSHARE_CANCELLED &&
+      status.code() != GPUSHARE_DEVICE_LOST)
+    return false;
+  return !session.set_worth(0, 0).ok();  // of a session that goes on nothing is known to wait
 }
 
 }  // namespace gpushare::executor

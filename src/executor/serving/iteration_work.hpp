@@ -21,7 +21,8 @@ using IterationFunction = std::function<base::Status(const std::shared_ptr<Itera
 base::Status run_as_iteration(Session& session, const void* server, const char* what,
                               const IterationFunction& function, base::Status& outcome);
 
-// run_as_iteration says with this status that the session runs nothing more.
-bool session_ended(const base::Status& status);
+// The session runs nothing more, after run_as_iteration said `status`. An iteration that is abandoned alone, because its stream still
+// captured, has a status that sessions end with, too.
+bool session_ended(Session& session, const base::Status& status);
 
 }  // namespace gpushare::executor

@@ -286,11 +286,11 @@ class StepServer::Impl {
     base::Status outcome;
     uint64_t started_ns = 0;
     const base::Status ran = submit_and_wait(seen, outcome, started_ns);
+    const bool ended = session_ended(*session_, ran);
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
     mark(seen, false);
-    if (session_ended(ran) || !ended_status_.ok() ||
-        (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
+    if (ended || !ended_status_.ok() || (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
       end_all(ran.ok() ? no_memory_ : ran);
       return;
     }

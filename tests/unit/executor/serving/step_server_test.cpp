@@ -15,7 +15,9 @@ using executor::StepServer;
 using sched::slo::StepEvent;
 using sched::slo::StepRequest;
 
-TEST_CASE("very many requests of a step queue that expire together are dropped in pieces, between which others are served") {
+TEST_CASE(
+    "very many requests of a step queue that expire together are dropped in pieces, between which others are "
+    "served") {
   for (const char* policy : {"gpushare", "fifo"}) {
     INFO(policy);
     constexpr size_t kMany = 20'000;
