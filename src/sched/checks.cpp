@@ -16,6 +16,7 @@ namespace {
 struct Totals {
   uint64_t persistent = 0, lane_bytes = 0, cached = 0;
   size_t residents = 0, ready = 0, lanes_ready = 0, waiting = 0, slots = 0, spares = 0, out = 0;
+  size_t held_back = 0, with_deadline = 0;
   uint32_t open = 0, units = 0, overdue = 0, evicting = 0;
 };
 
@@ -35,6 +36,7 @@ std::string check_members(const auto& of, LaneId id, const LaneRecord& lane) {
 
 std::string check_lane(const auto& of, LaneId id, Totals& totals) {
   const LaneRecord& lane = of.lanes[id];
+  totals.held_back += lane.held_back_ns != kUnknown ? 1 : 0;
   if (!lane.ready.empty() &&
       (++totals.lanes_ready > of.ready_lanes.size() || of.ready_lanes[lane.ready_position] != id))
     return base::format("lane %u is not among those with somebody ready", id);
@@ -89,6 +91,8 @@ std::string check_cache(const auto& of, const CacheRecord& cache) {
 std::string check_totals(const auto& of, const Totals& totals) {
   if (totals.overdue != of.overdue) return "the count of overdue sessions is wrong";
   if (totals.lanes_ready != of.ready_lanes.size()) return "a lane without a ready session counts as one with";
+  if (totals.held_back != of.held_back) return "the lanes that are held back are miscounted";
+  if (totals.with_deadline != of.with_deadline) return "the sessions with a deadline are miscounted";
   if (totals.out != of.paged_out) return "the sessions that are paged out are miscounted";
   if (totals.cached != of.cache_bytes) return "the bytes of caches are miscounted";
   if (totals.persistent != of.persistent_bytes || totals.lane_bytes != of.lane_bytes ||
@@ -175,6 +179,7 @@ std::string Scheduler::check() const {
     totals.slots += session->slot != SessionRecord::kNoSlot ? 1 : 0;
     totals.evicting += session->goes_out() ? 1 : 0;
     totals.spares += session->worth_ns ? 1 : 0;
+    totals.with_deadline += session->view.worth > 0 ? 1 : 0;
     totals.out += session->out() ? 1 : 0;
   }
   for (const auto& cache : of.caches) {

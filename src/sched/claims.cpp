@@ -31,7 +31,7 @@ uint64_t give_of_rank(std::span<const Claim> claims, std::span<const size_t> ord
   size_t best_prefix = 0, closes = order.front();
   for (const size_t index : order) {
     const Claim& claim = claims[index];
-    if (claim.bytes == 0) break;
+    if (claim.bytes == 0) continue;
     const uint64_t missing = bytes - prefix_bytes;
     if (claim.bytes < missing) {
       prefix.push_back(index);

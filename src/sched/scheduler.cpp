@@ -142,7 +142,11 @@ void Scheduler::Impl::set_share(SessionRecord& session) {
   const Share before = session.view.share;
   const bool was_whole = before.kind == Share::Kind::kWhole;
   session.view.share = policy->share(session.view);
-  if (session.view.share.kind != before.kind || session.view.share.weight != before.weight) touch(session);
+  if (session.view.share.kind != before.kind || session.view.share.weight != before.weight) {
+    touch(session);
+    // The same device time as before.
+    session.view.unused_ns = virtual_cost(session.view.unused_ns * before.weight, session.view.share.weight);
+  }
   const bool is_whole = session.view.share.kind == Share::Kind::kWhole;
   set_rank(session);
   if (was_whole != is_whole && session.holds_promise()) whole += is_whole ? 1 : static_cast<size_t>(-1);
@@ -221,6 +225,8 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
   if (session->spec.alternates && !session->wanted())
     session->stay_rest_ns +=
         now_ns - std::min(now_ns, std::max(session->last_wanted_ns, session->stay_since_ns));
+  if (std::exchange(session->said_more, false) && now_ns >= session->expected_until_ns)
+    session->unbelieved = kUnbelieved;
   impl_->stop_expecting(*session);
   if (session->paused_since_ns != kUnknown)
     session->pauses.note(now_ns - std::min(now_ns, std::exchange(session->paused_since_ns, kUnknown)));

@@ -69,8 +69,10 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   uint64_t expected_from_ns = 0;
   uint64_t expected_until_ns = 0;  // its lane may be left idle for it; see Impl::expected()
   uint64_t soon_until_ns =
-      0;                 // nothing is enqueued before its turn; 0: it is not among its lane's paused ones
-  bool returns = false;  // its pauses are so short that it is expected back after each iteration
+      0;                    // nothing is enqueued before its turn; 0: it is not among its lane's paused ones
+  bool returns = false;     // its pauses are so short that it is expected back after each iteration
+  bool said_more = false;   // it is expected back because it has said that more waits (set_worth)
+  uint32_t unbelieved = 0;  // so often that is not believed, because it did not come
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
   uint32_t overtaken = 0;               // while it is in none; else the list counts
   bool queued_idle = false;             // the list is `idle`, else `waiting`
@@ -422,6 +424,7 @@ struct Scheduler::Impl {
   bool allowed_now(const SessionView& view, uint64_t now_ns, uint64_t& until) const;  // by Policy::may_run
   void set_worth(SessionRecord& session, double worth, uint64_t until_ns);
   void use_worth(SessionRecord& session);  // its next iteration begins
+  static bool believes_more(SessionRecord& session, uint64_t now_ns);
   double shared_virtual_ns(const SessionRecord& session);
   void catch_up(SessionRecord& session, double lag_ns);
   void start_with_others(SessionRecord& session);

@@ -41,6 +41,9 @@ inline constexpr uint64_t kQuantumNs = 5'000'000;
 inline constexpr uint64_t kLongestTurnNs = 50'000'000;
 // The device may be idle so long for a session that is behind others.
 inline constexpr uint64_t kIdleForTurnNs = 1'000'000;
+// One that has said that more waits for it (Authority::set_worth) is expected that long at once. If it does not come, it is not
+// believed so many times: else the device would stand idle for it after each iteration, however short these are.
+inline constexpr uint32_t kUnbelieved = 9;
 // Who needs room waits so long for the iterations of those that give it to end; and a guaranteed session so long for
 // opportunistic ones.
 inline constexpr uint64_t kRoomWaitNs = 50'000'000;

@@ -124,7 +124,7 @@ void Scheduler::Impl::set_worth(SessionRecord& session, double worth, uint64_t u
   SessionView& view = session.view;
   if (!std::isfinite(worth) || worth < 0) worth = 0;
   if (worth == 0 && view.worth == 0) return;
-  with_deadline += (worth > 0 ? 1u : 0u) - (view.worth > 0 ? 1u : 0u);
+  with_deadline += size_t{worth > 0} - size_t{view.worth > 0};
   view.worth = worth;
   view.worth_until_ns = until_ns;
   show(session);
@@ -262,7 +262,7 @@ double Scheduler::Impl::others_virtual_ns(LaneId own, const SessionView& view, u
 }
 
 void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
-  held_back += (until_ns != kUnknown ? 1u : 0u) - (lane.held_back_ns != kUnknown ? 1u : 0u);
+  held_back += size_t{until_ns != kUnknown} - size_t{lane.held_back_ns != kUnknown};
   lane.held_back_ns = until_ns;
 }
 
@@ -342,6 +342,17 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   return view.id;
 }
 
+// The session has said that more waits for it, and kept its word when it said so before.
+bool Scheduler::Impl::believes_more(SessionRecord& session, uint64_t now_ns) {
+  session.said_more = false;
+  if (session.view.worth == 0 || now_ns > session.view.worth_until_ns) return false;
+  if (session.unbelieved > 0) {
+    --session.unbelieved;
+    return false;
+  }
+  return session.said_more = true;
+}
+
 void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   session.last_wanted_ns = now_ns;
   touch(session);
@@ -350,7 +361,7 @@ void Scheduler::Impl::pause(SessionRecord& session, uint64_t now_ns) {
   session.paused_since_ns = now_ns;
   const uint64_t usual = session.pauses.usual_ns();
   Expected back = expected_of(session.pauses, session.view.iteration_ns);
-  if (session.view.worth > 0) back = {0, std::max(back.until_ns, kIdleForTurnNs)};  // requests wait already
+  if (believes_more(session, now_ns)) back = {0, std::max(back.until_ns, kIdleForTurnNs)};
   session.returns = usual != kUnknown && back.from_ns == 0 && back.until_ns > 0;
   const uint64_t soon_ns = usual <= kSoonNs ? std::max(2 * usual, back.until_ns) : back.until_ns;
   if (soon_ns == 0 || session.lane == kNoLane) return;

@@ -290,8 +290,7 @@ class StepServer::Impl {
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
     mark(seen, false);
-    if (over || !ended_status_.ok() ||
-        (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
+    if (over || !ended_status_.ok() || (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
       end_all(ran.ok() ? no_memory_ : ran);
       return;
     }
@@ -333,11 +332,17 @@ class StepServer::Impl {
     }
   }
 
+  // Where the time has passed already, more requests have expired than begin_step() drops at once: tell_all() goes on with the rest,
+  // between the answers, so that whoever submits does not wait for all of them.
   void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
     constexpr uint64_t kHour = 3'600'000'000'000;
-    for (uint64_t now = base::host_now_ns(); !changed_ && now <= wake_ns; now = base::host_now_ns()) {
-      if (wake_ns == kNever)
+    const bool passed = wake_ns < base::host_now_ns();
+    while (!changed_) {
+      const uint64_t now = base::host_now_ns();
+      if (passed || wake_ns == kNever)
         work_.wait(mutex_);
+      else if (now > wake_ns)
+        return;
       else
         work_.wait_until(mutex_, std::chrono::steady_clock::now() +
                                      std::chrono::nanoseconds(std::min(wake_ns - now + 1, kHour)));
@@ -359,6 +364,7 @@ class StepServer::Impl {
         try {
           batcher_->expire(now);
           post();
+          changed();
         } catch (...) {
           end_all(no_memory_);
         }

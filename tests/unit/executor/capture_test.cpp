@@ -1,12 +1,17 @@
 // CUDA graphs in iterations, on the stand-in for the driver: graphs captured inside one, graphs launched as one,
 // allocations between, and captures that nobody ended. See docs/design/device-cuda.md.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
-#include "executor/serving/iteration_work.hpp"
+#include "base/clock.hpp"
+#include "executor/serving/iteration_batch.hpp"
+#include "executor/serving/request_server.hpp"
+#include "executor/serving/step_server.hpp"
 #include "support/executor_fixture.hpp"
 #include "unit/device/cuda/standin_support.hpp"
 
@@ -106,39 +111,6 @@ TEST_CASE("a graph is captured in an iteration, with allocations and frees betwe
     REQUIRE(session->close().ok());
     REQUIRE(beside->close().ok());
   }
-}
-
-// Nothing tells when a capturing stream is done with memory, so none is taken from it.
-TEST_CASE("memory of a lane stays where it is while its stream captures a graph") {
-  Graphs on(memory::Layout::kVirtual);
-  const uint64_t e = 16 * kMiB;
-  const auto session = open_session(*on.runtime, need("graph", 8 * kMiB, e));
-  REQUIRE(session->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
-  auto iteration = on.begin(*session);
-  REQUIRE(iteration->alloc(4 * kMiB, 0).ok());
-  const auto kept = iteration->alloc(2 * kMiB, 0);
-  REQUIRE(kept.ok());
-  REQUIRE(iteration->keep(*kept).ok());
-  must_end(*iteration);
-  // Nothing is left for the lane to grow by, of P neither.
-  REQUIRE(session->alloc(memory::Kind::kModel, 6 * kMiB, 0).ok());
-  const auto info = on.runtime->info();
-  REQUIRE(info.ok());
-  const auto other =
-      open_session(*on.runtime, need("other", info->capacity_bytes - info->promised_bytes, 2 * kMiB));
-  iteration = on.begin(*session);
-  const CUstream stream = on.native(*iteration);
-  on.begin_capture(stream);
-  const auto all = iteration->alloc(e, 0);
-  INFO(all.status().to_string());
-  CHECK(all.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  REQUIRE(cuGraphExecDestroy(end_capture(stream)) == CUDA_SUCCESS);
-  const auto again = iteration->alloc(e, 0);
-  INFO(again.status().to_string());
-  CHECK(again.ok());
-  must_end(*iteration);
-  REQUIRE(other->close().ok());
-  REQUIRE(session->close().ok());
 }
 
 TEST_CASE("a graph over persistent blocks is an iteration, in turn with another session's") {
@@ -248,27 +220,103 @@ TEST_CASE("a pushed iteration that throws in the middle of a capture is abandone
   REQUIRE(beside->close().ok());
 }
 
-TEST_CASE(
-    "a queue's batch that leaves its stream capturing fails, and neither the model nor a step queue ends") {
+// Nothing tells when a capturing stream is done with memory, so none is taken from it.
+TEST_CASE("memory of a lane stays where it is while its stream captures a graph") {
   Graphs on(memory::Layout::kVirtual);
-  const auto careless = open_session(*on.runtime, need("careless", 2 * kMiB, 4 * kMiB));
+  const uint64_t e = 16 * kMiB;
+  const auto session = open_session(*on.runtime, need("graph", 8 * kMiB, e));
+  REQUIRE(session->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  auto iteration = on.begin(*session);
+  REQUIRE(iteration->alloc(4 * kMiB, 0).ok());
+  const auto kept = iteration->alloc(2 * kMiB, 0);
+  REQUIRE(kept.ok());
+  REQUIRE(iteration->keep(*kept).ok());
+  must_end(*iteration);
+  // Nothing is left for the lane to grow by, of P neither.
+  REQUIRE(session->alloc(memory::Kind::kModel, 6 * kMiB, 0).ok());
+  const auto info = on.runtime->info();
+  REQUIRE(info.ok());
+  const auto other =
+      open_session(*on.runtime, need("other", info->capacity_bytes - info->promised_bytes, 2 * kMiB));
+  iteration = on.begin(*session);
+  const CUstream stream = on.native(*iteration);
+  on.begin_capture(stream);
+  const auto all = iteration->alloc(e, 0);
+  INFO(all.status().to_string());
+  CHECK(all.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE(cuGraphExecDestroy(end_capture(stream)) == CUDA_SUCCESS);
+  const auto again = iteration->alloc(e, 0);
+  INFO(again.status().to_string());
+  CHECK(again.ok());
+  must_end(*iteration);
+  REQUIRE(other->close().ok());
+  REQUIRE(session->close().ok());
+}
+
+TEST_CASE("a batch or a step that ends in a capture fails alone, and its queue goes on") {
+  Graphs on(memory::Layout::kVirtual);
+  const auto session = open_session(*on.runtime, need("served", 2 * kMiB, 4 * kMiB));
+  std::atomic<bool> careless{true};
   const CUcontext context = on.context;
-  const executor::IterationFunction capture = [context](const auto& iteration) -> base::Status {
+  const auto work = [&careless, context](executor::Iteration& iteration) -> base::Status {
+    if (!careless) return {};
     if (cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return {GPUSHARE_UNKNOWN, "push"};
-    const int begun =
-        cuStreamBeginCapture_v2(Graphs::native(*iteration), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    const int begun = cuStreamBeginCapture_v2(Graphs::native(iteration), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     if (cuCtxPopCurrent_v2(nullptr) != CUDA_SUCCESS || begun != CUDA_SUCCESS)
       return {GPUSHARE_UNKNOWN, "begin"};
     return {};
   };
-  base::Status outcome;
-  base::Status ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
-  CHECK(ran.code() == GPUSHARE_INVALID_STATE);
-  CHECK_FALSE(executor::session_ended(*careless, ran));
-  must_end(*on.begin(*careless));
-  REQUIRE(careless->close().ok());
-  ran = executor::run_as_iteration(*careless, nullptr, "batch", capture, outcome);
-  CHECK(executor::session_ended(*careless, ran));
+  const auto batches = executor::RequestServer::start({});
+  REQUIRE(batches.ok());
+  const auto batch = [&](const sched::slo::Batch&, const std::shared_ptr<executor::Iteration>& iteration,
+                         executor::BatchReport&) { return work(*iteration); };
+  REQUIRE((*batches)->add_model({}, executor::run_as_iterations(session, batch)).ok());
+  const auto steps = executor::StepServer::start(
+      "fifo", {}, session,
+      [&](const std::shared_ptr<executor::Iteration>& iteration, executor::RunningStep& step) {
+        std::fill(step.done.begin(), step.done.end(), uint8_t{1});
+        return work(*iteration);
+      });
+  REQUIRE(steps.ok());
+  for (uint64_t id = 1; id <= 3; ++id) {
+    std::atomic<int32_t> of_batch{-1}, of_step{-1};
+    sched::slo::Request request;
+    request.id = id;
+    request.deadline_ns = base::host_now_ns() + 3'600'000'000'000;
+    const base::Status taken = (*batches)->submit(
+        request, [&](const executor::RequestOutcome& outcome) { of_batch = outcome.status; });
+    INFO(id << ": " << taken.to_string());
+    REQUIRE(taken.ok());
+    while (of_batch < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    sched::slo::StepRequest sequence;
+    sequence.id = id;
+    REQUIRE((*steps)
+                ->submit(
+                    sequence,
+                    [&](const sched::slo::StepEvent& event) {
+                      if (event.ended) of_step = event.status;
+                    },
+                    nullptr)
+                .ok());
+    while (of_step < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(of_batch == (careless ? GPUSHARE_INVALID_STATE : GPUSHARE_OK));
+    CHECK(of_step == (careless ? GPUSHARE_INVALID_STATE : GPUSHARE_OK));
+    careless = false;
+  }
+  REQUIRE(session->close().ok());
+  // Now it has ended.
+  std::atomic<int32_t> last{-1};
+  sched::slo::StepRequest sequence;
+  sequence.id = 9;
+  const auto answer = [&](const sched::slo::StepEvent& event) {
+    if (event.ended) last = event.status;
+  };
+  REQUIRE((*steps)->submit(sequence, answer, nullptr).ok());
+  while (last < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(last == GPUSHARE_INVALID_STATE);
+  CHECK((*steps)->submit(sequence, {}, nullptr).code() == GPUSHARE_INVALID_STATE);
+  CHECK((*steps)->stop().ok());
+  CHECK((*batches)->stop().ok());
 }
 
 TEST_CASE("what cannot be part of a graph is refused while the stream captures, and works after") {

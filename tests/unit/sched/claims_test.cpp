@@ -95,6 +95,11 @@ TEST_CASE("parts beside claims that go whole") {
   CHECK(give_up(std::vector<Claim>{{10, 0, INFINITY}}, 5) == Parts{10});
 }
 
+TEST_CASE("claims of no bytes hide nobody, whatever the others' bytes cost") {
+  const std::vector<Claim> claims{{0, 1, 0}, {10, 1, 1e300}, {5, 0, 1}};
+  CHECK(give_up(claims, 12) == std::vector<uint64_t>{0, 10, 5});
+}
+
 TEST_CASE("the choice beside exhaustive search") {
   const uint64_t seed = test::seed();
   INFO("GPUSHARE_TEST_SEED=" << seed);

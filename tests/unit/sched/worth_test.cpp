@@ -149,6 +149,62 @@ TEST_CASE("worth: ranks come before it") {
   CHECK(shared.run(10 * kOneMs) == 1);
 }
 
+// Each iteration lasts a moment, and each promise is broken.
+TEST_CASE("worth: who says that more waits and does not come is not waited for after each iteration") {
+  ServedLane shared;
+  constexpr uint64_t kMoment = 10'000;
+  uint64_t idle_ns = 0;
+  for (int round = 0; round < 100; ++round) {
+    shared.submit(1, 1000 * kOneMs);
+    while (*shared.scheduler.pick(0, shared.now) != 1) (void)shared.run(kOneMs);
+    shared.scheduler.dispatched(1, 0, shared.now);
+    shared.now += kMoment;
+    shared.scheduler.set_worth(1, 1, UINT64_MAX);
+    shared.scheduler.finished(1, kMoment, shared.now);
+    while (!shared.scheduler.pick(0, shared.now)) {
+      const uint64_t until_ns = shared.scheduler.look_again_ns();
+      REQUIRE(until_ns > shared.now);
+      REQUIRE(until_ns <= shared.now + kMostExpectedNs);
+      idle_ns += until_ns - shared.now;
+      shared.now = until_ns;
+    }
+    CHECK(shared.run(kOneMs) == 2);
+    REQUIRE(shared.scheduler.check().empty());
+  }
+  CHECK(idle_ns > 0);
+  CHECK(idle_ns <= 100 / (1 + kUnbelieved) * kIdleForTurnNs);
+}
+
+TEST_CASE("worth: that more waits is not believed once its time is over") {
+  ServedLane shared;
+  shared.submit(1, 5 * kOneMs);
+  REQUIRE(shared.scheduler.pick(0, shared.now) == SessionId{1});
+  shared.scheduler.dispatched(1, 0, shared.now);
+  shared.scheduler.set_worth(1, 1, shared.now + kOneMs / 100);
+  shared.now += kOneMs / 50;
+  shared.scheduler.finished(1, kOneMs / 50, shared.now);
+  CHECK(shared.scheduler.pick(0, shared.now) == SessionId{2});
+}
+
+// Virtual time of a small weight is worth more at a great one.
+TEST_CASE("worth: unused time stays the same device time when the weight changes") {
+  ServedLane shared;
+  shared.scheduler.set_weight(1, 0.001);
+  shared.scheduler.ready(1, shared.now);
+  CHECK(shared.run(kOneMs / 1000) == 1);
+  for (int i = 0; i < 400; ++i) CHECK(shared.run(10 * kOneMs) != 1);
+  shared.submit(1, 5 * kOneMs);
+  shared.scheduler.set_weight(1, 1);
+  uint64_t ran_ns = 0;
+  for (int batch = 0; batch < 100; ++batch) {
+    shared.submit(1, 5 * kOneMs);
+    if (shared.run(10 * kOneMs) != 1) break;
+    ran_ns += 10 * kOneMs;
+  }
+  CHECK(ran_ns <= kMostUnusedNs + 20 * kOneMs);
+  CHECK(shared.scheduler.check().empty());
+}
+
 // One that always says that its next iteration would be lost, and one that says nothing.
 TEST_CASE("worth: over time nobody has more than its part, whatever it says") {
   const uint64_t seed = test::seed();
