@@ -88,7 +88,10 @@ void World::alloc_ephemeral() {
   const size_t i = pick(kLanes);
   LaneModel& lane = lanes_[i];
   if (lane.lane == nullptr) return;
-  const uint64_t bytes = block_bytes(6 * kMiB);
+  // Sometimes most of the size, which a lane with kept blocks has to gather.
+  const uint64_t size = lane.lane->stats().size_bytes;
+  const bool most = size > 0 && lane.blocks.empty() && chance(2);
+  const uint64_t bytes = most ? size / 4 * 3 : block_bytes(6 * kMiB);
   const uint64_t align = alignment();
   auto address = lane.lane->alloc(bytes, align);
   if (lane.running == SIZE_MAX) {

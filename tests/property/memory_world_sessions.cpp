@@ -59,7 +59,9 @@ void World::resize_session() {
   } else {
     REQUIRE(status.code() == GPUSHARE_INVALID_STATE);
     const auto stats = session->heap->stats();
-    REQUIRE((stats.live_bytes > 0 || stats.lent_bytes > 0));
+    INFO(status.to_string());
+    // Blocks that are away have no bytes here, and hold their addresses.
+    REQUIRE((stats.live_bytes > 0 || stats.lent_bytes > 0 || stats.spilled_bytes > 0));
   }
   REQUIRE(session->heap->stats().promised_bytes == session->promised);
 }
