@@ -216,10 +216,17 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
   const uint64_t said_ns = std::exchange(claim.unread_ns, 0);
   const uint64_t spent_ns = std::min(said_ns, grace_ns(claim, now_ns));
+  // Each gets its part of what is left, so that the last one gets the rest and rounding loses nothing.
+  uint64_t said_left_ns = said_ns, left_ns = spent_ns;
   for (const auto& member : claim.members)
-    if (const uint64_t part_ns = std::exchange(member->unread_ns, 0); part_ns > 0)
-      member->service_ns += base::to_uint64(static_cast<double>(spent_ns) *
-                                            (static_cast<double>(part_ns) / static_cast<double>(said_ns)));
+    if (const uint64_t part_ns = std::min(std::exchange(member->unread_ns, 0), said_left_ns); part_ns > 0) {
+      const uint64_t own_ns = std::min(
+          left_ns, base::to_uint64(static_cast<double>(left_ns) *
+                                   (static_cast<double>(part_ns) / static_cast<double>(said_left_ns))));
+      member->service_ns += own_ns;
+      left_ns -= own_ns;
+      said_left_ns -= part_ns;
+    }
   const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
