@@ -55,7 +55,7 @@ int experiments(int argc, char** argv) {
       "policies see the same "
       "requests.\n"
       "- The baselines run as their authors' code does, each in several variants of which the best counts; "
-      "[slo.md](../../docs/design/slo.md) names the source of each part. Clockwork: window and "
+      "[serving-decisions](serving-decisions.md) names the source of each part. Clockwork: window and "
       "schedule-ahead 10 "
       "ms, 5 ms off "
       "each deadline. Orloj: sizes in descending order, |Q| >= bs, mean estimate, b = 1e-4 / ms, equal "

@@ -113,7 +113,7 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
   report.line("\n## Every variant at 1x\n");
   report.line(
       "Mean over the 65 cells; what each variant takes from where is in "
-      "[slo.md](../../docs/design/slo.md).\n");
+      "[serving-decisions](serving-decisions.md).\n");
   report.line("| variant | finish rate |\n|---|---|");
   for (const Contender& each : main_contenders()) {
     double mean = 0;
