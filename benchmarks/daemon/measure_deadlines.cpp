@@ -1,5 +1,5 @@
 // measure_deadlines [seconds of a run, 10] [rounds, 3]: a server of requests with deadlines beside another process of the same
-// daemon, on the host device. Prints the table of docs/experiments/serving-decisions.md.
+// daemon, on the host device. Prints the table of benchmarks/results/serving-decisions.md.
 //
 // Each request takes 5 ms of the device alone: they are not batched, which would hide a wait. Requests come at random and have 40 ms.
 // The server runs alone, beside a training loop of 10 ms an iteration, and beside a second server with three times the requests that

@@ -11,7 +11,7 @@ namespace gpushare::reference {
 namespace {
 
 // The scan up to this many points, the kinetic tournament above; back when a quarter is left, so that a size
-// at the border does not switch at every event. Measured: docs/design/slo.md.
+// at the border does not switch at every event. Measured: benchmarks/results/serving-decisions.md.
 constexpr size_t kScanLimit = 64;
 
 class AutomaticCore {

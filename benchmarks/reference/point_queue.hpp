@@ -9,7 +9,7 @@
 //   hull       the upper hull as a balanced tree of bridges (after Overmars and van Leeuwen, without their
 //              concatenable queues: hulls are implied by the bridges below). Any order of w at no cost,
 //              O(log^2 n) worst case, mostly O(log n), see hull_core.hpp.
-//   automatic  scan while small, kinetic above (docs/design/slo.md has the figures).
+//   automatic  scan while small, kinetic above (benchmarks/results/serving-decisions.md has the figures).
 // Answers agree up to the rounding of alpha * w + beta. Equal points and equal alphas are fine.
 //
 // Threads: none of its own; the owner serialises calls. Memory grows with the most points ever held, and is

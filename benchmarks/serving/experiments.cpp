@@ -1,4 +1,4 @@
-// Writes docs/experiments/serving.md, and every cell into serving-cells.csv beside it: serving_experiments CALIBRATION.csv OUT.md [TRACE.csv [SEEDS [THREADS]]]. Virtual time,
+// Writes benchmarks/results/serving.md, and every cell into serving-cells.csv beside it: serving_experiments CALIBRATION.csv OUT.md [TRACE.csv [SEEDS [THREADS]]]. Virtual time,
 // deterministic; only the time of a decision is wall time.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -55,7 +55,8 @@ int experiments(int argc, char** argv) {
       "policies see the same "
       "requests.\n"
       "- The baselines run as their authors' code does, each in several variants of which the best counts; "
-      "[slo.md](../design/slo.md) names the source of each part. Clockwork: window and schedule-ahead 10 "
+      "[serving-decisions](serving-decisions.md) names the source of each part. Clockwork: window and "
+      "schedule-ahead 10 "
       "ms, 5 ms off "
       "each deadline. Orloj: sizes in descending order, |Q| >= bs, mean estimate, b = 1e-4 / ms, equal "
       "mix.\n");

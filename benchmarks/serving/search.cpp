@@ -2,7 +2,7 @@
 // deterministic. Each kind of trouble is drawn DRAWS times at random. A draw whose list of 2,000 requests we lose by more than kLost
 // is judged again by kSeeds fresh lists, and is a loss if these lose as much on average. From the worst loss of each kind
 // STEPS changes are tried, and each that makes the loss larger is kept. KINDS are digits, 0 for the first kind. Writes the table and
-// the list of docs/experiments/serving-search.md to stdout.
+// the list of benchmarks/results/serving-search.md to stdout.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// step_baselines.hpp: published rules of continuous batching as policies of the step batcher, for comparison. docs/experiments/continuous.md
+// step_baselines.hpp: published rules of continuous batching as policies of the step batcher, for comparison. benchmarks/results/continuous.md
 // says what each takes from where.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

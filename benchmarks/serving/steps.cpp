@@ -1,4 +1,4 @@
-// Continuous batching on public traces, on virtual time: serving_steps TRACE... Writes the tables of docs/experiments/continuous.md to
+// Continuous batching on public traces, on virtual time: serving_steps TRACE... Writes the tables of benchmarks/results/continuous.md to
 // stdout. Deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>

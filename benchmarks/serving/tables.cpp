@@ -112,7 +112,8 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
   const std::vector<Row>& at_one = achievable[1];
   report.line("\n## Every variant at 1x\n");
   report.line(
-      "Mean over the 65 cells; what each variant takes from where is in [slo.md](../design/slo.md).\n");
+      "Mean over the 65 cells; what each variant takes from where is in "
+      "[serving-decisions](serving-decisions.md).\n");
   report.line("| variant | finish rate |\n|---|---|");
   for (const Contender& each : main_contenders()) {
     double mean = 0;
@@ -124,7 +125,7 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
       "Best variant of each system in each cell; mean over the SLOs 1.5, 2, 3, 4 and 5. The paper's own "
       "figures, for Clipper, Nexus, "
       "Clockwork and Orloj, stand first. Every cell of this page is in "
-      "`docs/experiments/serving-cells.csv`.\n");
+      "`benchmarks/results/serving-cells.csv`.\n");
   std::vector<Row> named = at_one;
   for (Row& row : named) {
     const std::string of = row.name.substr(0, row.name.find(" at "));

@@ -39,7 +39,8 @@ typedef struct gpushare_batcher_params {
   uint64_t max_defer_ns; /* gpushare: how long a batch that is not full may wait for further requests; 0 =
                             not at all */
   /* Zero in any field from here on means its default, which stands at the end of its comment.
-   * docs/design/slo.md says what each field does; the sensitivities are in docs/experiments/serving.md. */
+   * docs/design/slo.md explains the policy gpushare, benchmarks/results/serving-decisions.md the others; the
+   * sensitivities are in benchmarks/results/serving.md. */
   uint64_t window;    /* how many durations of an application are remembered, up to 2^20; 2,048 */
   uint32_t bins;      /* bins of the distributions that decisions use, up to 4,096; 32 */
   uint32_t flags;     /* GPUSHARE_BATCHER_* */

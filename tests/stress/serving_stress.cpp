@@ -2,7 +2,7 @@
 // failing batches, five times more than can be served. Run it under ThreadSanitizer. The test asserts that each
 // accepted request is answered exactly once, each refusal says why, the number of held requests stays bounded, and the
 // device gets everything back. GPUSHARE_SERVING_REQUESTS sets how many requests (20,000; 100,000 in the measured runs of
-// docs/experiments/serving-host.md).
+// benchmarks/results/serving-host.md).
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <chrono>

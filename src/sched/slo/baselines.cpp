@@ -1,5 +1,5 @@
 // baselines.cpp: the policies gpushare is measured against, each as its own code or paper has it
-// (docs/design/slo.md lists what was taken from where).
+// (benchmarks/results/serving-decisions.md lists what was taken from where).
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
