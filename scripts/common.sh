@@ -40,6 +40,29 @@ apt() {
   return $status
 }
 
+# private_apt <folder> <arguments>: apt-get with lists, packages and locks in the folder, without root. The system's stay as they are.
+private_apt() {
+  local folder=$1
+  shift
+  mkdir -p "$folder"/{lists/partial,archives/partial}
+  touch "$folder/status"
+  apt-get -qq -o Dir::State="$folder" -o Dir::State::status="$folder/status" -o Dir::Cache="$folder" -o APT::Sandbox::User="$(id -un)" "$@"
+}
+
+# download_package <package> <suite> <folder>: the package's file, of another release of Debian than the system's.
+download_package() {
+  mkdir -p "$3"
+  (
+    cd "$3"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' | head -n 1) $2 main" >sources
+    options=(-o Dir::Etc::sourcelist="$PWD/sources" -o Dir::Etc::sourceparts=/dev/null)
+    private_apt "$PWD/apt" "${options[@]}" update && private_apt "$PWD/apt" "${options[@]}" download "$1"
+    status=$?
+    rm -rf apt
+    exit $status
+  )
+}
+
 # may_install <what>...: sets `sudo`, the words that let apt install; ends the script and names what is missing if nothing does.
 may_install() {
   sudo=()

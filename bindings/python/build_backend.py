@@ -6,7 +6,8 @@
 - The package `gpushare` lies in a folder of its own, gpushare_runtime, which a .pth file puts before site-packages. The project gpushare on PyPI, which
   is somebody else's, has a package of that name too: no file of the two is the same, so that neither loses one when the other is
   installed or removed.
-- The wheel is tagged with the glibc that its binaries need, so that pip refuses it where it could not run.
+- The wheel is tagged with the processor and the glibc that its binaries need, so that pip refuses it where it could not run. GPUSHARE_BUILD may name a
+  build for another processor (scripts/wheel --arch).
 """
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
@@ -24,6 +25,7 @@ from scikit_build_core import build as _build
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER, PTH = "gpushare_runtime", "gpushare_runtime.pth"
+MACHINES = {62: "x86_64", 183: "aarch64"}  # ELF's numbers
 # The first line is for type checkers, which read no others; the second moves the folder before site-packages.
 FIRST = "import os, sys; d = {folder}; d in sys.path and (sys.path.remove(d), sys.path.insert(sys.path.index(sitedir) if sitedir in sys.path else 0, d))\n"
 
@@ -120,15 +122,16 @@ def _repack(directory, name, change):
     return os.path.basename(re.search(r"(\S+\.whl)", packed.stdout)[1])
 
 
-def _glibc_needed(folder):
-    """The newest glibc (major, minor) of which a binary in the folder needs a symbol."""
-    newest = (2, 17)  # the oldest that platform tags speak of
+def _platform(folder):
+    """The platform's tag: the processor of the binaries in the folder, and the newest glibc of which one of them needs a symbol."""
+    newest, machine = (2, 17), os.uname().machine  # 2.17: the oldest that platform tags speak of
     for file in folder.rglob("*"):
         content = file.read_bytes() if file.is_file() else b""
         if content.startswith(b"\x7fELF"):
+            machine = MACHINES.get(int.from_bytes(content[18:20], "little"), machine)
             for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", content):
                 newest = max(newest, (int(major), int(minor)))
-    return newest
+    return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -137,8 +140,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         (folder / PTH).write_text(FOLDER + "\n" + FIRST.format(folder=f'os.path.join(sitedir, "{FOLDER}")'), encoding="utf-8")
         (dist_info / "sboms").mkdir()
         (dist_info / "sboms/gpushare.cdx.json").write_text(_parts_list(dist_info.name.removesuffix(".dist-info").rpartition("-")[2]), encoding="utf-8")
-        major, minor = _glibc_needed(folder)
-        return f"manylinux_{major}_{minor}_{os.uname().machine}"
+        return _platform(folder)
 
     return _repack(wheel_directory, _build.build_wheel(wheel_directory, config_settings, metadata_directory), change)
 

@@ -1,4 +1,4 @@
-/* old_glibc.c: lets a library or program that is built here run with glibc 2.28 (x86-64).
+/* old_glibc.c: lets a library or program that is built here run with glibc 2.28 (x86-64, aarch64).
  *
  * glibc gave new versions to functions that are old, when it moved them into libc.so.6 (2.33, 2.34) or changed how they report errors
  * (2.29, 2.35). A linker takes the newest version, which an older glibc has not. This file is linked into what a wheel carries
@@ -15,21 +15,37 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* The reference `old_NAME` to a function of the C library, by the version that x86-64 had from the start, or by another name and version. */
+/* For each processor: FIRST is the version that glibc's functions had when glibc came to it. JUMP goes on to a function of another library and
+ * changes no argument. STAT_VERSION is the number of struct stat's layout. */
+#if defined(__x86_64__)
+#define FIRST "2.2.5"
+#define SINCE(version) version /* of a function that came later */
+#define JUMP(name) "jmp *" #name "@GOTPCREL(%rip)"
+#define STAT_VERSION 1
+#elif defined(__aarch64__)
+#define FIRST "2.17"
+#define SINCE(version) FIRST /* functions that came to x86-64 later were there when aarch64 came */
+#define JUMP(name) "adrp x16, :got:" #name "\n  ldr x16, [x16, :got_lo12:" #name "]\n  br x16"
+#define STAT_VERSION 0
+#else
+#error "old_glibc.c knows x86-64 and aarch64"
+#endif
+
+/* The reference `old_NAME` to a function of the C library, by its first version, or by another name and version. */
 #define OLD_OF(name, old, version) __asm__(".symver old_" #name ", " #old "@GLIBC_" version)
-#define OLD(name) OLD_OF(name, name, "2.2.5")
+#define OLD(name) OLD_OF(name, name, FIRST)
 /* A function that goes on to its old version with all arguments as they are. */
-#define GOES_ON(name) GOES_ON_TO(name, name, "2.2.5")
+#define GOES_ON(name) GOES_ON_TO(name, name, FIRST)
 #define GOES_ON_TO(name, old, version)                                                                  \
   OLD_OF(name, old, version);                                                                           \
-  __asm__(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", @function\n" #name \
-          ":\n  jmp *old_" #name "@GOTPCREL(%rip)\n.size " #name ", . - " #name "\n.popsection")
+  __asm__(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name \
+          ":\n  " JUMP(old_##name) "\n.size " #name ", . - " #name "\n.popsection")
 
 /* libdl's until 2.34 */
 GOES_ON(dladdr);
 GOES_ON(dlclose);
 GOES_ON(dlerror);
-GOES_ON_TO(dlinfo, dlinfo, "2.3.3");
+GOES_ON_TO(dlinfo, dlinfo, SINCE("2.3.3"));
 GOES_ON(dlopen);
 GOES_ON(dlsym);
 /* libpthread's until 2.34, or 2.32 */
@@ -54,11 +70,11 @@ GOES_ON(log);
 GOES_ON(log2);
 GOES_ON(pow);
 /* Headers since 2.38 say these for the functions without the prefix. The new ones know binary numbers too. */
-GOES_ON_TO(__isoc23_sscanf, __isoc99_sscanf, "2.7");
-GOES_ON_TO(__isoc23_strtol, strtol, "2.2.5");
-GOES_ON_TO(__isoc23_strtoll, strtoll, "2.2.5");
-GOES_ON_TO(__isoc23_strtoul, strtoul, "2.2.5");
-GOES_ON_TO(__isoc23_strtoull, strtoull, "2.2.5");
+GOES_ON_TO(__isoc23_sscanf, __isoc99_sscanf, SINCE("2.7"));
+GOES_ON_TO(__isoc23_strtol, strtol, FIRST);
+GOES_ON_TO(__isoc23_strtoll, strtoll, FIRST);
+GOES_ON_TO(__isoc23_strtoul, strtoul, FIRST);
+GOES_ON_TO(__isoc23_strtoull, strtoull, FIRST);
 
 /* These were inline functions until 2.33. The first argument is the version of struct stat. */
 OLD(__fxstat);
@@ -68,16 +84,16 @@ int old___fxstat(int version, int file, struct stat* out);
 int old___lxstat(int version, const char* path, struct stat* out);
 int old___xstat(int version, const char* path, struct stat* out);
 int fstat(int file, struct stat* out) {
-  return old___fxstat(1, file, out);
+  return old___fxstat(STAT_VERSION, file, out);
 }
 int fstat64(int file, struct stat64* out) { /* the same structure */
-  return old___fxstat(1, file, (struct stat*)out);
+  return old___fxstat(STAT_VERSION, file, (struct stat*)out);
 }
 int lstat(const char* path, struct stat* out) {
-  return old___lxstat(1, path, out);
+  return old___lxstat(STAT_VERSION, path, out);
 }
 int stat(const char* path, struct stat* out) {
-  return old___xstat(1, path, out);
+  return old___xstat(STAT_VERSION, path, out);
 }
 
 /* Since 2.32. The C++ library saves atomic operations by it while a process has one thread. */

@@ -292,6 +292,11 @@ def resumable(session, config):
     """Goes on from its checkpoint, as a trainable must that ResourceChangingScheduler restarts."""
     from ray import tune
 
+    # Neither reports before both run: the scheduler gives all GPUs to a trial that is alone.
+    begun = pathlib.Path(config["begun"])
+    (begun / str(config["case"]["iterations"])).touch()
+    while len(list(begun.iterdir())) < 2:
+        time.sleep(0.1)
     checkpoint, begin = tune.get_checkpoint(), 0
     if checkpoint:
         with checkpoint.as_directory() as place:
@@ -314,9 +319,10 @@ def whole(folder):
     fluid = gpushare_ray.FluidScheduler(max_packed=4, max_workers=2, interval_s=0.5, devices=2,
                                         remaining=lambda trial, result, told: trial.config["case"]["iterations"] - (result or {}).get("training_iteration", 0))
     cases = [{"iterations": 4}, {"iterations": 24}]
+    (folder / "begun").mkdir()
     results = tune.Tuner(
         tune.with_resources(resumable, {"cpu": 0.1, "gpu": 1 / 4}),
-        param_space={"case": tune.grid_search(cases), "work": OPTIONS.work},
+        param_space={"case": tune.grid_search(cases), "work": OPTIONS.work, "begun": str(folder / "begun")},
         tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=False, scheduler=ResourceChangingScheduler(fluid, fluid.whole_gpus())),
         run_config=tune.RunConfig(name="whole", storage_path=str(folder / "results"), verbose=0)).fit()
     told = [[(row["number"], row["gpus"], row["begin"]) for _, row in result.metrics_dataframe.iterrows()] for result in results]

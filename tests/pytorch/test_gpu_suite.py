@@ -1,6 +1,8 @@
 """Measurements 9 and 10 of the GPU suite, on the CPU: that they run, and that gpushare computes what PyTorch alone does."""
 # SPDX-License-Identifier: Apache-2.0
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -34,3 +36,15 @@ def test_measurement_9(mode):
 def test_measurement_10():  # with a daemon for the host device; without a driver nothing holds the trainings
     rows = rows_of("torch_exec.py", "--sections", "oversubscribed")
     assert len(rows) == 2 and all(float(share) > 0 for share in rows.values()), rows
+
+
+def test_frameworks(tmp_path):
+    """The part `frameworks` with what is installed here: Numba's accounting on the recording driver, which runs no kernels."""
+    recorder = pathlib.Path(os.environ["GPUSHARE_LIBRARY"]).parent / "doubles/libcuda_recorder.so"
+    (tmp_path / "libcuda.so.1").symlink_to(recorder)
+    done = subprocess.run([sys.executable, SCRIPTS / "frameworks.py", "--accounting"], capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4 and re.fullmatch(r"numba.* [0-9.]+: ok, without kernels", lines[1]), lines
+    assert lines[3] == "onnxruntime: not installed (onnxruntime is there, without CUDAExecutionProvider)", lines

@@ -53,6 +53,7 @@ class FluidScheduler(TrialScheduler):
         self._told: dict[str, dict] = {}
         self._used: dict[str, tuple[float, float]] = {}  # device time of a trial's sessions that have ended, and of the last one
         self._weights: dict[str, float] = {}
+        self._granted: dict[str, float] = {}  # GPUs of trials that whole_gpus() gave other resources
         self._decided_at = 0.0
         self._board: Any = None
         self._answer: Any = None  # of the board, not here yet
@@ -78,17 +79,29 @@ class FluidScheduler(TrialScheduler):
 
     def whole_gpus(self) -> Callable[..., Any]:
         """The resources_allocation_function for ResourceChangingScheduler(base_scheduler=this): a trial whose width is 2 or more gets so many
-        whole GPUs, and 1/max_packed again when it is less. Each such change restarts the trial's actor from its checkpoint."""
+        whole GPUs, and 1/max_packed again when it is less. Each such change restarts the trial's actor from its checkpoint. A trial gets no GPU
+        that another one has or waits for: it would be stopped, and wait for that one to end."""
         from ray.tune import PlacementGroupFactory
 
+        def gpus_of(trial: Any) -> float:
+            return float(trial.placement_group_factory.required_resources.get("GPU", 0))
+
+        def needed_by_others(trial: Any) -> float:
+            # Ray has stopped a trial that gets other resources. One that the base scheduler has stopped holds none.
+            return sum(self._granted.get(other.trial_id) or (gpus_of(other) if other.status != "PAUSED" else 0)
+                       for other in self._trials.values() if other is not trial)
+
         def allocate(_controller: Any, trial: Any, _result: dict, _scheduler: Any) -> Any:
-            has = float(trial.placement_group_factory.required_resources.get("GPU", 0))
+            has = gpus_of(trial)
             cpus = float(trial.placement_group_factory.required_resources.get("CPU", 1))
-            wants = int(self._widths.get(trial.trial_id, 0))
+            wants = int(min(self._widths.get(trial.trial_id, 0), self._device_count() - needed_by_others(trial)))
             if wants < 2 and has < 2:
                 return None
             gpus = wants if wants >= 2 else 1 / self._max_packed
-            return None if gpus == has else PlacementGroupFactory([{"CPU": cpus, "GPU": gpus}])
+            if gpus == has:
+                return None
+            self._granted[trial.trial_id] = gpus
+            return PlacementGroupFactory([{"CPU": cpus, "GPU": gpus}])
 
         return allocate
 
@@ -173,7 +186,7 @@ class FluidScheduler(TrialScheduler):
         return float(self._remaining(trial, self._results.get(trial.trial_id), self._told.get(trial.trial_id)))
 
     def _forget(self, trial: Any) -> None:
-        for table in (self._trials, self._results, self._widths, self._told, self._used, self._weights):
+        for table in (self._trials, self._results, self._widths, self._told, self._used, self._weights, self._granted):
             table.pop(trial.trial_id, None)
         self._new = [other for other in self._new if other is not trial]
 

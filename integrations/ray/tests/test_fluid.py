@@ -189,6 +189,35 @@ def test_whole_gpus_go_through_ray(run):
     assert allocate(None, d, {}, None).required_resources == {"CPU": 1.0, "GPU": 0.25}
 
 
+def test_no_whole_gpu_that_another_trial_has_or_waits_for(run):
+    fluid = run.scheduler(max_workers=2, devices=2)
+    trials = run.controller.trials
+    allocate = fluid.whole_gpus()
+    first, *others = trials
+    fluid._widths = {trial.trial_id: 2.0 for trial in trials}
+    for status in ("PENDING", "RUNNING"):  # others that wait to begin count as well
+        for trial in others:
+            trial.status = status
+        assert allocate(None, first, {}, None) is None
+    for trial in others[1:]:
+        fluid.on_trial_complete(run.controller, trial, {})
+    fluid._widths = {trial.trial_id: 2.0 for trial in trials}
+    assert allocate(None, first, {}, None) is None
+    (other, *_) = others
+    other.status = "PAUSED"  # by the base scheduler: it holds no GPU
+    assert allocate(None, first, {}, None).required_resources["GPU"] == 2
+    first.status = "PAUSED"  # by Ray, until both GPUs are free: the other, which runs again, does not get them too
+    other.status = "RUNNING"
+    assert allocate(None, other, {}, None) is None
+    first.placement_group_factory.required_resources = {"CPU": 1, "GPU": 2}
+    first.status = "RUNNING"
+    assert allocate(None, first, {}, None).required_resources["GPU"] == 0.25  # makes room
+    fluid.on_trial_complete(run.controller, first, {})
+    assert fluid._granted == {}
+    fluid._widths = {other.trial_id: 2.0}
+    assert allocate(None, other, {}, None).required_resources["GPU"] == 2
+
+
 def test_without_a_board_trials_go_on(run, ray):
     ray.dead = True
     fluid = run.scheduler()
