@@ -172,7 +172,7 @@ class RequestServer::Impl {
       refused();
       return status;
     }
-    if (waiting_work_->worth.load() == 0) note_waiting(request.deadline_ns);
+    note_waiting(std::min(first_deadline_ns_, request.deadline_ns));
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -265,16 +265,7 @@ class RequestServer::Impl {
     {
       base::MutexLock lock(mutex_);
       draining_ = true;
-      if (!stopping_) {
-        stopping_ = true;
-        // Waiting requests are cancelled; batches on the device run to their end.
-        try {
-          for (const auto& [id, entry] : entries_)
-            if (!given_up_) batcher_->cancel(id, base::host_now_ns());
-        } catch (...) {
-          give_up();
-        }
-      }
+      stopping_ = true;  // ask() cancels what waits; batches on the device run to their end
       poke();
       while (!entries_.empty()) answered_.wait(mutex_);
       ended_ = true;
@@ -362,6 +353,7 @@ class RequestServer::Impl {
     if (given_up_) return;
     given_up_ = true;
     waiting_.clear();
+    waiting_work_->worth.store(0);
     RequestOutcome outcome;
     outcome.status = no_memory_.code();
     outcome.finished_ns = base::host_now_ns();
@@ -374,14 +366,31 @@ class RequestServer::Impl {
     poke();
   }
 
-  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. When to ask again: kAgain if there
-  // was a batch, since policies that plan ahead may have more.
+  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. A server that stops cancels what waits instead, some
+  // of it at a time, because the lock is held. When to ask again: kAgain if there was a batch, since policies that plan ahead may
+  // have more, and while some are not cancelled.
   uint64_t ask() GPUSHARE_REQUIRES(mutex_) {
+    Decision decision;
+    bool others_wait = false;
+    if (stopping_) {
+      others_wait = batcher_->cancel_some();
+    } else {
+      const uint64_t now = base::host_now_ns();
+      decision = batcher_->next(now, in_flight_);
+      ++stats_.decisions;
+      stats_.decision_ns += base::host_now_ns() - now;
+    }
+    take_drops();
+    note_waiting(decision.first_deadline_ns);
+    if (decision.batch) {
+      ++in_flight_;
+      waiting_.push_back(std::move(*decision.batch));
+    }
+    return decision.batch || others_wait ? kAgain : decision.wake_ns;
+  }
+
+  void take_drops() GPUSHARE_REQUIRES(mutex_) {
     const uint64_t now = base::host_now_ns();
-    Decision decision = batcher_->next(now, in_flight_);
-    const uint64_t end = base::host_now_ns();
-    ++stats_.decisions;
-    stats_.decision_ns += end - now;
     drops_.clear();
     batcher_->take_drops(drops_);
     for (const Drop& drop : drops_) {
@@ -390,19 +399,15 @@ class RequestServer::Impl {
       Entry& entry = entries_.find(drop.id)->second;
       outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
       outcome.dropped = drop.reason;
-      outcome.finished_ns = end;
+      outcome.finished_ns = now;
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
       make_due(outcome, entry);
     }
-    note_waiting(decision.batch ? kNever : decision.wake_ns);
-    if (!decision.batch) return decision.wake_ns;
-    ++in_flight_;
-    waiting_.push_back(std::move(*decision.batch));
-    return kAgain;
   }
 
-  // Says what waits for a batch, to whoever ends the running one. `first_ns`: no deadline is earlier.
+  // Says what waits for a batch, to whoever ends the running one. `first_ns`: the first deadline.
   void note_waiting(uint64_t first_ns) GPUSHARE_REQUIRES(mutex_) {
+    first_deadline_ns_ = first_ns;
     const size_t next = std::min<size_t>(batcher_->pending(), largest_batch_);
     waiting_work_->until_ns.store(first_ns - std::min(first_ns, last_took_ns_));
     waiting_work_->worth.store(first_ns == kNever ? 0 : static_cast<double>(next));
@@ -666,9 +671,10 @@ class RequestServer::Impl {
   Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   const std::shared_ptr<WaitingWork> waiting_work_ = std::make_shared<WaitingWork>();
-  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;    // of any model
-  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;     // the last batch
-  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
+  uint64_t first_deadline_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // of what waits; kNever: there is none
+  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;           // of any model
+  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;            // the last batch
+  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;                 // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;

@@ -166,11 +166,12 @@ class Gpushare final : public BatcherBase {
     uint64_t first = kNever;
     for (Model& model : models_) {
       size_t stepped = 0;
-      for (auto at = model.order.begin(); at != model.order.end() && may_drop() && stepped < kLook;) {
+      for (auto at = model.order.begin(); at != model.order.end() && stepped < kLook;) {
         if (at->deadline_ns > now_ns) {
           first = std::min(first, at->deadline_ns);
           break;
         }
+        if (!may_drop()) break;
         const Key each = *at;
         if (each.stepped) {
           ++stepped;
