@@ -529,77 +529,90 @@ class RequestServer::Impl {
       if (waiting_.empty()) return;
       const Batch batch = std::move(waiting_.front());
       waiting_.pop_front();
-      const bool in_time = wait_for_start(batch);
-      if (given_up_) continue;
-      const uint64_t begin = base::host_now_ns();
-      try {
-        if (in_time)
-          batcher_->started(batch.id, begin);
-        else
-          batcher_->rejected(batch.id, begin);
-      } catch (...) {
-        give_up();
-        continue;
-      }
-      if (!in_time) {
-        --in_flight_;
-        poke();  // the decider answers the drops
-        continue;
-      }
-      for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
-      pulse_.batch_begins();
-      told.started_ns = begin;
-      told.model_ended = false;
-      told.server = this;
-      told.waiting = waiting_work_;
-      base::Status status;
-      try {
-        told.tags.clear();
-        for (RequestId id : batch.requests) {
-          told.tags.push_back(entries_.find(id)->second.tag);
-        }
-        told.execution_ns.assign(batch.requests.size(), 0);
-        told.statuses.assign(batch.requests.size(), GPUSHARE_OK);
-      } catch (...) {
-        status = no_memory_;
-      }
-      const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
-      lock.unlock();
-      if (status.ok()) status = call(*run, batch, told);
-      lock.lock();
-      const uint64_t end = base::host_now_ns();
-      const uint64_t took = end - std::clamp(told.started_ns, begin, end);
-      try {
-        if (!given_up_) learn(batch, told, status, took, end);
-      } catch (...) {
-        give_up();
-      }
-      if (told.model_ended) models_[batch.model].ended = status;
+      if (begin_batch(batch, told)) run_batch(batch, told);
+    }
+  }
+
+  // False if the batch does not run, because its latest start has passed or the server has given up.
+  bool begin_batch(const Batch& batch, BatchReport& told) GPUSHARE_REQUIRES(mutex_) {
+    const bool in_time = wait_for_start(batch);
+    if (given_up_) return false;
+    const uint64_t begin = base::host_now_ns();
+    try {
+      if (in_time)
+        batcher_->started(batch.id, begin);
+      else
+        batcher_->rejected(batch.id, begin);
+    } catch (...) {
+      give_up();
+      return false;
+    }
+    if (!in_time) {
       --in_flight_;
-      ++stats_.batches;
-      stats_.batched_requests += batch.requests.size();
-      stats_.busy_ns += took;
-      last_took_ns_ = took;
-      for (size_t i = 0; i < batch.requests.size(); ++i) {
-        const RequestId id = batch.requests[i];
-        Entry& entry = entries_.find(id)->second;
-        RequestOutcome outcome;
-        outcome.id = id;
-        outcome.status = status.ok() ? told.statuses[i] : status.code();
-        outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
-        outcome.finished_ns = end;
-        make_due(outcome, entry);
-        if (outcome.status != GPUSHARE_OK)
-          ++stats_.failed;
-        else
-          ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
-      }
-      poke();
-      try {
-        if (waiting_.empty() && !given_up_) (void)ask();
-      } catch (...) {
-        give_up();
-      }
+      poke();  // the decider answers the drops
+      return false;
+    }
+    for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
+    pulse_.batch_begins();
+    told.started_ns = begin;
+    told.model_ended = false;
+    told.server = this;
+    told.waiting = waiting_work_;
+    return true;
+  }
+
+  void run_batch(const Batch& batch, BatchReport& told) GPUSHARE_REQUIRES(mutex_) {
+    const uint64_t begin = told.started_ns;
+    base::Status status;
+    try {
+      told.tags.clear();
+      for (RequestId id : batch.requests) told.tags.push_back(entries_.find(id)->second.tag);
+      told.execution_ns.assign(batch.requests.size(), 0);
+      told.statuses.assign(batch.requests.size(), GPUSHARE_OK);
+    } catch (...) {
+      status = no_memory_;
+    }
+    const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
+    mutex_.unlock();
+    if (status.ok()) status = call(*run, batch, told);
+    mutex_.lock();
+    const uint64_t end = base::host_now_ns();
+    const uint64_t took = end - std::clamp(told.started_ns, begin, end);
+    try {
+      if (!given_up_) learn(batch, told, status, took, end);
+    } catch (...) {
+      give_up();
+    }
+    if (told.model_ended) models_[batch.model].ended = status;
+    --in_flight_;
+    ++stats_.batches;
+    stats_.batched_requests += batch.requests.size();
+    stats_.busy_ns += took;
+    last_took_ns_ = took;
+    answer_batch(batch, told, status, end);
+    poke();
+    try {
+      if (waiting_.empty() && !given_up_) (void)ask();
+    } catch (...) {
+      give_up();
+    }
+  }
+
+  void answer_batch(const Batch& batch, const BatchReport& told, const base::Status& status, uint64_t end)
+      GPUSHARE_REQUIRES(mutex_) {
+    for (size_t i = 0; i < batch.requests.size(); ++i) {
+      const RequestId id = batch.requests[i];
+      Entry& entry = entries_.find(id)->second;
+      RequestOutcome outcome;
+      outcome.id = id;
+      outcome.status = status.ok() ? told.statuses[i] : status.code();
+      outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
+      outcome.finished_ns = end;
+      make_due(outcome, entry);
+      if (outcome.status != GPUSHARE_OK)
+        ++stats_.failed;
+      else
+        ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
     }
   }
 
