@@ -164,6 +164,11 @@ void SessionImpl::retire() {
   give_back_unused();
 }
 
+bool SessionImpl::at_rest() const {
+  return runtime_->check_live(*this).ok() && placed_ && !open_ && granted_ == nullptr && !pull_waits_ &&
+         pushes_.empty() && runtime_->authority_->state(id_) == sched::SessionState::kResident;
+}
+
 void SessionImpl::give_back_unused() {
   RuntimeImpl& runtime = *runtime_;
   const Stay stay(runtime);
@@ -174,9 +179,7 @@ void SessionImpl::give_back_unused() {
   LaneSlot* lane = nullptr;
   {
     BooksLock lock(runtime.mutex_);
-    if (!runtime.check_live(*this).ok() || !placed_ || open_ || granted_ != nullptr || pull_waits_ ||
-        !pushes_.empty() || runtime.authority_->state(id_) != sched::SessionState::kResident)
-      return;
+    if (!at_rest()) return;
     lane = runtime.lanes_.find(runtime.authority_->lane_of(id_));
   }
   uint64_t persistent = 0, ephemeral = 0;

@@ -12,6 +12,11 @@ namespace {
 
 constexpr uint32_t kMostAskedAhead = 64;  // times that a clock which stands still is asked for
 
+bool takes_an_iteration(const LaneSlot& lane, uint32_t depth) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  return lane.holder == nullptr && lane.in_flight < depth && lane.closes == 0 &&
+         lane.memory.load(std::memory_order_relaxed) != nullptr;
+}
+
 }  // namespace
 
 // In the order in which the lanes opened.
@@ -40,9 +45,7 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
     dispatched = false;
     const bool on_device = !lanes_.flying().empty();
     for (LaneSlot* lane : lanes_to_ask()) {
-      if (lane->holder != nullptr || lane->in_flight >= depth_ || lane->closes > 0 ||
-          lane->memory.load(std::memory_order_relaxed) == nullptr)
-        continue;
+      if (!takes_an_iteration(*lane, depth_)) continue;
       if (!time) time = now();
       if (dispatch(*lane, current, *time, std::max(*time, ask_at_ns))) dispatched = true;
     }
@@ -110,13 +113,18 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   return true;
 }
 
+// With no demand no session has an iteration to run, no thread waits, and no session that ends waits for the device.
+// Actions and sessions that wait for memory act at boundaries, which a lent turn does not have.
+bool RuntimeImpl::nobody_else_acts() const {
+  return !reaper_.any_under_way() && reaper_.demand() == 0 && !actions_.paused() && !actions_.busy() &&
+         !actions_.retries() && !closing_ && !collapsed_ && lost_.ok() && sessions_.profiled() == nullptr;
+}
+
 void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
-  // With no demand no session has an iteration to run, no thread waits, and no session that ends waits for the device.
-  // Actions and sessions that wait for memory act at boundaries, which a lent turn does not have.
-  if (reaper_.any_under_way() || reaper_.demand() > 0 || virtual_time_ || shared_ || on_progress_ ||
-      record_timeline_ || actions_.paused() || actions_.busy() || closing_ || op_gate_ != nullptr ||
-      collapsed_ || !lost_.ok() || actions_.retries() || session.ended_ || session.torn_down_ ||
-      session.profile_left_ > 0 || sessions_.profiled() != nullptr || lane.closes > 0 ||
+  const bool seen_by_others =
+      virtual_time_ || shared_ || on_progress_ || record_timeline_ || op_gate_ != nullptr;
+  if (seen_by_others || !nobody_else_acts() || session.ended_ || session.torn_down_ ||
+      session.profile_left_ > 0 || lane.closes > 0 ||
       lane.memory.load(std::memory_order_relaxed) == nullptr || !authority_->may_lend(session.id_, lane.id))
     return;
   mutex_.turn().lend(session, lane, lane.at(lane.next));

@@ -153,7 +153,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status wait_admitted(uint64_t timeout_ns) override;
   SessionInfo info() const override;
   std::string explain_wait() const override;
-  base::Status check_wait() const;  // see check_wait_for (waits.hpp)
+  bool at_rest() const GPUSHARE_REQUIRES(books);  // resident, with no iteration begun or asked for
+  base::Status check_wait() const;                // see check_wait_for (waits.hpp)
   base::Status set_quota(uint64_t bytes) override;
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
@@ -464,6 +465,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Null without one. INVALID_STATE: the stream's runtime is closed.
   base::Result<std::shared_ptr<Session>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
+  base::Status arrive(const std::shared_ptr<SessionImpl>& session, const sched::SessionSpec& spec,
+                      uint64_t time, bool may_wait, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Waits until the spare sessions that are to go have left. False: there are none.
   bool wait_for_drops(Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Drops spare sessions of `bytes` or more although the bytes are free, in pieces that are too small. False: there are none.
@@ -487,10 +490,14 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void give_back(std::vector<std::unique_ptr<LaneSlot>> slots);
   base::Status check_open() const GPUSHARE_REQUIRES(books);
   std::string check_memory() GPUSHARE_REQUIRES(books);
+  std::string check_sessions() const GPUSHARE_REQUIRES(books);
+  std::string check_lanes() const GPUSHARE_REQUIRES(books);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
+  // The session's lane, if that has as much in flight as it may; else null.
+  LaneSlot* full_lane(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
 
   // The thread that waits to begin an iteration of the session does so no longer. A turn that it has been granted meanwhile goes
   // back, as if it had never been picked.
@@ -502,6 +509,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Refuses a wait for the session's next iteration that could never end, as far as that is known, because open
   // iterations of the calling thread itself hold the lane or memory. OK if the wait may end.
   base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
+  base::Status check_lane_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
+  base::Status check_memory_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
   uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
 
@@ -517,6 +526,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void carry_out(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Lends the session its turn in `lane`, which it has just given back, if nobody else could want it now.
   void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
+  bool nobody_else_acts() const GPUSHARE_REQUIRES(books);
   // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
   void account_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
 
@@ -538,6 +548,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   };
   void end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
                    HostEnd& end);
+  void mark_end(const SessionImpl& session, const device::Stream& stream, InFlight& slot,
+                base::Status& outcome, HostEnd& end);
   void retire_ended(LaneSlot& lane, const base::Status& begun, bool passed, base::Status& device,
                     Outbox& outbox) GPUSHARE_REQUIRES(books);
   void run_worker(LaneSlot& lane);

@@ -157,16 +157,9 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   return lost_;
 }
 
-// The end of an iteration on the host that had begun: marks it in the lane's stream and gives the lane's memory back. `borrowed`: the word
-// of a lent turn, 0 without one.
-void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
-                              HostEnd& end) {
-  IterationImpl& iteration = session.iteration_;
-  InFlight& slot = *iteration.slot_;
-  iteration.gate_.close();
-  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
-  unbind(session, serial);
-  const device::Stream& stream = lane.stream->device_stream();
+// Marks the end of the session's iteration in its stream, or waits for the device where that cannot be marked.
+void RuntimeImpl::mark_end(const SessionImpl& session, const device::Stream& stream, InFlight& slot,
+                           base::Status& outcome, HostEnd& end) {
   end.device = stream.record(slot.end);
   if (end.device.code() == GPUSHARE_INVALID_STATE) {
     // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
@@ -191,6 +184,18 @@ void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t bor
     if (end.passed && outcome.ok())
       outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
   }
+}
+
+// The end of an iteration on the host that had begun: marks it in the lane's stream and gives the lane's memory back. `borrowed`: the word
+// of a lent turn, 0 without one.
+void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
+                              HostEnd& end) {
+  IterationImpl& iteration = session.iteration_;
+  InFlight& slot = *iteration.slot_;
+  iteration.gate_.close();
+  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
+  unbind(session, serial);
+  mark_end(session, lane.stream->device_stream(), slot, outcome, end);
   const base::Status reclaimed =
       lane.memory.load(std::memory_order_relaxed)->end_iteration(&end.planned, &end.peak);
   if (end.device.ok()) end.device = reclaimed;

@@ -12,67 +12,79 @@ namespace gpushare::executor {
 void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
   if (runtime_.collapsed_) return;
   const uint64_t time = runtime_.now();
-  const base::Status& lost = runtime_.lost_;
-  while (lane.in_flight > 0 && lane.head <= sequence) {
-    InFlight& slot = lane.at(lane.head);
-    SessionImpl& session = *slot.session;
-    uint64_t device_ns = 0;
-    if (lost.ok() && slot.marked) {
-      const auto elapsed = slot.end.elapsed_since(slot.start);
-      if (elapsed.ok()) device_ns = *elapsed;
-      if (runtime_.record_timeline_) {
-        const device::Event& before = lane.chained ? lane.at(lane.head - 1).end : lane.anchor;
-        const uint64_t before_ns = lane.chained ? lane.last_end_ns : lane.anchor_ns;
-        const auto gap = slot.start.elapsed_since(before);
-        const uint64_t start_ns =
-            std::max(lane.last_end_ns, gap.ok() ? before_ns + *gap : time - std::min(time, device_ns));
-        lane.last_end_ns = start_ns + device_ns;
-        runtime_.record({Timeline::Kind::kIteration, lane.id, session.id_, start_ns, lane.last_end_ns,
-                         session.iterations_done_ + 1, slot.peak_bytes});
-        outbox.memory_changed = true;
-      }
-    }
-    lane.chained = slot.marked;
-    ++lane.head;
-    runtime_.lanes_.count_flight(lane, false);
-    --under_way_;
-    --session.in_flight_;
-    if (session.launch_gate_ != nullptr) {
-      if (session.in_flight_ == 0 && !session.open_) session.launch_gate_->under_way(false);
-      if (session.launch_gate_->was_held_up())
-        if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
-    }
-    if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0)
-      session.tell_worth(waits->worth.load(), waits->until_ns.load());
-    runtime_.authority_->finished(session.id_, device_ns, time);
-    if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
-      runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
-    session.service_ns_ += device_ns;
-    busy_ns_ += device_ns;
-    if (slot.ticket != nullptr && slot.outcome.ok()) slot.outcome = std::move(slot.ticket->failure_);
-    const base::Status outcome = slot.outcome.ok() ? lost : slot.outcome;
-    if (outcome.ok()) {
-      ++session.iterations_done_;
-      ++iterations_done_;
-      session.histogram_.add(device_ns, slot.waited_ns);
-      runtime_.authority_->note_iteration(session.id_, device_ns, slot.waited_ns);
-      if (runtime_.on_progress_) {
-        outbox.finished.push_back({session.shared_from_this(),
-                                   {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
-                                    session.service_ns_, device_ns}});
-        ++session.progress_calls_;
-        ++runtime_.staying_;
-      }
-    }
-    slot.outcome = {};
-    slot.session = nullptr;
-    if (slot.ticket != nullptr) {
-      slot.ticket->complete(outcome, outbox);
-      outbox.tickets.push_back(std::move(slot.ticket));
-    }
-    runtime_.actions_.tear_down_if_over(session);
-  }
+  while (lane.in_flight > 0 && lane.head <= sequence) retire_head(lane, time, outbox);
   if (sync_waiters_ > 0) told();
+}
+
+void Reaper::retire_head(LaneSlot& lane, uint64_t time, Outbox& outbox) {
+  InFlight& slot = lane.at(lane.head);
+  SessionImpl& session = *slot.session;
+  const uint64_t device_ns = device_time(lane, slot, time, outbox);
+  lane.chained = slot.marked;
+  ++lane.head;
+  runtime_.lanes_.count_flight(lane, false);
+  --under_way_;
+  --session.in_flight_;
+  tell_finished(session, slot, device_ns, time);
+  session.service_ns_ += device_ns;
+  busy_ns_ += device_ns;
+  if (slot.ticket != nullptr && slot.outcome.ok()) slot.outcome = std::move(slot.ticket->failure_);
+  const base::Status outcome = slot.outcome.ok() ? runtime_.lost_ : slot.outcome;
+  if (outcome.ok()) count_done(lane, slot, device_ns, outbox);
+  slot.outcome = {};
+  slot.session = nullptr;
+  if (slot.ticket != nullptr) {
+    slot.ticket->complete(outcome, outbox);
+    outbox.tickets.push_back(std::move(slot.ticket));
+  }
+  runtime_.actions_.tear_down_if_over(session);
+}
+
+// What the head of the lane took on the device, which the timeline gets too; 0: unknown.
+uint64_t Reaper::device_time(LaneSlot& lane, const InFlight& slot, uint64_t time, Outbox& outbox) {
+  if (!runtime_.lost_.ok() || !slot.marked) return 0;
+  const auto elapsed = slot.end.elapsed_since(slot.start);
+  const uint64_t device_ns = elapsed.ok() ? *elapsed : 0;
+  if (!runtime_.record_timeline_) return device_ns;
+  const device::Event& before = lane.chained ? lane.at(lane.head - 1).end : lane.anchor;
+  const uint64_t before_ns = lane.chained ? lane.last_end_ns : lane.anchor_ns;
+  const auto gap = slot.start.elapsed_since(before);
+  const uint64_t start_ns =
+      std::max(lane.last_end_ns, gap.ok() ? before_ns + *gap : time - std::min(time, device_ns));
+  lane.last_end_ns = start_ns + device_ns;
+  runtime_.record({Timeline::Kind::kIteration, lane.id, slot.session->id_, start_ns, lane.last_end_ns,
+                   slot.session->iterations_done_ + 1, slot.peak_bytes});
+  outbox.memory_changed = true;
+  return device_ns;
+}
+
+// Tells the gates and the scheduler.
+void Reaper::tell_finished(SessionImpl& session, const InFlight& slot, uint64_t device_ns, uint64_t time) {
+  if (session.launch_gate_ != nullptr) {
+    if (session.in_flight_ == 0 && !session.open_) session.launch_gate_->under_way(false);
+    if (session.launch_gate_->was_held_up())
+      if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
+  }
+  if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0)
+    session.tell_worth(waits->worth.load(), waits->until_ns.load());
+  runtime_.authority_->finished(session.id_, device_ns, time);
+  if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
+    runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
+}
+
+// An iteration that did not fail.
+void Reaper::count_done(const LaneSlot& lane, const InFlight& slot, uint64_t device_ns, Outbox& outbox) {
+  SessionImpl& session = *slot.session;
+  ++session.iterations_done_;
+  ++iterations_done_;
+  session.histogram_.add(device_ns, slot.waited_ns);
+  runtime_.authority_->note_iteration(session.id_, device_ns, slot.waited_ns);
+  if (!runtime_.on_progress_) return;
+  outbox.finished.push_back({session.shared_from_this(),
+                             {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
+                              session.service_ns_, device_ns}});
+  ++session.progress_calls_;
+  ++runtime_.staying_;
 }
 
 void Reaper::poll(Outbox& outbox) {

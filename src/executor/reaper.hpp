@@ -15,6 +15,8 @@ namespace gpushare::executor {
 
 class Outbox;
 class RuntimeImpl;
+class SessionImpl;
+struct InFlight;
 struct LaneSlot;
 
 // Threads that wait for something of the runtime's wait for the device themselves where they can. A lane's own thread
@@ -68,6 +70,13 @@ class Reaper {
   class Reaping;
   bool wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(books);
   void run_until_stopped(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void retire_head(LaneSlot& lane, uint64_t time, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  uint64_t device_time(LaneSlot& lane, const InFlight& slot, uint64_t time, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
+  void tell_finished(SessionImpl& session, const InFlight& slot, uint64_t device_ns, uint64_t time)
+      GPUSHARE_REQUIRES(books);
+  void count_done(const LaneSlot& lane, const InFlight& slot, uint64_t device_ns, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
 
   RuntimeImpl& runtime_;
   uint64_t demand_ GPUSHARE_GUARDED_BY(books) = 0;

@@ -453,6 +453,28 @@ sched::SessionSpec RuntimeImpl::spec_of(const SessionOptions& options, const Ses
   return spec;
 }
 
+// Asks the scheduler for the session's place, and enters the session where it has one.
+base::Status RuntimeImpl::arrive(const std::shared_ptr<SessionImpl>& session, const sched::SessionSpec& spec,
+                                 uint64_t time, bool may_wait, Outbox& outbox) {
+  // On a shared device the lock is let go for the daemon's answer, and the session may be admitted before arrive() returns.
+  if (shared_) sessions_.add(session);
+  base::Status arrived = authority_->arrive(spec, time);
+  // Refused, but spare sessions are on their way out for it.
+  while (arrived.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && may_wait && wait_for_drops(outbox)) {
+    arrived = check_open();
+    if (arrived.ok()) arrived = authority_->arrive(spec, now());
+  }
+  if (collapsed_) return arrived;
+  if (!shared_ && arrived.ok()) sessions_.add(session);
+  if (shared_ && session->torn_down_)
+    authority_->leave(spec.id, now());  // it was closed with its runtime meanwhile
+  else if (shared_ && arrived.ok())
+    sessions_.divide_weight();
+  else if (shared_)
+    sessions_.erase(*session);
+  return arrived;
+}
+
 base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options,
                                                                   bool may_wait) {
   SessionOptions complete = options;
@@ -477,22 +499,8 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   // An undeclared need is not claimed from the start: the session would keep all others out until its first
   // iteration came.
   session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
-  // On a shared device the lock is let go for the daemon's answer, and the session may be admitted before arrive() returns.
-  if (shared_) sessions_.add(session);
-  base::Status arrived = authority_->arrive(spec, time);
-  // Refused, but spare sessions are on their way out for it.
-  while (arrived.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && may_wait && wait_for_drops(outbox)) {
-    arrived = check_open();
-    if (arrived.ok()) arrived = authority_->arrive(spec, now());
-  }
+  base::Status arrived = arrive(session, spec, time, may_wait, outbox);
   if (collapsed_) return lost_;
-  if (!shared_ && arrived.ok()) sessions_.add(session);
-  if (shared_ && session->torn_down_)
-    authority_->leave(id, now());  // it was closed with its runtime meanwhile
-  else if (shared_ && arrived.ok())
-    sessions_.divide_weight();
-  else if (shared_)
-    sessions_.erase(*session);
   GPUSHARE_RETURN_IF_ERROR(std::move(arrived));
   if (record_timeline_) timeline_.name_session(id, session->name());
   carry_out(nullptr, outbox);

@@ -138,6 +138,11 @@ std::string RuntimeImpl::check() {
   if (!failure.empty()) return failure;
   if (std::string wrong = authority_->check(); !wrong.empty()) return "scheduler: " + wrong;
   if (std::string wrong = sessions_.check(); !wrong.empty()) return wrong;
+  if (std::string wrong = check_sessions(); !wrong.empty()) return wrong;
+  return check_lanes();
+}
+
+std::string RuntimeImpl::check_sessions() const {
   uint64_t demand = 0;
   for (const auto& [id, session] : sessions_) {
     demand += session->pushes_.size() + (session->pull_waits_ ? 1 : 0) + (session->ended_ ? 1 : 0);
@@ -146,7 +151,10 @@ std::string RuntimeImpl::check() {
     if (session->in_flight_ + (session->open_ ? 1 : 0) != authority_->view(id).in_flight && lost_.ok())
       return "session " + session->name() + ": the scheduler counts other iterations in flight";
   }
-  if (reaper_.demand() < demand) return "somebody waits and is not counted";
+  return reaper_.demand() < demand ? "somebody waits and is not counted" : "";
+}
+
+std::string RuntimeImpl::check_lanes() const {
   for (const LaneSlot* lane : lanes_.opened()) {
     if (lane->head + lane->in_flight + (lane->holder != nullptr ? 1 : 0) != lane->next)
       return "a lane lost an iteration";

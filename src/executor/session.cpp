@@ -436,6 +436,12 @@ struct Expecting {
 
 }  // namespace
 
+LaneSlot* RuntimeImpl::full_lane(const SessionImpl& session) const {
+  if (!session.placed_ || authority_->state(session.id_) != sched::SessionState::kResident) return nullptr;
+  LaneSlot* lane = lanes_.find(authority_->lane_of(session.id_));
+  return lane != nullptr && lane->in_flight >= depth_ ? lane : nullptr;
+}
+
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   Expecting expecting{session};
@@ -450,11 +456,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     }
     if (session.granted_ != nullptr) return {};
     GPUSHARE_RETURN_IF_ERROR(check_live(session));
-    const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
-    const sched::LaneId id = resident ? authority_->lane_of(session.id_) : sched::kNoLane;
-    LaneSlot* lane = lanes_.find(id);
-    const bool full = lane != nullptr && lane->in_flight >= depth_;
-    if (full && !polled && timeout_ns != GPUSHARE_NO_TIMEOUT) {
+    LaneSlot* full = full_lane(session);
+    if (full != nullptr && !polled && timeout_ns != GPUSHARE_NO_TIMEOUT) {
       const Unlocked unlocked(mutex_);
       outbox.flush();
       reaper_.poll(outbox);
@@ -464,8 +467,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
     GPUSHARE_RETURN_IF_ERROR(check_wait(session));
     // This thread waits anyway, so it waits for the device itself.
-    if (full && !lane->reaping && (deadline.never() || virtual_time()))
-      reaper_.reap(*lane, outbox);
+    if (full != nullptr && !full->reaping && (deadline.never() || virtual_time()))
+      reaper_.reap(*full, outbox);
     else if (session.bell_ != nullptr)
       reaper_.wait(*session.bell_, rung, deadline, outbox);
     else

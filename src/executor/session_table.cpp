@@ -18,42 +18,61 @@
 
 namespace gpushare::executor {
 
+namespace {
+
+base::Status read_memory(const char* text, EnvironmentLimits& limits) {
+  const auto bytes = base::parse_size(text);
+  if (!bytes.ok()) return bytes.status().with_context("GPUSHARE_MEMORY");
+  if (*bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "GPUSHARE_MEMORY is 0: unset it for no limit"};
+  limits.memory_bytes = *bytes;
+  return {};
+}
+
+base::Status read_weight(const char* text, EnvironmentLimits& limits) {
+  const auto weight = base::parse_double(text);
+  if (!weight.ok()) return weight.status().with_context("GPUSHARE_WEIGHT");
+  if (*weight <= 0)
+    return {GPUSHARE_INVALID_ARGUMENT, std::string("GPUSHARE_WEIGHT is ") + text + "; it must be above 0"};
+  limits.weight = *weight;
+  return {};
+}
+
+base::Status read_cap(const char* text, EnvironmentLimits& limits) {
+  const auto cap = base::parse_percent(text);
+  if (!cap.ok()) return cap.status().with_context("GPUSHARE_CAP");
+  limits.cap = *cap;
+  return {};
+}
+
+base::Status read_group(const char* text, EnvironmentLimits& limits) {
+  const std::string_view digits = text;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), limits.group, 16);
+  if (error != std::errc() || end != digits.data() + digits.size() || limits.group == 0)
+    return {GPUSHARE_INVALID_ARGUMENT, std::string("GPUSHARE_GROUP is '") + text +
+                                           "'; it must be 1 to 16 hexadecimal digits, not all 0"};
+  return {};
+}
+
+base::Status read_private_lanes(const char* text, EnvironmentLimits& limits) {
+  limits.private_lanes = std::string_view(text) == "1";
+  if (limits.private_lanes || std::string_view(text) == "0") return {};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          std::string("GPUSHARE_PRIVATE_LANES is '") + text + "'; it must be 0 or 1"};
+}
+
+}  // namespace
+
 base::Result<EnvironmentLimits> EnvironmentLimits::read() {
+  static constexpr std::pair<const char*, base::Status (*)(const char*, EnvironmentLimits&)> kVariables[] = {
+      {"GPUSHARE_MEMORY", read_memory},
+      {"GPUSHARE_WEIGHT", read_weight},
+      {"GPUSHARE_CAP", read_cap},
+      {"GPUSHARE_GROUP", read_group},
+      {"GPUSHARE_PRIVATE_LANES", read_private_lanes}};
   EnvironmentLimits limits;
-  if (const char* memory = std::getenv("GPUSHARE_MEMORY"); memory != nullptr && *memory != '\0') {
-    const auto bytes = base::parse_size(memory);
-    if (!bytes.ok()) return bytes.status().with_context("GPUSHARE_MEMORY");
-    if (*bytes == 0)
-      return base::Status(GPUSHARE_INVALID_ARGUMENT, "GPUSHARE_MEMORY is 0: unset it for no limit");
-    limits.memory_bytes = *bytes;
-  }
-  if (const char* weight = std::getenv("GPUSHARE_WEIGHT"); weight != nullptr && *weight != '\0') {
-    const auto value = base::parse_double(weight);
-    if (!value.ok()) return value.status().with_context("GPUSHARE_WEIGHT");
-    if (*value <= 0)
-      return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                          std::string("GPUSHARE_WEIGHT is ") + weight + "; it must be above 0");
-    limits.weight = *value;
-  }
-  if (const char* cap = std::getenv("GPUSHARE_CAP"); cap != nullptr && *cap != '\0') {
-    const auto value = base::parse_percent(cap);
-    if (!value.ok()) return value.status().with_context("GPUSHARE_CAP");
-    limits.cap = *value;
-  }
-  if (const char* group = std::getenv("GPUSHARE_GROUP"); group != nullptr && *group != '\0') {
-    const std::string_view digits = group;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), limits.group, 16);
-    if (error != std::errc() || end != digits.data() + digits.size() || limits.group == 0)
-      return base::Status(
-          GPUSHARE_INVALID_ARGUMENT,
-          std::string("GPUSHARE_GROUP is '") + group + "'; it must be 1 to 16 hexadecimal digits, not all 0");
-  }
-  if (const char* lanes = std::getenv("GPUSHARE_PRIVATE_LANES"); lanes != nullptr && *lanes != '\0') {
-    limits.private_lanes = std::string_view(lanes) == "1";
-    if (!limits.private_lanes && std::string_view(lanes) != "0")
-      return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                          std::string("GPUSHARE_PRIVATE_LANES is '") + lanes + "'; it must be 0 or 1");
-  }
+  for (const auto& [name, read_into] : kVariables)
+    if (const char* text = std::getenv(name); text != nullptr && *text != '\0')
+      GPUSHARE_RETURN_IF_ERROR(read_into(text, limits));
   return limits;
 }
 

@@ -24,6 +24,10 @@ std::string quoted(const SessionImpl& session) {
   return "'" + session.name() + "'";
 }
 
+base::Status endless(const SessionImpl& session, const std::string& why) {
+  return {GPUSHARE_INVALID_STATE, "session " + quoted(session) + " " + why};
+}
+
 }  // namespace
 
 uint64_t RuntimeImpl::free_bytes() const {
@@ -119,21 +123,26 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
 
 base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
   if (collapsed_ || session.ended_ || thread_bindings() == nullptr) return {};
-  const auto refused = [&session](const std::string& why) {
-    return base::Status(GPUSHARE_INVALID_STATE, "session " + quoted(session) + " " + why);
-  };
-  if (session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident) {
-    const sched::LaneId id = authority_->lane_of(session.id_);
-    const LaneSlot* lane = lanes_.find(id);
-    if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
-      return refused(base::format(
-          "shares lane %u with the iteration that this thread has open: it would wait for itself", id));
-    if (sessions_.waits_for_profiled(session) && bound_here(sessions_.profiled()))
-      return refused(
-          "waits until session " + quoted(*sessions_.profiled()) +
-          " has run its first iterations, one of which this thread has open: it would wait for itself");
-    return {};
-  }
+  const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
+  return resident ? check_lane_wait(session) : check_memory_wait(session);
+}
+
+base::Status RuntimeImpl::check_lane_wait(const SessionImpl& session) const {
+  const sched::LaneId id = authority_->lane_of(session.id_);
+  const LaneSlot* lane = lanes_.find(id);
+  if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
+    return endless(session, base::format("shares lane %u with the iteration that this thread has open: it "
+                                         "would wait for itself",
+                                         id));
+  if (sessions_.waits_for_profiled(session) && bound_here(sessions_.profiled()))
+    return endless(session,
+                   "waits until session " + quoted(*sessions_.profiled()) +
+                       " has run its first iterations, one of which this thread has open: it would wait for "
+                       "itself");
+  return {};
+}
+
+base::Status RuntimeImpl::check_memory_wait(const SessionImpl& session) const {
   if (actions_.busy() || actions_.retries()) return {};
   // Nobody else can make room: it is all held by iterations of this thread. Sessions that queue before it may still leave.
   size_t residents = 0, queued = 0;
@@ -147,10 +156,9 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
     ++residents;
   }
   if (residents == 0 || (queued > 0 && session.persistent_promise_ <= free_bytes())) return {};
-  return refused(
-      "waits for memory while this thread has an iteration of every session open that holds any: it would "
-      "wait for "
-      "itself. End those iterations first");
+  return endless(session,
+                 "waits for memory while this thread has an iteration of every session open that holds any: "
+                 "it would wait for itself. End those iterations first");
 }
 
 base::Status check_wait_for(const Session& session) {

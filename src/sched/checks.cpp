@@ -124,41 +124,53 @@ std::string Scheduler::Impl::check_peers() {
       return base::format("lane %u shows others what it was", id);
   }
   std::map<uint64_t, size_t> of_rank;
+  const bool ranked = !asks.before || asks.ranks;
   for (const auto& [id, session] : sessions) {
-    const bool ranked = !asks.before || asks.ranks;
     if (ranked != (session->peers != nullptr))
       return "a session has peers though there are no ranks, or none though there are";
     if (!ranked) continue;
     ++of_rank[session->view.rank];
     if (session->peers->rank != session->view.rank) return "a session is among peers of another rank";
-    if (session->touched) continue;
-    const bool in_lane = session->lane != kNoLane, placed = in_lane && weighted(*session);
-    const bool recent = placed && options.keeps_lag_ns > 0, listed = session->ByVirtualHook::is_linked();
-    if (session->counted != (in_lane && !session->worth_ns && lanes[session->lane].compute_units == 0))
-      return "a session is in the way of lower ranks and not counted, or the other way round";
-    if (listed ? !recent || session->virtual_key != session->view.virtual_ns : recent && session->wanted())
-      return "a session has another's place by virtual time";
-    if (session->ByBegunHook::is_linked() != (placed && asks.before) ||
-        (placed && asks.before &&
-         (session->begun_key != begun_ns(*session) || session->stands_wanting != wants_or_returns(*session))))
-      return "a session has another's place among those that want the device";
+    if (std::string wrong = check_place(*session); !wrong.empty()) return wrong;
   }
   if (of_rank.size() != peers.size()) return "a rank has no session";
   for (const auto& [rank, among] : peers) {
     if (of_rank[rank] != among.sessions) return "the sessions of a rank are miscounted";
-    const FirstLanes behind = among.behind, above = among.above;
-    if (behind.version == turn_version) {
-      among.behind.version = 0;
-      const FirstLanes& now = lanes_behind(among, behind.now_ns);
-      if (now.first != behind.first || now.second != behind.second)
-        return "another lane is behind than was said";
-    }
-    if (above.version == turn_version) {
-      among.above.version = 0;
-      const FirstLanes& now = lanes_above(among, above.now_ns);
-      if (now.first != above.first || now.second != above.second)
-        return "another lane is above than was said";
-    }
+    if (std::string wrong = check_first_lanes(among); !wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+// That a session stands where its times put it, in the lists of its peers.
+std::string Scheduler::Impl::check_place(const SessionRecord& session) {
+  if (session.touched) return {};
+  const bool in_lane = session.lane != kNoLane, placed = in_lane && weighted(session);
+  if (session.counted != (in_lane && !session.worth_ns && lanes[session.lane].compute_units == 0))
+    return "a session is in the way of lower ranks and not counted, or the other way round";
+  const bool recent = placed && options.keeps_lag_ns > 0, listed = session.ByVirtualHook::is_linked();
+  if (listed ? !recent || session.virtual_key != session.view.virtual_ns : recent && session.wanted())
+    return "a session has another's place by virtual time";
+  const bool begins = placed && asks.before;
+  if (session.ByBegunHook::is_linked() != begins ||
+      (begins &&
+       (session.begun_key != begun_ns(session) || session.stands_wanting != wants_or_returns(session))))
+    return "a session has another's place among those that want the device";
+  return {};
+}
+
+// That the lanes which were found first among the peers are still the first.
+std::string Scheduler::Impl::check_first_lanes(const Peers& among) {
+  const FirstLanes behind = among.behind, above = among.above;
+  if (behind.version == turn_version) {
+    among.behind.version = 0;
+    const FirstLanes& now = lanes_behind(among, behind.now_ns);
+    if (now.first != behind.first || now.second != behind.second)
+      return "another lane is behind than was said";
+  }
+  if (above.version == turn_version) {
+    among.above.version = 0;
+    const FirstLanes& now = lanes_above(among, above.now_ns);
+    if (now.first != above.first || now.second != above.second) return "another lane is above than was said";
   }
   return {};
 }

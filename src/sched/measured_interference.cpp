@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <optional>
+#include <span>
+#include <utility>
 
 namespace gpushare::sched {
 namespace {
@@ -268,11 +271,51 @@ std::string MeasuredInterference::text(uint64_t unix_s) const {
   return out;
 }
 
+namespace {
+
+// A line of the file: how long an iteration takes alone, or how much slower it is beside another.
+struct Row {
+  std::string name, beside;
+  double value = 0, count = 0, measured_s = 0;
+};
+
+// The last three fields, into `row`. What is wrong with them; empty: nothing.
+std::string read_numbers(std::span<const std::string_view> fields, Row& row) {
+  static constexpr std::pair<const char*, double Row::*> kNumbers[] = {
+      {"value", &Row::value}, {"iterations", &Row::count}, {"time", &Row::measured_s}};
+  for (size_t i = 0; i < std::size(kNumbers); ++i) {
+    const std::string_view field = fields[i];
+    double& value = row.*kNumbers[i].second;
+    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+    if (error != std::errc() || end != field.data() + field.size() || !std::isfinite(value) || value < 0 ||
+        value > 1e18)
+      return std::string(kNumbers[i].first) + " is '" + escaped(field.substr(0, 80)) +
+             "', allowed is 0 to 1e18";
+  }
+  return {};
+}
+
+std::string read_row(std::string_view line, Row& row) {
+  const std::vector<std::string_view> fields = split(line, '\t');
+  const bool alone = fields[0] == "alone";
+  if (fields.size() != (alone ? 5 : 6) || (!alone && fields[0] != "pair"))
+    return "expected 'alone', name, ns, iterations, time or 'pair', name, beside, slowdown, "
+           "iterations, time, divided by tabs";
+  const auto name = unescaped(fields[1]);
+  const auto beside = alone ? std::optional<std::string>("") : unescaped(fields[2]);
+  if (!name || !beside) return "a name is empty or has a '%' without two hexadecimal digits";
+  if (std::string wrong = read_numbers(std::span(fields).last(3), row); !wrong.empty()) return wrong;
+  if (!alone && (row.value < 1 || row.value > 1 + kMostSlowdown))
+    return base::format("slowdown is %g, allowed is 1 to %g", row.value, 1 + kMostSlowdown);
+  if (alone && row.value <= 0) return "an iteration alone takes 0 ns, allowed is more";
+  row.name = *name;
+  row.beside = *beside;
+  return {};
+}
+
+}  // namespace
+
 base::Status MeasuredInterference::read(std::string_view text, const std::string& file, uint64_t unix_s) {
-  struct Row {
-    std::string name, beside;
-    double value, count, measured_s;
-  };
   std::vector<Row> rows;
   std::vector<std::string> names;
   size_t number = 0;
@@ -287,32 +330,12 @@ base::Status MeasuredInterference::read(std::string_view text, const std::string
                          std::string(kHead) + "'");
       continue;
     }
-    const std::vector<std::string_view> fields = split(line, '\t');
-    const bool alone = fields[0] == "alone";
-    if (fields.size() != (alone ? 5 : 6) || (!alone && fields[0] != "pair"))
-      return malformed(
-          "expected 'alone', name, ns, iterations, time or 'pair', name, beside, slowdown, "
-          "iterations, time, divided by tabs");
-    const auto name = unescaped(fields[1]);
-    const auto beside = alone ? std::optional<std::string>("") : unescaped(fields[2]);
-    if (!name || !beside) return malformed("a name is empty or has a '%' without two hexadecimal digits");
-    double values[3];
-    for (size_t i = 0; i < 3; ++i) {
-      static constexpr const char* kNames[] = {"value", "iterations", "time"};
-      const std::string_view field = fields[fields.size() - 3 + i];
-      const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), values[i]);
-      if (error != std::errc() || end != field.data() + field.size() || !std::isfinite(values[i]) ||
-          values[i] < 0 || values[i] > 1e18)
-        return malformed(std::string(kNames[i]) + " is '" + escaped(field.substr(0, 80)) +
-                         "', allowed is 0 to 1e18");
-    }
-    if (!alone && (values[0] < 1 || values[0] > 1 + kMostSlowdown))
-      return malformed(base::format("slowdown is %g, allowed is 1 to %g", values[0], 1 + kMostSlowdown));
-    if (alone && values[0] <= 0) return malformed("an iteration alone takes 0 ns, allowed is more");
-    for (const std::string& each : {*name, *beside})
+    Row row;
+    if (const std::string wrong = read_row(line, row); !wrong.empty()) return malformed(wrong);
+    for (const std::string& each : {row.name, row.beside})
       if (!each.empty() && std::find(names.begin(), names.end(), each) == names.end()) names.push_back(each);
     if (names.size() > kMostKinds) return malformed(base::format("more than %zu names", kMostKinds));
-    rows.push_back({*name, *beside, values[0], values[1], values[2]});
+    rows.push_back(std::move(row));
   }
   for (const Row& row : rows) {
     const double age_ns = std::max(0.0, static_cast<double>(unix_s) - row.measured_s) * 1e9;

@@ -455,6 +455,8 @@ struct Scheduler::Impl {
   FirstLanes::Of above_in(LaneId id, uint64_t rank, uint64_t now_ns);
   const std::vector<LaneId>& crowded_lanes();
   std::string check_peers();
+  std::string check_place(const SessionRecord& session);
+  std::string check_first_lanes(const Peers& among);
   // Least virtual time at which a backlogged session of another lane than `own` that shares with this one will be; beyond
   // that `own` waits, until `until` at most.
   double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);

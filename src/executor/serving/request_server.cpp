@@ -172,7 +172,7 @@ class RequestServer::Impl {
       refused();
       return status;
     }
-    if (waiting_work_->worth.load() == 0) note_waiting(request.deadline_ns);
+    note_waiting(std::min(first_deadline_ns_, request.deadline_ns));
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -265,16 +265,7 @@ class RequestServer::Impl {
     {
       base::MutexLock lock(mutex_);
       draining_ = true;
-      if (!stopping_) {
-        stopping_ = true;
-        // Waiting requests are cancelled; batches on the device run to their end.
-        try {
-          for (const auto& [id, entry] : entries_)
-            if (!given_up_) batcher_->cancel(id, base::host_now_ns());
-        } catch (...) {
-          give_up();
-        }
-      }
+      stopping_ = true;  // ask() cancels what waits; batches on the device run to their end
       poke();
       while (!entries_.empty()) answered_.wait(mutex_);
       ended_ = true;
@@ -362,6 +353,7 @@ class RequestServer::Impl {
     if (given_up_) return;
     given_up_ = true;
     waiting_.clear();
+    waiting_work_->worth.store(0);
     RequestOutcome outcome;
     outcome.status = no_memory_.code();
     outcome.finished_ns = base::host_now_ns();
@@ -374,14 +366,31 @@ class RequestServer::Impl {
     poke();
   }
 
-  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. When to ask again: kAgain if there
-  // was a batch, since policies that plan ahead may have more.
+  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. A server that stops cancels what waits instead, some
+  // of it at a time, because the lock is held. When to ask again: kAgain if there was a batch, since policies that plan ahead may
+  // have more, and while some are not cancelled.
   uint64_t ask() GPUSHARE_REQUIRES(mutex_) {
+    Decision decision;
+    bool others_wait = false;
+    if (stopping_) {
+      others_wait = batcher_->cancel_some();
+    } else {
+      const uint64_t now = base::host_now_ns();
+      decision = batcher_->next(now, in_flight_);
+      ++stats_.decisions;
+      stats_.decision_ns += base::host_now_ns() - now;
+    }
+    take_drops();
+    note_waiting(decision.first_deadline_ns);
+    if (decision.batch) {
+      ++in_flight_;
+      waiting_.push_back(std::move(*decision.batch));
+    }
+    return decision.batch || others_wait ? kAgain : decision.wake_ns;
+  }
+
+  void take_drops() GPUSHARE_REQUIRES(mutex_) {
     const uint64_t now = base::host_now_ns();
-    Decision decision = batcher_->next(now, in_flight_);
-    const uint64_t end = base::host_now_ns();
-    ++stats_.decisions;
-    stats_.decision_ns += end - now;
     drops_.clear();
     batcher_->take_drops(drops_);
     for (const Drop& drop : drops_) {
@@ -390,19 +399,15 @@ class RequestServer::Impl {
       Entry& entry = entries_.find(drop.id)->second;
       outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
       outcome.dropped = drop.reason;
-      outcome.finished_ns = end;
+      outcome.finished_ns = now;
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
       make_due(outcome, entry);
     }
-    note_waiting(decision.batch ? kNever : decision.wake_ns);
-    if (!decision.batch) return decision.wake_ns;
-    ++in_flight_;
-    waiting_.push_back(std::move(*decision.batch));
-    return kAgain;
   }
 
-  // Says what waits for a batch, to whoever ends the running one. `first_ns`: no deadline is earlier.
+  // Says what waits for a batch, to whoever ends the running one. `first_ns`: the first deadline.
   void note_waiting(uint64_t first_ns) GPUSHARE_REQUIRES(mutex_) {
+    first_deadline_ns_ = first_ns;
     const size_t next = std::min<size_t>(batcher_->pending(), largest_batch_);
     waiting_work_->until_ns.store(first_ns - std::min(first_ns, last_took_ns_));
     waiting_work_->worth.store(first_ns == kNever ? 0 : static_cast<double>(next));
@@ -524,77 +529,90 @@ class RequestServer::Impl {
       if (waiting_.empty()) return;
       const Batch batch = std::move(waiting_.front());
       waiting_.pop_front();
-      const bool in_time = wait_for_start(batch);
-      if (given_up_) continue;
-      const uint64_t begin = base::host_now_ns();
-      try {
-        if (in_time)
-          batcher_->started(batch.id, begin);
-        else
-          batcher_->rejected(batch.id, begin);
-      } catch (...) {
-        give_up();
-        continue;
-      }
-      if (!in_time) {
-        --in_flight_;
-        poke();  // the decider answers the drops
-        continue;
-      }
-      for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
-      pulse_.batch_begins();
-      told.started_ns = begin;
-      told.model_ended = false;
-      told.server = this;
-      told.waiting = waiting_work_;
-      base::Status status;
-      try {
-        told.tags.clear();
-        for (RequestId id : batch.requests) {
-          told.tags.push_back(entries_.find(id)->second.tag);
-        }
-        told.execution_ns.assign(batch.requests.size(), 0);
-        told.statuses.assign(batch.requests.size(), GPUSHARE_OK);
-      } catch (...) {
-        status = no_memory_;
-      }
-      const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
-      lock.unlock();
-      if (status.ok()) status = call(*run, batch, told);
-      lock.lock();
-      const uint64_t end = base::host_now_ns();
-      const uint64_t took = end - std::clamp(told.started_ns, begin, end);
-      try {
-        if (!given_up_) learn(batch, told, status, took, end);
-      } catch (...) {
-        give_up();
-      }
-      if (told.model_ended) models_[batch.model].ended = status;
+      if (begin_batch(batch, told)) run_batch(batch, told);
+    }
+  }
+
+  // False if the batch does not run, because its latest start has passed or the server has given up.
+  bool begin_batch(const Batch& batch, BatchReport& told) GPUSHARE_REQUIRES(mutex_) {
+    const bool in_time = wait_for_start(batch);
+    if (given_up_) return false;
+    const uint64_t begin = base::host_now_ns();
+    try {
+      if (in_time)
+        batcher_->started(batch.id, begin);
+      else
+        batcher_->rejected(batch.id, begin);
+    } catch (...) {
+      give_up();
+      return false;
+    }
+    if (!in_time) {
       --in_flight_;
-      ++stats_.batches;
-      stats_.batched_requests += batch.requests.size();
-      stats_.busy_ns += took;
-      last_took_ns_ = took;
-      for (size_t i = 0; i < batch.requests.size(); ++i) {
-        const RequestId id = batch.requests[i];
-        Entry& entry = entries_.find(id)->second;
-        RequestOutcome outcome;
-        outcome.id = id;
-        outcome.status = status.ok() ? told.statuses[i] : status.code();
-        outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
-        outcome.finished_ns = end;
-        make_due(outcome, entry);
-        if (outcome.status != GPUSHARE_OK)
-          ++stats_.failed;
-        else
-          ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
-      }
-      poke();
-      try {
-        if (waiting_.empty() && !given_up_) (void)ask();
-      } catch (...) {
-        give_up();
-      }
+      poke();  // the decider answers the drops
+      return false;
+    }
+    for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
+    pulse_.batch_begins();
+    told.started_ns = begin;
+    told.model_ended = false;
+    told.server = this;
+    told.waiting = waiting_work_;
+    return true;
+  }
+
+  void run_batch(const Batch& batch, BatchReport& told) GPUSHARE_REQUIRES(mutex_) {
+    const uint64_t begin = told.started_ns;
+    base::Status status;
+    try {
+      told.tags.clear();
+      for (RequestId id : batch.requests) told.tags.push_back(entries_.find(id)->second.tag);
+      told.execution_ns.assign(batch.requests.size(), 0);
+      told.statuses.assign(batch.requests.size(), GPUSHARE_OK);
+    } catch (...) {
+      status = no_memory_;
+    }
+    const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
+    mutex_.unlock();
+    if (status.ok()) status = call(*run, batch, told);
+    mutex_.lock();
+    const uint64_t end = base::host_now_ns();
+    const uint64_t took = end - std::clamp(told.started_ns, begin, end);
+    try {
+      if (!given_up_) learn(batch, told, status, took, end);
+    } catch (...) {
+      give_up();
+    }
+    if (told.model_ended) models_[batch.model].ended = status;
+    --in_flight_;
+    ++stats_.batches;
+    stats_.batched_requests += batch.requests.size();
+    stats_.busy_ns += took;
+    last_took_ns_ = took;
+    answer_batch(batch, told, status, end);
+    poke();
+    try {
+      if (waiting_.empty() && !given_up_) (void)ask();
+    } catch (...) {
+      give_up();
+    }
+  }
+
+  void answer_batch(const Batch& batch, const BatchReport& told, const base::Status& status, uint64_t end)
+      GPUSHARE_REQUIRES(mutex_) {
+    for (size_t i = 0; i < batch.requests.size(); ++i) {
+      const RequestId id = batch.requests[i];
+      Entry& entry = entries_.find(id)->second;
+      RequestOutcome outcome;
+      outcome.id = id;
+      outcome.status = status.ok() ? told.statuses[i] : status.code();
+      outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
+      outcome.finished_ns = end;
+      make_due(outcome, entry);
+      if (outcome.status != GPUSHARE_OK)
+        ++stats_.failed;
+      else
+        ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
     }
   }
 
@@ -666,9 +684,10 @@ class RequestServer::Impl {
   Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   const std::shared_ptr<WaitingWork> waiting_work_ = std::make_shared<WaitingWork>();
-  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;    // of any model
-  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;     // the last batch
-  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
+  uint64_t first_deadline_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // of what waits; kNever: there is none
+  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;           // of any model
+  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;            // the last batch
+  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;                 // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;

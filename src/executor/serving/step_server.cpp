@@ -80,6 +80,7 @@ class StepServer::Impl {
       entries_.erase(entry);
       return status;
     }
+    note_next();
     changed();
     if (batcher_->expires_ns() < expires_ns) news_.notify_all();
     return {};
@@ -177,15 +178,9 @@ class StepServer::Impl {
     {
       base::MutexLock lock(mutex_);
       draining_ = true;
-      try {
-        if (ended_status_.ok()) {
-          for (const auto& [id, entry] : entries_) batcher_->cancel(id, base::host_now_ns());
-          post();
-        }
-      } catch (...) {
-        end_all(no_memory_);
-      }
-      changed();
+      cancelling_ = true;
+      if (ended_status_.ok())
+        drop_some(base::host_now_ns());  // nobody joins from now on; tell_all() drops the rest
       while (!entries_.empty()) answered_.wait(mutex_);
       over_ = true;
       changed();
@@ -216,12 +211,22 @@ class StepServer::Impl {
     last_ = &entry;
   }
 
-  // Answers everything with this status, and accepts nothing more: the session has ended, or the host has no memory for a step
+  // Everything is answered with this status, and nothing more accepted: the session has ended, or the host has no memory for a step
   // of the batcher, which may have been left half way through it. Allocates nothing.
   void end_all(const base::Status& status) noexcept GPUSHARE_REQUIRES(mutex_) {
     if (ended_status_.ok()) ended_status_ = status;
+    ending_ = true;
+    next_->worth.store(0);
+    news_.notify_all();
+  }
+
+  // Answers some of them, as drop_some() does. True while there are others.
+  bool end_some() noexcept GPUSHARE_REQUIRES(mutex_) {
+    constexpr size_t kMost = 1024;
+    size_t count = 0;
     for (auto& [id, entry] : entries_) {
-      if (entry->news.ended || entry->in_step) continue;  // run() answers the latter
+      if (entry->news.ended || entry->in_step) continue;  // run() calls end_all() again for the latter
+      if (count++ == kMost) return true;
       StepEvent event = entry->news;
       event.ended = true;
       event.status = ended_status_.code();
@@ -229,6 +234,7 @@ class StepServer::Impl {
       ++ended_count_;
       post(*entry, event);
     }
+    return false;
   }
 
   // The thread that runs steps.
@@ -243,6 +249,7 @@ class StepServer::Impl {
         if (ended_status_.ok()) {
           const Step& step = batcher_->begin_step(base::host_now_ns());
           post();
+          note_next();
           wake_ns = step.wake_ns;
           any = !step.empty();
           if (any) look(step, seen);
@@ -258,6 +265,13 @@ class StepServer::Impl {
     }
   }
 
+  // Says what the step after the running one is worth, to whoever ends that.
+  void note_next() GPUSHARE_REQUIRES(mutex_) {
+    const sched::slo::StepWorth& next = batcher_->next_worth();
+    next_->until_ns.store(next.until_ns);
+    next_->worth.store(next.cost);
+  }
+
   void look(const Step& step, RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
     const auto tag = [this](RequestId id)
                          GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return entries_.find(id)->second->tag; };
@@ -265,7 +279,7 @@ class StepServer::Impl {
     seen.left = step.left;
     seen.expected_ns = step.expected_ns;
     seen.worth = step.worth;
-    seen.worth_until_ns = step.worth_until_ns;
+    seen.next = next_;
     seen.member_tags.clear();
     seen.left_tags.clear();
     for (const auto& member : seen.members) seen.member_tags.push_back(tag(member.id));
@@ -324,8 +338,8 @@ class StepServer::Impl {
         started_ns = base::host_now_ns();
         return function_(iteration, seen);
       };
-      (void)session_->set_worth(seen.worth,
-                                seen.worth_until_ns);  // of a session that ended: run_as_iteration says so
+      (void)session_->set_worth(seen.worth.cost, seen.worth.until_ns,
+                                seen.next);  // of a session that ended: run_as_iteration says so
       return run_as_iteration(*session_, this, "step", step, outcome);
     } catch (...) {
       return no_memory_;
@@ -349,7 +363,8 @@ class StepServer::Impl {
     }
   }
 
-  // The thread that answers. While a step runs, which may be for ever, it also drops the requests whose time is over.
+  // The thread that answers. While a step runs, which may be for ever, it also drops the requests whose time is over, and on close all
+  // that wait.
   void tell_all() {
     base::MutexLock lock(mutex_);
     while (true) {
@@ -357,17 +372,15 @@ class StepServer::Impl {
         tell_one();
         continue;
       }
+      if (ending_) {
+        ending_ = end_some();
+        continue;
+      }
       if (over_) return;
       const uint64_t now = base::host_now_ns();
       const uint64_t expires_ns = ended_status_.ok() ? batcher_->expires_ns() : kNever;
-      if (expires_ns < now) {
-        try {
-          batcher_->expire(now);
-          post();
-          changed();
-        } catch (...) {
-          end_all(no_memory_);
-        }
+      if (ended_status_.ok() && (cancelling_ || expires_ns < now)) {
+        drop_some(now);
       } else if (expires_ns == kNever) {
         news_.wait(mutex_);
       } else {
@@ -375,6 +388,21 @@ class StepServer::Impl {
         news_.wait_until(mutex_, std::chrono::steady_clock::now() +
                                      std::chrono::nanoseconds(std::min(expires_ns - now + 1, kHour)));
       }
+    }
+  }
+
+  // Whoever submits waits meanwhile, so only some are dropped at a time, and answered before the next.
+  void drop_some(uint64_t now_ns) GPUSHARE_REQUIRES(mutex_) {
+    try {
+      if (cancelling_)
+        cancelling_ = batcher_->cancel_some(now_ns);
+      else
+        batcher_->expire(now_ns);
+      post();
+      note_next();
+      changed();
+    } catch (...) {
+      end_all(no_memory_);
     }
   }
 
@@ -429,6 +457,7 @@ class StepServer::Impl {
   const size_t most_held_;
   const std::shared_ptr<Session> session_;
   const StepFunction function_;
+  const std::shared_ptr<WaitingWork> next_ = std::make_shared<WaitingWork>();
   mutable base::Mutex mutex_;
   base::ConditionVariable work_;      // for the runner
   base::ConditionVariable news_;      // for the teller
@@ -442,6 +471,8 @@ class StepServer::Impl {
   uint64_t ended_count_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // requests that end_all answered
   bool changed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool cancelling_ GPUSHARE_GUARDED_BY(mutex_) = false;  // drop_some() cancels what waits
+  bool ending_ GPUSHARE_GUARDED_BY(mutex_) = false;      // end_some() has some to answer
   bool over_ GPUSHARE_GUARDED_BY(mutex_) = false;
   std::mutex join_mutex_;
   base::ServiceThread teller_, runner_;

@@ -24,8 +24,8 @@ struct RunningStep {
   std::vector<sched::slo::RequestId> left;
   std::vector<void*> left_tags;
   uint64_t expected_ns = 0;
-  double worth = 0;  // see sched::slo::Step
-  uint64_t worth_until_ns = 0;
+  sched::slo::StepWorth worth;
+  std::shared_ptr<const WaitingWork> next;  // what the step after it is worth
   // By member, to be filled in until the device has finished the step: not 0: it is done; how it failed; the bytes that it holds.
   std::vector<uint8_t> done;
   std::vector<int32_t> statuses;

@@ -21,6 +21,10 @@ constexpr uint64_t kPlanHoldsNs = 1'000'000'000;
 // With more residents, or with one of unknown remaining time, nothing is predicted.
 constexpr size_t kMostPredicted = 16;
 
+bool is_among(const std::vector<SessionId>& sessions, SessionId id) {
+  return std::find(sessions.begin(), sessions.end(), id) != sessions.end();
+}
+
 // Told of interference, the oldest session of all runs, and heads of other lanes join it (PackOrder). Each time that a
 // session comes or goes, the time until all residents are done is predicted for each order, where their remaining time
 // is known, and the order with the least is followed. One of them is what fair does; so pack does not end later than
@@ -58,15 +62,14 @@ class Pack final : public Policy {
     uint64_t chosen_since_ns = 0;  // while it was ready
     double expected_ns = 0;        // in flight
   };
-  bool is_chosen(const Member& member) const {
-    return std::find(together_.begin(), together_.end(), member.id) != together_.end();
-  }
+  bool is_chosen(const Member& member) const { return is_among(together_, member.id); }
   // The time until which the session counts as running if nothing happens; at most `now_ns`: it does not count.
   uint64_t active_until(const Member& member, uint64_t now_ns) const;
   // Reads the residents, and makes the plan anew after somebody came or went; where interference is measured also with time.
   void refresh(const DeviceView& device, uint64_t now_ns) const;
   bool read_members(const DeviceView& device) const;  // true if somebody came or went
   bool read_active(uint64_t now_ns) const;            // likewise among those active
+  std::vector<std::vector<PackJob>> active_jobs(std::vector<SessionId>& opportunistic) const;
   void plan(uint64_t now_ns) const;
   bool guaranteed_first(const Member& member) const;  // a ready guaranteed session of its lane is
 
@@ -208,30 +211,37 @@ bool Pack::read_active(uint64_t now_ns) const {
   return active_ != before;
 }
 
-void Pack::plan(uint64_t now_ns) const {
-  std::vector<PackJob> heads;
+// The active jobs of each lane that has any. Guaranteed ones come first; those that are not are in `opportunistic`.
+std::vector<std::vector<PackJob>> Pack::active_jobs(std::vector<SessionId>& opportunistic) const {
   std::vector<std::vector<PackJob>> lanes;
-  size_t count = 0;
-  bool known = true;
-  std::vector<SessionId> opportunistic;  // active ones
-  const auto guaranteed = [&opportunistic](const PackJob& job) {
-    return std::find(opportunistic.begin(), opportunistic.end(), job.id) == opportunistic.end();
-  };
-  plan_ends_ns_ = base::add_saturated(now_ns, kPlanHoldsNs);
-  read_active(now_ns);
   for (auto member = members_.begin(); member != members_.end();) {
     std::vector<PackJob> jobs;
     for (const LaneId lane = member->lane; member != members_.end() && member->lane == lane; ++member) {
-      if (std::find(active_.begin(), active_.end(), member->id) == active_.end()) continue;
+      if (!is_among(active_, member->id)) continue;
       jobs.push_back({member->id, member->work_left_ns});
       if (learns_ && member->cls == SessionClass::kOpportunistic) opportunistic.push_back(member->id);
-      known = known && member->work_left_ns < INFINITY;
     }
     if (jobs.empty()) continue;
-    std::stable_partition(jobs.begin(), jobs.end(), guaranteed);
+    std::stable_partition(jobs.begin(), jobs.end(),
+                          [&opportunistic](const PackJob& job) { return !is_among(opportunistic, job.id); });
+    lanes.push_back(std::move(jobs));
+  }
+  return lanes;
+}
+
+void Pack::plan(uint64_t now_ns) const {
+  plan_ends_ns_ = base::add_saturated(now_ns, kPlanHoldsNs);
+  read_active(now_ns);
+  std::vector<SessionId> opportunistic;
+  const std::vector<std::vector<PackJob>> lanes = active_jobs(opportunistic);
+  const auto guaranteed = [&opportunistic](const PackJob& job) { return !is_among(opportunistic, job.id); };
+  std::vector<PackJob> heads;
+  size_t count = 0;
+  bool known = true;
+  for (const std::vector<PackJob>& jobs : lanes) {
     heads.push_back(jobs.front());
     count += jobs.size();
-    lanes.push_back(std::move(jobs));
+    for (const PackJob& job : jobs) known = known && job.left_ns < INFINITY;
   }
   std::sort(heads.begin(), heads.end(), [](const PackJob& a, const PackJob& b) { return a.id < b.id; });
   const auto joins = std::stable_partition(heads.begin(), heads.end(), guaranteed);

@@ -73,7 +73,8 @@ struct Batch {
 
 struct Decision {
   std::optional<Batch> batch;
-  uint64_t wake_ns = kNever;  // without a batch: ask again then, if nothing happens before
+  uint64_t wake_ns = kNever;            // without a batch: ask again then, if nothing happens before
+  uint64_t first_deadline_ns = kNever;  // of the requests that still wait and have not expired
 };
 
 // A model on the device: l_B = c0 + c1 k max l_r, refined from what finishes, and the batch sizes that were
@@ -145,6 +146,8 @@ class Batcher {
   virtual base::Status arrive(const Request& request, uint64_t now_ns) = 0;
   // The caller gave up. True if it was waiting (a drop is reported); false if unknown or already in a batch.
   virtual bool cancel(RequestId id, uint64_t now_ns) = 0;
+  // The same for all that wait, at most 1,024 of them a call. True while others wait.
+  virtual bool cancel_some() = 0;
   // A batch handed out by next() has started, finished, or was refused because its latest start had passed.
   virtual void started(BatchId id, uint64_t now_ns) = 0;
   virtual void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;

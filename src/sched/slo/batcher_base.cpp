@@ -134,28 +134,37 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   won_since_probe_ = false;
 }
 
+// The policy's expire(), and the probe, which the policy does not have.
+uint64_t BatcherBase::expire_all(uint64_t now_ns) {
+  const uint64_t first_ns = expire(now_ns);
+  if (!probe_) return first_ns;
+  const uint64_t last_ns = find(*probe_)->request.deadline_ns;
+  if (last_ns > now_ns) return std::min(first_ns, last_ns);
+  drop(*probe_, DropReason::kExpired);
+  return first_ns;
+}
+
 Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
-  constexpr size_t kMostDrops = 1024;
   drops_left_ = kMostDrops;
   deciding_ns_ = now_ns;
   deciding_idle_ = in_flight == 0;
-  uint64_t deadline = expire(now_ns);
-  if (probe_) {
-    const uint64_t last = find(*probe_)->request.deadline_ns;
-    if (last <= now_ns)
-      drop(*probe_, DropReason::kExpired);
-    else
-      deadline = std::min(deadline, last);
-  }
+  const uint64_t deadline_ns = expire_all(now_ns);
+  Decision decision = choose(now_ns, in_flight);
+  deciding_idle_ = false;
+  decision.first_deadline_ns = expire_all(now_ns);  // the first may be in the batch, or dropped
+  if (!decision.batch) decision.wake_ns = std::min(decision.wake_ns, deadline_ns);
+  if (!decision.batch && !may_drop()) decision.wake_ns = now_ns + 1;
+  return decision;
+}
+
+// The policy's choice, or the probe.
+Decision BatcherBase::choose(uint64_t now_ns, uint32_t in_flight) {
   if (probe_ && deciding_idle_ && now_ns >= busy_probe_ns_) return run_probe({});
   Decision decision = decide(now_ns, in_flight);
   if (probe_ && deciding_idle_ && !decision.batch && now_ns >= idle_probe_ns_)
-    decision = run_probe(std::move(decision));
-  else if (probe_ && deciding_idle_ && now_ns < busy_probe_ns_)
+    return run_probe(std::move(decision));
+  if (probe_ && deciding_idle_ && now_ns < busy_probe_ns_)
     forget(std::exchange(probe_, std::nullopt).value(), DropReason::kHopeless);
-  deciding_idle_ = false;
-  if (!decision.batch) decision.wake_ns = std::min(decision.wake_ns, deadline);
-  if (!decision.batch && !may_drop()) decision.wake_ns = now_ns + 1;
   return decision;
 }
 
@@ -186,6 +195,13 @@ bool BatcherBase::cancel(RequestId id, uint64_t /*now_ns*/) {
   if (!held_.contains(id)) return false;
   drop(id, DropReason::kCancelled);
   return true;
+}
+
+bool BatcherBase::cancel_some() {
+  size_t dropped = 0;
+  for (auto at = held_.begin(); at != held_.end() && dropped < kMostDrops; ++dropped)
+    drop((at++)->first, DropReason::kCancelled);  // which moves no other
+  return !held_.empty();
 }
 
 void BatcherBase::started(BatchId id, uint64_t now_ns) {

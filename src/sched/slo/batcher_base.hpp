@@ -45,6 +45,7 @@ class BatcherBase : public Batcher {
   base::Result<uint32_t> add_model(const ModelSpec& spec) override;
   base::Status arrive(const Request& request, uint64_t now_ns) override;
   bool cancel(RequestId id, uint64_t now_ns) override;
+  bool cancel_some() override;
   void started(BatchId id, uint64_t now_ns) override;
   void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) override;
   void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
@@ -128,6 +129,7 @@ class BatcherBase : public Batcher {
   Knowledge knowledge_;
 
  private:
+  static constexpr size_t kMostDrops = 1024;  // in one call: whoever submits waits meanwhile
   // Checks the request's own fields: model, number of features, their values.
   base::Status check_kind(const Request& request);
   void count_decided(size_t requests, double misses);
@@ -135,6 +137,8 @@ class BatcherBase : public Batcher {
   bool keep_as_probe(RequestId id, const Held& held);
   void forget(RequestId id, DropReason reason);
   Decision run_probe(Decision decision);
+  Decision choose(uint64_t now_ns, uint32_t in_flight);
+  uint64_t expire_all(uint64_t now_ns);
   void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
   void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
 

@@ -166,11 +166,12 @@ class Gpushare final : public BatcherBase {
     uint64_t first = kNever;
     for (Model& model : models_) {
       size_t stepped = 0;
-      for (auto at = model.order.begin(); at != model.order.end() && may_drop() && stepped < kLook;) {
+      for (auto at = model.order.begin(); at != model.order.end() && stepped < kLook;) {
         if (at->deadline_ns > now_ns) {
           first = std::min(first, at->deadline_ns);
           break;
         }
+        if (!may_drop()) break;
         const Key each = *at;
         if (each.stepped) {
           ++stepped;
@@ -694,16 +695,7 @@ class Gpushare final : public BatcherBase {
         most += pending_[i].value * chance_of(model.grid, row, time, k, pending_[i].slack_ns);
       if (worth_of(most, least_ns, price) <= best_.worth) return;
     }
-    for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
-      grid = model.grid.version();
-      rows_.clear();
-      for (uint32_t i : members) {
-        Pending& each = pending_[i];
-        if (each.row == nullptr || each.grid != grid) each.row = model.grid.row(known, each.application);
-        each.grid = model.grid.version();
-        rows_.push_back(each.row);
-      }
-    }
+    take_rows(model.grid, known, members);
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
     double gain = 0, wins = 0;
     for (uint32_t i : members) {
@@ -722,10 +714,28 @@ class Gpushare final : public BatcherBase {
     best_.cost = cost;
     best_.model = index;
     best_.mean_ns = mean;
+    keep_members(members, bears);
+    best_.full = k == model.sizes.back();
+  }
+
+  // The CDFs of the members, into rows_.
+  void take_rows(Grid& of, const Knowledge::Model& known, std::span<const uint32_t> members) {
+    for (uint64_t grid = 0; grid != of.version();) {  // again if a row widened it
+      grid = of.version();
+      rows_.clear();
+      for (uint32_t i : members) {
+        Pending& each = pending_[i];
+        if (each.row == nullptr || each.grid != grid) each.row = of.row(known, each.application);
+        each.grid = of.version();
+        rows_.push_back(each.row);
+      }
+    }
+  }
+
+  void keep_members(std::span<const uint32_t> members, double bears) {
     double least_slack = INFINITY;
     for (uint32_t i : members) least_slack = std::min(least_slack, pending_[i].slack_ns);
     best_.spare_ns = least_slack - bears;
-    best_.full = k == model.sizes.back();
     best_.ids.clear();
     for (uint32_t i : members) best_.ids.push_back(pending_[i].id);
   }

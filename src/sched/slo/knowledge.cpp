@@ -278,6 +278,14 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));
     return;
   }
+  draw_members(of, members, longest);
+  // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
+  for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
+}
+
+// Draws what each member of a batch takes alone, from drawn_from_ into chances_, given what the longest takes.
+void Knowledge::draw_members(const Model& of, std::span<const Member> members, double longest) {
+  const size_t k = members.size();
   // P(member i is the longest | the longest took this) is in proportion to f_i / F_i there.
   chances_.clear();
   double total = 0;
@@ -300,8 +308,6 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
                             : std::min(longest, drawn_from_[i]->quantile_ns(unit_random() * below));
     chances_[i] = std::max(took, 1.0);
   }
-  // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
-  for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
 }
 
 double Knowledge::unit_random() {

@@ -129,6 +129,7 @@ class Knowledge {
   bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns);
+  void draw_members(const Model& of, std::span<const Member> members, double longest);
   double unit_random();  // in (0, 1)
 
   BatcherOptions options_;

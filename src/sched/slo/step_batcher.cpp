@@ -14,6 +14,7 @@ using base::add_saturated;
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 constexpr uint64_t kMostTokens = uint64_t{1} << 32;
+constexpr size_t kMostDrops = 1024;  // in one call: whoever submits waits meanwhile
 
 uint64_t times_saturated(uint64_t a, uint64_t b) {
   return a != 0 && b > UINT64_MAX / a ? UINT64_MAX : a * b;
@@ -118,7 +119,11 @@ uint64_t StepBatcher::Held::join_bytes() const {
 }
 
 StepBatcher::StepBatcher(std::string name, const StepOptions& options)
-    : name_(std::move(name)), options_(options), memory_(most_memory()), time_(options) {}
+    : name_(std::move(name)),
+      options_(options),
+      memory_(most_memory()),
+      time_(options),
+      next_places_(options.max_members) {}
 
 base::Status StepBatcher::check(const StepRequest& request) const {
   const auto wrong = [&](const char* what, uint64_t value, const char* allowed) {
@@ -171,6 +176,7 @@ base::Status StepBatcher::arrive(const StepRequest& request, uint64_t now_ns) {
   Held& of = *held;
   held_.try_emplace(request.id, std::move(held));
   enqueue(of);
+  add_to_next(of);
   ++stats_.accepted;
   return {};
 }
@@ -218,6 +224,16 @@ bool StepBatcher::cancel(RequestId id, uint64_t now_ns) {
   return true;
 }
 
+bool StepBatcher::cancel_some(uint64_t now_ns) {
+  closing_ = true;
+  next_worth_ = {};
+  const std::vector<Held*> members = members_;
+  for (const Held* each : members) cancel(each->request.id, now_ns);
+  for (size_t count = 0; !arrivals_.empty() && count < kMostDrops; ++count)
+    cancel(arrivals_.begin()->second, now_ns);
+  return !arrivals_.empty();
+}
+
 base::Status StepBatcher::set_memory(uint64_t bytes) {
   if (bytes > most_memory())
     return {GPUSHARE_INVALID_ARGUMENT,
@@ -228,8 +244,7 @@ base::Status StepBatcher::set_memory(uint64_t bytes) {
 }
 
 void StepBatcher::expire(uint64_t now_ns) {
-  constexpr size_t kMost = 1024;  // whoever submits waits meanwhile
-  for (size_t dropped = 0; expires_ns() < now_ns && dropped < kMost; ++dropped) {
+  for (size_t dropped = 0; expires_ns() < now_ns && dropped < kMostDrops; ++dropped) {
     Held& of = held(std::get<2>(*deadlines_.begin()));
     dequeue(of);
     answer(of, GPUSHARE_TIMED_OUT, DropReason::kExpired, now_ns);
@@ -288,6 +303,7 @@ void StepBatcher::free_the_stuck() {
 bool StepBatcher::choose_for(Held& member, uint64_t bytes, uint64_t prefill) {
   if (member.place != Place::kMember || member.chosen || bytes > room()) return false;
   member.chosen = true;
+  member.prefill = prefill;
   planned_bytes_ += bytes;
   step_.members.push_back({member.request.id, prefill, member.processed, member.total(), member.tokens});
   return true;
@@ -337,29 +353,60 @@ const Step& StepBatcher::begin_step(uint64_t now_ns) {
   planned_bytes_ = bytes_;
   for (Held* each : members_) each->chosen = false;
   keep_within_limit();
-  choose(now_ns);
+  if (!closing_) choose(now_ns);
   free_the_stuck();
   step_.left.swap(leaving_);
   step_.expected_ns = base::to_uint64(planned_ns());
-  set_worth(now_ns);
+  step_.worth = worth_of_step();
+  foresee_next();
   step_.wake_ns = expires_ns();
   running_ = !step_.empty();
   stats_.most_bytes = std::max(stats_.most_bytes, planned_bytes_);
   return step_;
 }
 
-// Members that get a token in this step, and in time if it takes as long as expected.
-void StepBatcher::set_worth(uint64_t now_ns) {
-  step_.worth = 0;
-  step_.worth_until_ns = kNever;
+// Adds its next token, if a step that begins at begins_ns and takes as long as this one makes it in time.
+void StepBatcher::add_worth(StepWorth& to, const Held& of, uint64_t begins_ns) const {
+  const uint64_t due_ns = of.due_ns();
+  const uint64_t last_ns = due_ns - std::min(due_ns, step_.expected_ns);
+  if (last_ns < begins_ns) return;
+  to.cost += of.request.cost;
+  to.until_ns = std::min(to.until_ns, last_ns);
+}
+
+StepWorth StepBatcher::worth_of_step() {
+  StepWorth worth;
   for (const StepMember& member : step_.members) {
     const Held& of = held(member.id);
-    const uint64_t due_ns = of.due_ns();
-    const uint64_t last_ns = due_ns - std::min(due_ns, step_.expected_ns);
-    if (of.processed + member.prefill < of.total() || last_ns < now_ns) continue;
-    step_.worth += of.request.cost;
-    step_.worth_until_ns = std::min(step_.worth_until_ns, last_ns);
+    if (of.decodes_after(member.prefill)) add_worth(worth, of, begun_ns_);
   }
+  return worth;
+}
+
+// Members go on for as long as they were expected to generate, and the waiting requests of the first deadlines take the free places.
+void StepBatcher::foresee_next() {
+  next_worth_ = {};
+  next_places_ = options_.max_members;
+  if (closing_) return;
+  for (const Held* each : members_) {
+    Held after = *each;
+    if (each->chosen && each->decodes_after(each->prefill)) {  // it gets a token in this step
+      if (after.tokens++ == 0) after.first_ns = next_begins_ns();
+      if (after.tokens == after.request.expected_tokens) continue;
+    }
+    --next_places_;
+    add_worth(next_worth_, after, next_begins_ns());
+  }
+  size_t places = next_places_;
+  for (auto at = deadlines_.begin(); at != deadlines_.end() && places > 0; ++at, --places)
+    add_worth(next_worth_, held(std::get<2>(*at)), next_begins_ns());
+}
+
+void StepBatcher::add_to_next(const Held& of) {
+  StepWorth own;
+  add_worth(own, of, next_begins_ns());
+  next_worth_.until_ns = std::min(next_worth_.until_ns, own.until_ns);
+  if (arrivals_.size() <= next_places_) next_worth_.cost += own.cost;  // else it takes the place of another
 }
 
 void StepBatcher::end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns) {

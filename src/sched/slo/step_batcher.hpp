@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/flat_hash.hpp"
+#include "base/saturate.hpp"
 #include "base/status.hpp"
 #include "sched/slo/batcher.hpp"
 
@@ -50,14 +51,18 @@ struct StepMember {
   uint64_t tokens = 0;  // generated so far
 };
 
+// What the tokens that a step is expected to make in time cost together, and by when the step has to begin for them.
+struct StepWorth {
+  double cost = 0;
+  uint64_t until_ns = kNever;
+};
+
 struct Step {
   std::vector<StepMember> members;
   // Members that are members no more, cancelled or returned to the queue: the driver frees their memory before the rest.
   std::vector<RequestId> left;
   uint64_t expected_ns = 0;
-  double worth =
-      0;  // what the tokens that it is expected to make in time cost together, and by when it has to begin for them
-  uint64_t worth_until_ns = kNever;
+  StepWorth worth;
   uint64_t wake_ns = kNever;  // of an empty step: ask again then, if nothing happens before
   bool empty() const { return members.empty() && left.empty(); }
 };
@@ -147,6 +152,8 @@ class StepBatcher {
   base::Status arrive(const StepRequest& request, uint64_t now_ns);
   // True: it generates nothing more and is answered CANCELLED, a member once a step has told that it left.
   bool cancel(RequestId id, uint64_t now_ns);
+  // The same for all members, and for waiting requests, at most 1,024 of them a call. True while others wait. Nobody joins any more.
+  bool cancel_some(uint64_t now_ns);
   // The limit from the next step on, at most the options' memory_bytes if that is not 0. Members above it are returned.
   base::Status set_memory(uint64_t bytes);
   // Drops waiting requests whose first deadline has passed: about 1,024 of them at most, then expires_ns() is in the past.
@@ -156,6 +163,8 @@ class StepBatcher {
 
   // The next step; end_step follows unless it is empty.
   const Step& begin_step(uint64_t now_ns);
+  // What the step after the one that begin_step() made last is worth, as far as that is known. Both are expected to last as long.
+  const StepWorth& next_worth() const { return next_worth_; }
   void end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns);
   // Instead of end_step, for a step that could not be run: nobody has been told that members left, nothing is processed.
   void undo_step();
@@ -172,7 +181,8 @@ class StepBatcher {
     Place place = Place::kWaiting;
     int32_t ends = 0;  // it is to be answered with this; 0: a member that leaves goes back to the queue
     bool late = false;
-    bool chosen = false;     // for the step that is being made
+    bool chosen = false;     // for the step that is being made, or runs
+    uint64_t prefill = 0;    // in that step
     uint64_t processed = 0;  // of total()
     uint64_t tokens = 0;
     uint64_t generated = 0;  // tokens when it joined last
@@ -234,7 +244,11 @@ class StepBatcher {
   bool choose_for(Held& member, uint64_t bytes, uint64_t prefill);
   void leave(Held& of, int32_t ends);
   void keep_within_limit();
-  void set_worth(uint64_t now_ns);
+  void add_worth(StepWorth& to, const Held& of, uint64_t begins_ns) const;
+  StepWorth worth_of_step();
+  void foresee_next();
+  void add_to_next(const Held& of);  // a request that has arrived
+  uint64_t next_begins_ns() const { return base::add_saturated(begun_ns_, step_.expected_ns); }
   void free_the_stuck();
   uint64_t most_memory() const { return options_.memory_bytes == 0 ? UINT64_MAX : options_.memory_bytes; }
 
@@ -248,7 +262,10 @@ class StepBatcher {
   std::vector<Held*> members_;
   std::vector<RequestId> leaving_;  // cancelled members that no step has told of
   Step step_;
+  StepWorth next_worth_;
+  size_t next_places_;  // that members leave in the step after this one
   bool running_ = false;
+  bool closing_ = false;   // cancel_some() was called
   uint64_t begun_ns_ = 0;  // when begin_step() was called last
   size_t decoding_ = 0;
   uint64_t prefilling_ = 0, reading_ = 0, planned_bytes_ = 0, bytes_ = 0;

@@ -22,63 +22,16 @@ class Clairvoyant final : public BatcherBase {
   Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
     if (in_flight > 0 || !may_drop()) return decision;
-    std::vector<RequestId> best_ids;
-    double best_worth = -INFINITY, best_takes = 0;
-    uint32_t best_model = 0;
+    best_ = {};
     for (uint32_t model = 0; model < order_.models(); ++model) {
       gather(model, now_ns);
       if (pending_.empty()) continue;
-      const BatchTimeModel& time = knowledge_.model(model).time;
-      const double price = options_.opportunity * goodput_per_ns_;
-      const auto offer = [&](const std::vector<const Pending*>& members, double worth) {
-        if (worth <= best_worth) return;
-        best_worth = worth;
-        best_model = model;
-        best_ids.clear();
-        double longest = 0;
-        for (const Pending* each : members) {
-          best_ids.push_back(each->id);
-          longest = std::max(longest, each->length_ns);
-        }
-        best_takes = time.duration_ns(static_cast<unsigned>(members.size()), longest);
-      };
-      if (edf_) {
-        std::vector<const Pending*> members;
-        double longest = 0;
-        for (const Pending& each : pending_) {
-          if (members.size() == max_batch(model)) break;
-          const double with = std::max(longest, each.length_ns);
-          if (!members.empty() &&
-              time.duration_ns(static_cast<unsigned>(members.size() + 1), with) > pending_.front().slack_ns)
-            continue;
-          longest = with;
-          members.push_back(&each);
-        }
-        offer(members, -pending_.front().slack_ns);
-        continue;
-      }
-      std::vector<double> caps;
-      for (const Pending& each : pending_) caps.push_back(each.length_ns);
-      std::sort(caps.begin(), caps.end());
-      constexpr size_t kCaps = 24;
-      for (size_t c = 0; c < std::min(kCaps, caps.size()); ++c) {
-        const double cap = caps[caps.size() <= kCaps ? c : (c + 1) * caps.size() / kCaps - 1];
-        for (uint32_t k = 1; k <= max_batch(model); k += std::max(1u, k / 4)) {
-          std::vector<const Pending*> members;
-          const double bears = time.duration_ns(k, cap);
-          double longest = 0;
-          for (const Pending& each : pending_) {
-            if (each.length_ns > cap || each.slack_ns < bears) continue;
-            longest = std::max(longest, each.length_ns);
-            members.push_back(&each);
-            if (members.size() == k) break;
-          }
-          if (members.size() < k) break;
-          offer(members, k - price * time.duration_ns(k, longest));
-        }
-      }
+      if (edf_)
+        offer_earliest(model);
+      else
+        offer_all(model);
     }
-    if (!best_ids.empty()) decision.batch = make_batch(best_model, std::move(best_ids), best_takes);
+    if (!best_.ids.empty()) decision.batch = make_batch(best_.model, std::move(best_.ids), best_.takes_ns);
     return decision;
   }
 
@@ -104,6 +57,70 @@ class Clairvoyant final : public BatcherBase {
     double length_ns;
     RequestId id;
   };
+  struct Choice {
+    double worth = -INFINITY;
+    uint32_t model = 0;
+    double takes_ns = 0;
+    std::vector<RequestId> ids;
+  };
+
+  // Keeps the batch if it is the best so far.
+  void offer(uint32_t model, const std::vector<const Pending*>& members, double worth) {
+    if (worth <= best_.worth) return;
+    best_.worth = worth;
+    best_.model = model;
+    best_.ids.clear();
+    double longest = 0;
+    for (const Pending* each : members) {
+      best_.ids.push_back(each->id);
+      longest = std::max(longest, each->length_ns);
+    }
+    best_.takes_ns = knowledge_.model(model).time.duration_ns(static_cast<unsigned>(members.size()), longest);
+  }
+
+  // clairvoyant-edf: the batch that grows from the earliest deadline.
+  void offer_earliest(uint32_t model) {
+    const BatchTimeModel& time = knowledge_.model(model).time;
+    std::vector<const Pending*> members;
+    double longest = 0;
+    for (const Pending& each : pending_) {
+      if (members.size() == max_batch(model)) break;
+      const double with = std::max(longest, each.length_ns);
+      if (!members.empty() &&
+          time.duration_ns(static_cast<unsigned>(members.size() + 1), with) > pending_.front().slack_ns)
+        continue;
+      longest = with;
+      members.push_back(&each);
+    }
+    offer(model, members, -pending_.front().slack_ns);
+  }
+
+  // clairvoyant: the batches of all caps and sizes.
+  void offer_all(uint32_t model) {
+    const BatchTimeModel& time = knowledge_.model(model).time;
+    const double price = options_.opportunity * goodput_per_ns_;
+    std::vector<double> caps;
+    for (const Pending& each : pending_) caps.push_back(each.length_ns);
+    std::sort(caps.begin(), caps.end());
+    constexpr size_t kCaps = 24;
+    for (size_t c = 0; c < std::min(kCaps, caps.size()); ++c) {
+      const double cap = caps[caps.size() <= kCaps ? c : (c + 1) * caps.size() / kCaps - 1];
+      for (uint32_t k = 1; k <= max_batch(model); k += std::max(1u, k / 4)) {
+        std::vector<const Pending*> members;
+        const double bears = time.duration_ns(k, cap);
+        double longest = 0;
+        for (const Pending& each : pending_) {
+          if (each.length_ns > cap || each.slack_ns < bears) continue;
+          longest = std::max(longest, each.length_ns);
+          members.push_back(&each);
+          if (members.size() == k) break;
+        }
+        if (members.size() < k) break;
+        offer(model, members, k - price * time.duration_ns(k, longest));
+      }
+    }
+  }
+
   void gather(uint32_t model, uint64_t now_ns) {
     pending_.clear();
     hopeless_.clear();
@@ -122,6 +139,7 @@ class Clairvoyant final : public BatcherBase {
   KeyedOrder order_;
   std::vector<Pending> pending_;
   std::vector<RequestId> hopeless_;
+  Choice best_;
   double won_ = 0, spent_ns_ = 0, goodput_per_ns_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include "executor/serving/request_server.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -14,6 +15,7 @@
 
 #include "base/clock.hpp"
 #include "base/mutex.hpp"
+#include "executor/runtime.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -418,6 +420,97 @@ TEST_CASE("a server that holds very many requests closes, and answers each of th
   CHECK(answers.ran + answers.cancelled == kHeld);
   CHECK(answers.cancelled >= kHeld / 2);
   CHECK(std::all_of(answers.of.begin(), answers.of.end(), [](const auto& count) { return count == 1; }));
+}
+
+TEST_CASE("a server that closes cancels what waits in pieces, and answers between them") {
+  for (const char* policy : {"gpushare", "fifo", "orloj"}) {
+    INFO(policy);
+    constexpr size_t kMany = 20'000;
+    RequestServerOptions options;
+    options.policy = policy;
+    auto server = RequestServer::start(options);
+    REQUIRE(server.ok());
+    std::atomic<bool> go_on{false};
+    std::atomic<size_t> answered{0};
+    std::atomic<uint64_t> cancelled_at_first{0};
+    REQUIRE((*server)
+                ->add_model({},
+                            [&](const Batch&, BatchReport&) -> base::Status {
+                              while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              return {};
+                            })
+                .ok());
+    REQUIRE((*server)->submit(request(kMany, 3600 * kSecond), {}).ok());
+    while ((*server)->stats().pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto answer = [&](const RequestOutcome& outcome) {
+      if (outcome.status != GPUSHARE_CANCELLED || answered++ > 0) return;
+      cancelled_at_first = (*server)->stats().dropped[static_cast<size_t>(*outcome.dropped)];
+      go_on = true;
+    };
+    for (size_t id = 0; id < kMany; ++id)
+      REQUIRE((*server)->submit(request(id, 3600 * kSecond), answer).ok());
+    REQUIRE((*server)->stop().ok());
+    // The first answer is told when the first piece is done, and before the lock is taken again.
+    CHECK(cancelled_at_first == 1024);
+    CHECK(answered == kMany);
+    CHECK((*server)->stats().in_time == 1);  // no batch began meanwhile
+  }
+}
+
+TEST_CASE("a batch finds what waits for the next one when it begins, and also when more comes") {
+  RequestServerOptions options;
+  options.policy = "edf";
+  auto server = RequestServer::start(options);
+  REQUIRE(server.ok());
+  std::array<std::atomic<bool>, 2> runs{}, go_on{};
+  std::shared_ptr<const executor::WaitingWork> waiting;
+  std::atomic<size_t> batches{0};
+  sched::slo::ModelSpec model;
+  model.batch_sizes = {1};
+  REQUIRE((*server)
+              ->add_model(model,
+                          [&](const Batch&, BatchReport& report) -> base::Status {
+                            const size_t number = batches++;
+                            if (number >= runs.size()) return {};
+                            waiting = report.waiting;
+                            runs[number] = true;
+                            while (!go_on[number]) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                            return {};
+                          })
+              .ok());
+  const auto await = [](const std::atomic<bool>& flag) {
+    while (!flag) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  REQUIRE((*server)->submit(request(0, 10000 * kSecond), {}).ok());
+  await(runs[0]);
+  // The thread that decides takes an answer all the while.
+  std::atomic<bool> takes{false}, taken{false};
+  const auto slow = [&](const RequestOutcome&) {
+    takes = true;
+    await(taken);
+  };
+  REQUIRE((*server)->submit(request(1, 10000 * kSecond), slow).ok());
+  REQUIRE((*server)->cancel(1));
+  await(takes);
+  const Request one = request(2, 1000 * kSecond), two = request(3, 2000 * kSecond);
+  for (const Request& each : {one, two, request(4, 3000 * kSecond)})
+    REQUIRE((*server)->submit(each, {}).ok());
+  CHECK(waiting->worth == 1);
+  CHECK(waiting->until_ns <= one.deadline_ns);
+  go_on[0] = true;
+  await(runs[1]);
+  const uint64_t until_ns = waiting->until_ns;
+  CHECK(waiting->worth == 1);
+  CHECK(until_ns > one.deadline_ns);
+  CHECK(until_ns <= two.deadline_ns);
+  REQUIRE((*server)->submit(request(5, 4000 * kSecond), {}).ok());
+  CHECK(waiting->until_ns == until_ns);
+  REQUIRE((*server)->submit(request(6, 500 * kSecond), {}).ok());
+  CHECK(waiting->until_ns < until_ns - 1000 * kSecond);
+  taken = go_on[1] = true;
+  REQUIRE((*server)->drain().ok());
+  REQUIRE((*server)->stop().ok());
+  CHECK(waiting->worth == 0);
 }
 
 TEST_CASE("a server tells its statistics when they have changed, those of refusals too") {

@@ -403,13 +403,77 @@ TEST_CASE("a step says what its tokens are worth, and by when it has to begin fo
   uint64_t now = 0;
   const Step& step = batcher->begin_step(now);
   REQUIRE(step.members.size() == 1);
-  CHECK(step.worth == 3);
-  CHECK(step.worth_until_ns == 100 * kMs - step.expected_ns);
+  CHECK(step.worth.cost == 3);
+  CHECK(step.worth.until_ns == 100 * kMs - step.expected_ns);
   now += 20 * kMs;
   batcher->end_step({}, 20 * kMs, now);
-  CHECK(batcher->begin_step(now).worth == 3);  // the second token is due 50 ms after the first
-  CHECK(step.worth_until_ns == 70 * kMs - step.expected_ns);
+  CHECK(batcher->begin_step(now).worth.cost == 3);  // the second token is due 50 ms after the first
+  CHECK(step.worth.until_ns == 70 * kMs - step.expected_ns);
   now += 200 * kMs;
   batcher->end_step({}, 200 * kMs, now);
-  CHECK(batcher->begin_step(now).worth == 0);  // it is late
+  CHECK(batcher->begin_step(now).worth.cost == 0);  // it is late
+}
+
+TEST_CASE("a step batcher foresees what the step after the running one is worth") {
+  StepOptions options = kKnown;
+  options.max_members = 2;
+  auto batcher = make_steps(options, "fifo");
+  StepRequest one = generation(1, 100);
+  one.first_deadline_ns = 100 * kMs;
+  one.token_ns = 50 * kMs;
+  one.cost = 3;
+  REQUIRE(batcher->arrive(one, 0).ok());
+  CHECK(batcher->next_worth().cost == 3);  // no step runs
+  const Step& step = batcher->begin_step(0);
+  const uint64_t ends_ns = step.expected_ns;
+  CHECK(batcher->next_worth().cost == 3);  // it goes on; its second token is due 50 ms after the first
+  CHECK(batcher->next_worth().until_ns == ends_ns + 50 * kMs - step.expected_ns);
+  StepRequest other = generation(2, 100);
+  other.cost = 2;
+  other.first_deadline_ns = ends_ns + 40 * kMs;
+  REQUIRE(batcher->arrive(other, 0).ok());
+  CHECK(batcher->next_worth().cost == 5);
+  CHECK(batcher->next_worth().until_ns == ends_ns + 40 * kMs - step.expected_ns);
+  other = generation(3, 100);
+  other.first_deadline_ns = step.expected_ns + 1;  // too late for a step after this one
+  REQUIRE(batcher->arrive(other, 0).ok());
+  CHECK(batcher->next_worth().cost == 5);
+  CHECK(batcher->next_worth().until_ns == ends_ns + 40 * kMs - step.expected_ns);
+  CHECK_FALSE(batcher->cancel_some(0));
+  CHECK(batcher->next_worth().cost == 0);
+}
+
+TEST_CASE("a step batcher cancels all that it holds, some at a time, and lets nobody join meanwhile") {
+  for (const char* policy : {"gpushare", "fifo"}) {
+    INFO(policy);
+    StepOptions options = kKnown;
+    options.max_members = 8;
+    auto batcher = make_steps(options, policy);
+    constexpr size_t kMany = 3000;
+    for (RequestId id = 0; id < kMany; ++id) REQUIRE(batcher->arrive(generation(id, 10), 0).ok());
+    REQUIRE_FALSE(batcher->begin_step(0).members.empty());
+    const uint64_t members = batcher->stats().members;
+    std::vector<StepEvent> events;
+    size_t answered = 0, pieces = 0;
+    for (bool more = true; more; ++pieces) {
+      more = batcher->cancel_some(kMs);
+      batcher->take_events(events);
+      CHECK(events.size() <= 1024);
+      answered += events.size();
+      events.clear();
+    }
+    CHECK(pieces == 3);
+    CHECK(answered == kMany - members);
+    batcher->end_step({}, kMs, kMs);
+    const Step& last = batcher->begin_step(kMs);
+    CHECK(last.members.empty());
+    CHECK(last.left.size() == members);
+    batcher->end_step({}, kMs, kMs);
+    batcher->take_events(events);
+    CHECK(std::count_if(events.begin(), events.end(), [](const StepEvent& each) {
+            return each.ended && each.status == GPUSHARE_CANCELLED;
+          }) == static_cast<ptrdiff_t>(members));
+    CHECK(batcher->stats().cancelled == kMany);
+    CHECK(batcher->begin_step(kMs).empty());
+  }
 }
