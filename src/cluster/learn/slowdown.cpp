@@ -42,6 +42,24 @@ size_t SlowdownModel::find(std::string_view config) const {
   return at == index_.end() ? kNone : at->second;
 }
 
+SlowdownModel::Ref SlowdownModel::ref(std::string_view config) const {
+  Ref out;
+  if (config.empty()) return out;
+  out.name = find(config);
+  if (out.name != kNone) {
+    out.model = names_[out.name].model;
+  } else if (const auto at = models_.find(std::string(model_of(config))); at != models_.end()) {
+    out.model = at->second;
+  }
+  return out;
+}
+
+size_t SlowdownModel::pair_of(size_t job, size_t other) const {
+  if (job == kNone || other == kNone) return kNone;
+  const auto at = pair_index_.find(key_of(job, other));
+  return at == pair_index_.end() ? kNone : at->second;
+}
+
 size_t SlowdownModel::name_of(std::string_view config) {
   if (config.empty()) return kNone;
   const auto [at, added] = index_.emplace(std::string(config), names_.size());
@@ -105,24 +123,21 @@ double SlowdownModel::effects(size_t job, size_t other) const {
   return sum;
 }
 
+// Of the logarithm of the slowdown.
+double SlowdownModel::spread_of(size_t name, size_t other_name) const {
+  const double base = errors_ < 2 ? kSpreadUnknown : std::sqrt(squared_errors_ / errors_);
+  const double told = name == kNone ? 0 : sensitive_[names_[name].config].count;
+  const double other_told = other_name == kNone ? 0 : pressing_[names_[other_name].config].count;
+  return base * std::sqrt((1 + 1 / (1 + told) + 1 / (1 + other_told)) / 2);
+}
+
 // The logarithm of the slowdown.
-double SlowdownModel::predicted(const JobInfo& job, const JobInfo& other, size_t name, size_t other_name,
-                                double* spread) const {
-  if (spread != nullptr) {
-    const double base = errors_ < 2 ? kSpreadUnknown : std::sqrt(squared_errors_ / errors_);
-    const double told = name == kNone ? 0 : sensitive_[names_[name].config].count;
-    const double other_told = other_name == kNone ? 0 : pressing_[names_[other_name].config].count;
-    *spread = base * std::sqrt((1 + 1 / (1 + told) + 1 / (1 + other_told)) / 2);
-  }
+double SlowdownModel::predicted(const JobInfo& job, const JobInfo& other, Ref known, Ref other_known) const {
   // A model that is known of by other configurations tells of this one.
-  double sum = effects(name, other_name);
-  const auto of_model = [&](const std::string& config, const std::vector<Effect>& effects) {
-    if (config.empty()) return 0.0;
-    const auto at = models_.find(std::string(model_of(config)));
-    return at == models_.end() ? 0.0 : effects[at->second].value;
-  };
-  if (name == kNone) sum += of_model(job.config, model_sensitive_);
-  if (other_name == kNone) sum += of_model(other.config, model_pressing_);
+  double sum = effects(known.name, other_known.name);
+  if (known.name == kNone && known.model != kNone) sum += model_sensitive_[known.model].value;
+  if (other_known.name == kNone && other_known.model != kNone)
+    sum += model_pressing_[other_known.model].value;
   sum += beforehand(job, other);
   return job.batch_sizes.size() > 1 ? sum : std::max(sum, 0.0);  // nobody is faster for having company
 }
@@ -132,7 +147,8 @@ void SlowdownModel::observe(const JobInfo& job, const JobInfo& other, double slo
   const size_t name = name_of(job.config), other_name = name_of(other.config);
   const double value = std::log(slowdown);
   if (name != kNone && other_name != kNone && !pair_index_.contains(key_of(name, other_name))) {
-    const double prediction = predicted(job, other, name, other_name, nullptr);
+    const double prediction =
+        predicted(job, other, {name, names_[name].model}, {other_name, names_[other_name].model});
     // The larger the error, the less one pair may say: what follows is a mean of many.
     const double error = std::clamp(value - prediction, -1.0, 1.0);
     ++errors_;
@@ -156,23 +172,31 @@ void SlowdownModel::know(const JobInfo& job, const JobInfo& other, double slowdo
 }
 
 bool SlowdownModel::seen(const JobInfo& job, const JobInfo& other) const {
-  const size_t name = find(job.config), other_name = find(other.config);
-  return name != kNone && other_name != kNone && pair_index_.contains(key_of(name, other_name));
+  return pair_of(find(job.config), find(other.config)) != kNone;
 }
 
 SlowdownModel::Estimate SlowdownModel::excess(const JobInfo& job, const JobInfo& other) const {
-  const size_t name = find(job.config), other_name = find(other.config);
-  if (name != kNone && other_name != kNone) {
-    if (const auto at = pair_index_.find(key_of(name, other_name)); at != pair_index_.end()) {
-      const Pair& pair = pairs_[at->second];
-      const double slowdown = std::exp(pair.mean + beforehand(job, other));
-      const double deviation = pair.count < 2 ? kSpreadUnknown : std::sqrt(pair.squares / (pair.count - 1));
-      return {slowdown - 1, slowdown * deviation / std::sqrt(pair.count)};
-    }
+  return excess(job, ref(job.config), other, ref(other.config));
+}
+
+SlowdownModel::Estimate SlowdownModel::excess(const JobInfo& job, Ref known, const JobInfo& other,
+                                              Ref other_known) const {
+  if (const size_t index = pair_of(known.name, other_known.name); index != kNone) {
+    const Pair& pair = pairs_[index];
+    const double slowdown = std::exp(pair.mean + beforehand(job, other));
+    const double deviation = pair.count < 2 ? kSpreadUnknown : std::sqrt(pair.squares / (pair.count - 1));
+    return {slowdown - 1, slowdown * deviation / std::sqrt(pair.count)};
   }
-  double spread = 0;
-  const double slowdown = std::exp(predicted(job, other, name, other_name, &spread));
-  return {slowdown - 1, slowdown * spread};
+  const double slowdown = std::exp(predicted(job, other, known, other_known));
+  return {slowdown - 1, slowdown * spread_of(known.name, other_known.name)};
+}
+
+double SlowdownModel::nameless_factor() const {
+  return std::exp(all_) * nameless_least();
+}
+
+double SlowdownModel::nameless_least() const {
+  return 1 + spread_of(kNone, kNone);
 }
 
 PredictionReport SlowdownModel::predictions() const {

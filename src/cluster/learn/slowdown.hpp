@@ -20,6 +20,8 @@
 namespace gpushare::cluster {
 
 class SlowdownModel {
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
  public:
   struct Estimate {
     double mean = 0;    // of the slowdown less 1; below 0 where a batch size is better than the first
@@ -31,8 +33,22 @@ class SlowdownModel {
   // The same, measured before: not part of predictions().
   void know(const JobInfo& job, const JobInfo& other, double slowdown);
 
+  // What is known of a configuration. Valid while names() stays the same.
+  struct Ref {
+    size_t name = kNone, model = kNone;
+    bool nameless() const { return name == kNone && model == kNone; }
+  };
+  Ref ref(std::string_view config) const;
+  size_t names() const { return names_.size(); }
+
   Estimate excess(const JobInfo& job, const JobInfo& other) const;
+  // The same for who asks often: `known` and `other_known` are ref() of the two configurations.
+  Estimate excess(const JobInfo& job, Ref known, const JobInfo& other, Ref other_known) const;
   bool seen(const JobInfo& job, const JobInfo& other) const;
+  // The slowdown of two jobs of which nothing is known but their demands, mean and spread together, is what guessed()
+  // says, times this, but for rounding; and at least nameless_least().
+  double nameless_factor() const;
+  double nameless_least() const;
   PredictionReport predictions() const;
 
   // The slowdown that demands alone predict, less 1.
@@ -50,15 +66,14 @@ class SlowdownModel {
     size_t job, other;                        // indices into names_
     double count = 0, mean = 0, squares = 0;  // of the logarithm less what is known beforehand
   };
-  static constexpr size_t kNone = static_cast<size_t>(-1);
-
   size_t name_of(std::string_view config);
   size_t find(std::string_view config) const;
+  size_t pair_of(size_t job, size_t other) const;
+  double spread_of(size_t name, size_t other_name) const;
   void add(size_t job, size_t other, double residual);
   void fit();
   double effects(size_t job, size_t other) const;
-  double predicted(const JobInfo& job, const JobInfo& other, size_t name, size_t other_name,
-                   double* spread) const;
+  double predicted(const JobInfo& job, const JobInfo& other, Ref known, Ref other_known) const;
   static double beforehand(const JobInfo& job, const JobInfo& other);
 
   std::unordered_map<std::string, size_t> index_, models_;

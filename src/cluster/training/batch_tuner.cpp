@@ -24,8 +24,13 @@ double total(const std::vector<double>& values) {
 
 std::string BatchTuner::key_of(const std::vector<JobInfo>& jobs, std::vector<size_t>& order) {
   std::vector<std::string> names;
-  for (const JobInfo& job : jobs)
+  for (const JobInfo& job : jobs) {
     names.push_back(job.batch_sizes.empty() ? job.config : with_batch(job, job.batch_sizes.front()).config);
+    // Jobs of one configuration may have other sizes to choose from, or none.
+    names.back() += '\0';
+    for (const double size : job.batch_sizes)
+      names.back().append(reinterpret_cast<const char*>(&size), sizeof(size));
+  }
   order.resize(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return names[a] < names[b]; });

@@ -21,6 +21,7 @@ struct BookJob {
   bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
   double pace = 1;        // progress over what its measured slowdowns say; the portfolio knows it
   uint32_t pauses = 0;    // for other jobs
+  uint32_t changes = 0;   // of its batch size, and so of its configuration
   double lost_s = 0;      // work that it would have done but for others on its devices
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
@@ -182,6 +183,7 @@ class Book : public Scheduler {
     BookJob& entry = jobs_[job];
     const uint64_t before = entry.info.memory_bytes;
     entry.info = with_batch(std::move(entry.info), batch);
+    ++entry.changes;
     for (const DeviceIndex device : entry.devices)
       devices_[device].used_bytes += entry.info.memory_bytes - before;
     actions.push_back({Action::Kind::kReconfigure, job, {}, false, "", batch});

@@ -227,6 +227,10 @@ double alone_slowdown(const JobInfo& info) {
   return info.batch_sizes.size() < 2 ? 1 : assumed_iteration_factor(info) * iterations_factor(info);
 }
 
+double starves_at(const BookJob& job, double fastest) {
+  return job.info.arrival_s + job.attained_s + kPatienceS + kPatienceOfWork * job.info.work_s / fastest;
+}
+
 bool starves(const BookJob& job, const std::vector<BookDevice>& devices, double now_s) {
   const double waited = now_s - job.info.arrival_s - job.attained_s;
   if (waited <= kPatienceS) return false;
@@ -237,9 +241,10 @@ bool starves(const BookJob& job, const std::vector<BookDevice>& devices, double 
   return (waited - kPatienceS) * fastest > kPatienceOfWork * job.info.work_s;
 }
 
-uint64_t company_of(JobId job, const std::vector<JobId>& others) {
+uint64_t company_of(JobId job, const std::vector<JobId>& here) {
   uint64_t key = mixed(mixed(job) + 1);
-  for (const JobId other : others) key += mixed(other);  // in any order
+  for (const JobId other : here)
+    if (other != job) key += mixed(other);  // in any order
   return key;
 }
 

@@ -18,11 +18,13 @@ struct Beside {
 // company, else the most demanded resource in proportion to demand, corrected by what was learned of each pair. An
 // opportunistic job has what guaranteed ones leave.
 double believed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others);
-// The key of `companies`.
-uint64_t company_of(JobId job, const std::vector<JobId>& others);
+// The key of `companies`: `job` among the jobs `here`.
+uint64_t company_of(JobId job, const std::vector<JobId>& here);
 
 // Whether a job has waited so long that it comes before all others.
 bool starves(const BookJob& job, const std::vector<BookDevice>& devices, double now_s);
+// When that is, if the fastest device that has the memory has this speed and the job goes on waiting.
+double starves_at(const BookJob& job, double fastest);
 
 // `actions` are what `rule` did first on books in which no job runs. They become actions on `jobs`, some of which run:
 // what is placed where it is goes on, what is not placed is paused. Among equal devices, names are changed so that as

@@ -56,6 +56,11 @@ class Ours final : public Book {
     Book::device_changed(device, info, up, now_s);
     rule_->device_changed(device, info, up, now_s);
     down_ = std::any_of(devices_.begin(), devices_.end(), [](const BookDevice& one) { return !one.up; });
+    fastest_ = 0;
+    for (const BookDevice& one : devices_)
+      if (one.up) fastest_ = std::max(fastest_, one.info.speed);
+    gangs_.clear();
+    for (const JobId other : unfinished_) gang_waits(other);
     news_ = true;
   }
   void arrived(JobId job, const JobInfo& info, double now_s) override {
@@ -64,6 +69,7 @@ class Ours final : public Book {
     if (progress_.size() <= job) progress_.resize(job + size_t{1});
     if (jobs_[job].gone) return;
     unfinished_.insert(job);
+    gang_waits(job);
     news_ = true;
   }
   void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
@@ -98,6 +104,8 @@ class Ours final : public Book {
       if (action.kind == Action::Kind::kPlace || action.kind == Action::Kind::kReconfigure)
         progress_[action.job] = {};
     follow(told, now_s, actions);
+    for (const Action& action : told)
+      if (action.kind == Action::Kind::kPause) gang_waits(action.job);
     return unmeasured() ? std::min(asked_again_s_, now_s + kLookS) : asked_again_s_;
   }
 
@@ -107,6 +115,10 @@ class Ours final : public Book {
   struct Progress {
     double expected_s = 0, made_s = 0;
     bool fresh = true;  // it has just been placed: what it repeats is no progress
+    // What was measured last: among whom, the slowdown, and how often companies had been cleared then.
+    uint64_t company = 0;
+    double slowdown = 0;
+    uint32_t cleared = 0;
   };
   struct Choice {
     size_t rule = 0;
@@ -133,19 +145,32 @@ class Ours final : public Book {
   void measure_company(JobId job, double slowdown) {
     const BookJob& entry = jobs_[job];
     if (!entry.running || !(slowdown > 0) || entry.opportunistic || entry.info.gang > 1) return;
-    std::vector<JobId> others;
+    const std::vector<JobId>& here = devices_[entry.devices[0]].jobs;
+    if (here.size() < 2 || !of_equals(here, job)) return;
+    const uint64_t company = company_of(job, here);
+    // Most often it is what was measured at the last event.
+    Progress& progress = progress_[job];
+    const bool full = known_->companies.size() >= kMostCompanies;
+    if (!full && progress.company == company && progress.slowdown == slowdown && progress.cleared == cleared_)
+      return;
     std::vector<Beside> beside;
-    for (const JobId other : devices_[entry.devices[0]].jobs)
-      if (other != job) {
-        if (jobs_[other].opportunistic) return;
-        others.push_back(other);
-        beside.push_back({&jobs_[other], false});
-      }
-    if (others.empty()) return;
+    for (const JobId other : here)
+      if (other != job) beside.push_back({&jobs_[other], false});
     const double believed = believed_slowdown(*known_, {&entry, false}, beside);
     if (std::abs(slowdown - believed) > kSurprise * believed) news_ = true;
-    if (known_->companies.size() >= kMostCompanies) known_->companies.clear();
-    known_->companies[company_of(job, others)] = slowdown;
+    if (full) {
+      known_->companies.clear();
+      ++cleared_;
+    }
+    known_->companies[company] = slowdown;
+    progress.company = company;
+    progress.slowdown = slowdown;
+    progress.cleared = cleared_;
+  }
+  // Whether nobody beside `job` has only what the others leave.
+  bool of_equals(const std::vector<JobId>& here, JobId job) const {
+    return std::none_of(here.begin(), here.end(),
+                        [&](JobId other) { return other != job && jobs_[other].opportunistic; });
   }
 
   // Whether a guaranteed job runs in a company that nobody has measured.
@@ -153,14 +178,8 @@ class Ours final : public Book {
     return std::any_of(devices_.begin(), devices_.end(), [&](const BookDevice& device) {
       if (device.jobs.size() < 2) return false;
       return std::any_of(device.jobs.begin(), device.jobs.end(), [&](JobId job) {
-        if (!jobs_[job].info.guaranteed) return false;
-        std::vector<JobId> others;
-        for (const JobId other : device.jobs) {
-          if (other == job) continue;
-          if (jobs_[other].opportunistic) return false;
-          others.push_back(other);
-        }
-        return !known_->companies.contains(company_of(job, others));
+        return jobs_[job].info.guaranteed && of_equals(device.jobs, job) &&
+               !known_->companies.contains(company_of(job, device.jobs));
       });
     });
   }
@@ -244,11 +263,22 @@ class Ours final : public Book {
 
   // Where there is too much to compare rules: the first one, or, if a gang starves, the one that reserves devices.
   void go_on_alone(double now_s) {
-    const bool starving = std::any_of(unfinished_.begin(), unfinished_.end(), [&](JobId job) {
-      return jobs_[job].info.gang > 1 && !jobs_[job].running && starves(jobs_[job], devices_, now_s);
-    });
+    bool starving = false;
+    for (auto at = gangs_.begin(); at != gangs_.end() && at->first <= now_s && !starving;) {
+      const BookJob& job = jobs_[at->second];
+      starving = !job.gone && !job.running && starves(job, devices_, now_s);
+      at = job.gone || job.running ? gangs_.erase(at) : std::next(at);
+    }
     const size_t wanted = starving ? kReserving : 0;
     if (wanted != current_) change_rule({wanted, false});
+  }
+
+  // Notes when a waiting gang starves at the earliest: were the fastest device of all one for it.
+  void gang_waits(JobId job) {
+    const BookJob& entry = jobs_[job];
+    if (entry.info.gang < 2 || entry.running || entry.gone) return;
+    constexpr double kEarlier = 1 - 1e-9;  // for rounding
+    gangs_.emplace(starves_at(entry, fastest_) * kEarlier, job);
   }
 
   const Shared known_;
@@ -258,8 +288,11 @@ class Ours final : public Book {
   std::vector<Progress> progress_;
   double saved_ = kMostSaved;
   bool news_ = false;
-  double asked_again_s_ = kNever;  // when the rule wants to be asked without news
-  bool down_ = false;              // some device
+  double asked_again_s_ = kNever;             // when the rule wants to be asked without news
+  bool down_ = false;                         // some device
+  uint32_t cleared_ = 0;                      // how often what is known of companies was
+  double fastest_ = 0;                        // speed of any device that is up
+  std::set<std::pair<double, JobId>> gangs_;  // that wait, by the time before which they do not starve
 };
 
 }  // namespace

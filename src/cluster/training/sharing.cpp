@@ -154,6 +154,35 @@ class IaDeep final : public Sharing {
   }
 };
 
+// Some jobs, in no order.
+class JobSet {
+ public:
+  void insert(JobId job) {
+    if (at_.size() <= job) at_.resize(job + size_t{1}, kOut);
+    if (at_[job] != kOut) return;
+    at_[job] = jobs_.size();
+    jobs_.push_back(job);
+  }
+  void erase(JobId job) {
+    if (job >= at_.size() || at_[job] == kOut) return;
+    at_[jobs_.back()] = at_[job];
+    jobs_[at_[job]] = jobs_.back();
+    jobs_.pop_back();
+    at_[job] = kOut;
+  }
+  template <class F>
+  void keep_if(F&& wanted) {
+    for (size_t i = jobs_.size(); i-- > 0;)
+      if (!wanted(jobs_[i])) erase(jobs_[i]);
+  }
+  const std::vector<JobId>& jobs() const { return jobs_; }
+
+ private:
+  static constexpr size_t kOut = SIZE_MAX;
+  std::vector<JobId> jobs_;
+  std::vector<size_t> at_;  // a job's place among them
+};
+
 // Ours. Jobs of greater priority go first, then those with the least remaining work times devices^0.8 over weight, much
 // as srtf; devices that are left over by gangs or memory, and second places beside a job, go to the next in that order
 // where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the device's
@@ -177,6 +206,10 @@ class Best final : public Lending {
     Sharing::finished(job, now_s);
     running_.erase(job);
   }
+  void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
+    Lending::device_changed(device, info, up, now_s);
+    changed();
+  }
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
     Sharing::observed(job, attained_s, remaining_s, slowdown, now_s);
     const BookJob& entry = jobs_[job];
@@ -185,12 +218,11 @@ class Best final : public Lending {
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
-    for (auto at = running_.begin(); at != running_.end();)
-      at = jobs_[*at].running ? std::next(at) : running_.erase(at);
+    running_.keep_if([&](JobId job) { return jobs_[job].running; });
     tries_ = 0;  // what was tried before this event has been observed
     part(now_s, actions);
     give_back(actions);
-    by_length_.clear();
+    changed();
     size_t failures = 0;
     for (auto at = order_.begin(); at != order_.end() && failures < kMostFailures;) {
       const JobId job = at->second;
@@ -226,7 +258,8 @@ class Best final : public Lending {
   };
   Key key(JobId job) const {
     const JobInfo& info = jobs_[job].info;
-    return {info.priority, jobs_[job].remaining_s * std::pow(info.gang, kGangExponent) / info.weight};
+    const double devices = info.gang == 1 ? 1 : std::pow(info.gang, kGangExponent);
+    return {info.priority, jobs_[job].remaining_s * devices / info.weight};
   }
   void waiting_again(JobId job, double) override {
     running_.erase(job);
@@ -235,6 +268,11 @@ class Best final : public Lending {
   void goes_on(JobId job) override {
     Lending::goes_on(job);
     running_.insert(job);
+  }
+  // The devices' jobs are others than they were.
+  void changed() {
+    by_length_.clear();
+    open_known_ = false;
   }
 
   // Parts jobs that slow each other beyond their limit, or by more than sharing gains: the job that needs longer leaves.
@@ -286,8 +324,8 @@ class Best final : public Lending {
       // If the opportunistic job gets next to nothing, the two are no pair. A job that needs much less may then pause the other.
       return 1 + left >= kPairGain ? 1 - left + 1e-3 : kNever;
     }
-    const auto on_host = interference(there, own);
-    const auto on_newcomer = interference(own, there);
+    const auto on_host = between(host, newcomer);
+    const auto on_newcomer = between(newcomer, host);
     const double host_slowdown = 1 + on_host.mean + on_host.spread,
                  own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
     const double speed = 1 / host_slowdown + 1 / own_slowdown;
@@ -314,10 +352,10 @@ class Best final : public Lending {
       if (info.guaranteed || jobs_[job].opportunistic || info.gang > 1) return kNever;
       double slowdown = 1;
       for (const JobId other : here)
-        if (other != job) slowdown += upper(interference(info, jobs_[other].info));
+        if (other != job) slowdown += upper(between(job, other));
       before += 1 / slowdown;
-      after += 1 / (slowdown + upper(interference(info, jobs_[newcomer].info)));
-      own += upper(interference(jobs_[newcomer].info, info));
+      after += 1 / (slowdown + upper(between(job, newcomer)));
+      own += upper(between(newcomer, job));
     }
     after += 1 / own;
     return after - before >= pair_gain() - 1 ? static_cast<double>(here.size()) + 1 - after + 1e-3 : kNever;
@@ -326,6 +364,93 @@ class Best final : public Lending {
   // The speed if the prediction errs to the good side.
   static double hoped(const SlowdownModel::Estimate& told) {
     return 1 / (1 + std::max(0.0, told.mean - told.spread));
+  }
+
+  // interference() of two jobs, whose names are looked up once.
+  SlowdownModel::Estimate between(JobId job, JobId other) const {
+    const JobInfo &own = jobs_[job].info, &theirs = jobs_[other].info;
+    return beyond_alone(own, known_->slowdowns.excess(own, ref(job), theirs, ref(other)));
+  }
+  SlowdownModel::Ref ref(JobId job) const {
+    if (jobs_[job].info.config.empty()) return {};
+    if (refs_.size() <= job) refs_.resize(jobs_.size());
+    Named& named = refs_[job];
+    const BookJob& entry = jobs_[job];
+    if (named.names != known_->slowdowns.names() || named.changes != entry.changes)
+      named = {known_->slowdowns.ref(entry.info.config), known_->slowdowns.names(), entry.changes};
+    return named.ref;
+  }
+
+  // A device that some job could join: it is empty, or its jobs are not too many, and of the right classes.
+  struct Open {
+    DeviceIndex device = 0;
+    uint64_t free_bytes = 0;
+    JobId host = 0;  // its first job
+    uint32_t jobs = 0;
+  };
+  void find_open() {
+    open_known_ = true;
+    open_.clear();
+    empty_.clear();
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      const BookDevice& entry = devices_[d];
+      if (!entry.up || entry.used_bytes > entry.info.memory_bytes) continue;
+      const Open open{d, entry.info.memory_bytes - entry.used_bytes,
+                      entry.jobs.empty() ? JobId{0} : entry.jobs[0],
+                      static_cast<uint32_t>(entry.jobs.size())};
+      if (entry.jobs.empty())
+        empty_.push_back(open);
+      else if (entry.jobs.size() == 1 || takes_more(entry.jobs))
+        open_.push_back(open);
+    }
+  }
+  // Whether crowd_cost() may be less than kNever.
+  bool takes_more(const std::vector<JobId>& here) const {
+    return here.size() < kMostTogether && std::none_of(here.begin(), here.end(), [&](JobId job) {
+             return jobs_[job].info.guaranteed || jobs_[job].opportunistic || jobs_[job].info.gang > 1;
+           });
+  }
+
+  // Whether cost() is kNever, seen from demands alone; else that is to be asked. Only of jobs of which nothing is known
+  // but their demands, so that no logarithm is needed for the thousands of pairs that come to nothing.
+  bool hopeless(const JobInfo& own, const Open& open) const {
+    constexpr double kRounding = 1e-9;
+    const JobInfo& there = jobs_[open.host].info;
+    if (open.jobs > 1 && own.guaranteed) return true;
+    if (open.jobs == 1 && own.guaranteed != there.guaranteed) return false;  // the cost is as cheap
+    if (!own.config.empty() || !own.batch_sizes.empty()) return false;
+    double sum = 1;  // the newcomer's slowdown, at the least
+    for (const JobId other : devices_[open.device].jobs) {
+      const JobInfo& info = jobs_[other].info;
+      if (!info.config.empty() || !info.batch_sizes.empty()) return false;
+      sum += std::max(nameless_least_, (1 + SlowdownModel::guessed(own, info)) * nameless_factor_) - 1;
+    }
+    sum *= 1 - kRounding;
+    if (open.jobs > 1) return 1 / sum < pair_gain_ - 1;
+    return 2 / sum < (own.guaranteed ? kPairGain : pair_gain_) || (own.guaranteed && sum > kGuaranteedLimit);
+  }
+
+  // As cheapest() with cost(), but of devices that come into question.
+  std::vector<DeviceIndex> cheapest_open(JobId job) {
+    const JobInfo& info = jobs_[job].info;
+    if (!open_known_) find_open();
+    std::vector<std::pair<double, DeviceIndex>> all;
+    const bool near = info.gang > 1 && nodes_ > 1;  // then all empty devices are compared
+    for (const Open& open : empty_) {
+      if (open.free_bytes >= info.memory_bytes) all.emplace_back(0.0, open.device);
+      if (!near && all.size() == info.gang) break;
+    }
+    if (all.size() < info.gang) {  // company always costs more than 0
+      pair_gain_ = pair_gain();
+      nameless_factor_ = known_->slowdowns.nameless_factor();
+      nameless_least_ = known_->slowdowns.nameless_least();
+      for (const Open& open : open_) {
+        if (open.free_bytes < info.memory_bytes || hopeless(info, open)) continue;
+        const double value = cost(job, open.device);
+        if (value < kNever) all.emplace_back(value, open.device);
+      }
+    }
+    return cheapest_of(info, std::move(all));
   }
 
   // The least sum of speeds with which two jobs of the same length beside each other end sooner in the mean than one
@@ -337,7 +462,7 @@ class Best final : public Lending {
 
   bool place(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
-    std::vector<DeviceIndex> devices = cheapest(info, [&](DeviceIndex d) { return cost(job, d); });
+    std::vector<DeviceIndex> devices = cheapest_open(job);
     if (devices.empty()) devices = by_preemption(job, now_s, actions);
     if (devices.empty()) return false;
     if (!info.guaranteed && info.gang == 1 && !devices_[devices[0]].jobs.empty() &&
@@ -345,7 +470,7 @@ class Best final : public Lending {
       ++tries_;
     enter_classes(job, std::move(devices), actions);
     running_.insert(job);
-    by_length_.clear();
+    changed();
     return true;
   }
 
@@ -353,22 +478,22 @@ class Best final : public Lending {
   std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
     if (by_length_.empty()) {
-      for (const JobId other : running_) by_length_.emplace_back(key(other), other);
-      std::sort(by_length_.begin(), by_length_.end(), [](const auto& a, const auto& b) {
-        return b.first < a.first || (!(a.first < b.first) && a.second < b.second);
-      });
+      for (const JobId other : running_.jobs()) by_length_.emplace_back(key(other), other);
+      std::make_heap(by_length_.begin(), by_length_.end(), ends_before);
+      sorted_ = 0;
     }
     const Key own = key(job);
     const auto much_longer = [&](const std::pair<Key, JobId>& other) {
       return own < Key{other.first.priority, other.first.length * kPreemptRatio};
     };
-    if (by_length_.empty() || !much_longer(by_length_.front())) return {};
+    if (by_length_.empty() || !much_longer(longest(0))) return {};
     std::set<DeviceIndex> freed;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (devices_[d].jobs.empty() && fits(d, info)) freed.insert(d);
     std::vector<JobId> chosen;
     chosen_.resize(jobs_.size());
-    for (const auto& victim : by_length_) {
+    for (size_t i = 0; i < by_length_.size(); ++i) {
+      const std::pair<Key, JobId> victim = longest(i);
       if (freed.size() >= info.gang || !much_longer(victim)) break;
       chosen.push_back(victim.second);
       chosen_[victim.second] = true;
@@ -390,17 +515,39 @@ class Best final : public Lending {
         continue;
       pause(victim, now_s, actions);
       running_.erase(victim);
-      by_length_.clear();
+      changed();
       paused_.push_back(victim);
     }
     return devices;
   }
 
+  // Whether `b` comes before `a` where the longest is wanted first.
+  static bool ends_before(const std::pair<Key, JobId>& a, const std::pair<Key, JobId>& b) {
+    return a.first < b.first || (!(b.first < a.first) && b.second < a.second);
+  }
+  // The i-th of by_length_, of which only as many are sorted as anybody asks for.
+  std::pair<Key, JobId> longest(size_t i) {
+    for (; sorted_ <= i; ++sorted_)
+      std::pop_heap(by_length_.begin(), by_length_.end() - static_cast<std::ptrdiff_t>(sorted_), ends_before);
+    return by_length_[by_length_.size() - 1 - i];
+  }
+
   std::set<std::pair<Key, JobId>> order_;
-  std::set<JobId> running_;
+  JobSet running_;
   std::vector<JobId> paused_, crowded_;
-  std::vector<std::pair<Key, JobId>> by_length_;  // running jobs, the last by key first; empty: not known
-  std::vector<bool> chosen_;                      // by job: a victim of the preemption that is considered
+  // Running jobs: a heap, and behind it, the longest last, `sorted_` that were taken out of it. Empty: not known.
+  std::vector<std::pair<Key, JobId>> by_length_;
+  size_t sorted_ = 0;
+  std::vector<Open> open_, empty_;  // by device
+  bool open_known_ = false;
+  double pair_gain_ = 0, nameless_factor_ = 0, nameless_least_ = 0;  // of the model, now
+  struct Named {
+    SlowdownModel::Ref ref;
+    size_t names = SIZE_MAX;  // of the model, then
+    uint32_t changes = 0;     // of the job, until then
+  };
+  mutable std::vector<Named> refs_;  // by job
+  std::vector<bool> chosen_;         // by job: a victim of the preemption that is considered
   size_t tries_ = 0;
 };
 

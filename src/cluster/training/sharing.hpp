@@ -37,8 +37,13 @@ class Sharing : public Book {
     nodes_ = std::max<size_t>(nodes_, info.node + size_t{1});
     Book::device_changed(device, info, up, now_s);
   }
+  void arrived(JobId job, const JobInfo& info, double now_s) override {
+    has_sizes_ = has_sizes_ || info.batch_sizes.size() > 1;
+    Book::arrived(job, info, now_s);
+  }
   void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
     for (const BookDevice& device : devices) nodes_ = std::max<size_t>(nodes_, device.info.node + size_t{1});
+    for (const BookJob& job : jobs) has_sizes_ = has_sizes_ || job.info.batch_sizes.size() > 1;
     Book::take_over(jobs, devices);
   }
   void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
@@ -61,8 +66,14 @@ class Sharing : public Book {
         other = beside;
       }
     }
-    if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic &&
-        known_->told.emplace(job, *other, entry.info.batch, jobs_[*other].info.batch).second)
+    if (other == nullptr || entry.opportunistic || jobs_[*other].opportunistic) return;
+    const double own_batch = entry.info.batch, other_batch = jobs_[*other].info.batch;
+    if (last_told_.size() <= job) last_told_.resize(jobs_.size());
+    Told& last = last_told_[job];
+    if (last.any && last.other == *other && last.own_batch == own_batch && last.other_batch == other_batch)
+      return;
+    last = {true, *other, own_batch, other_batch};
+    if (known_->told.emplace(job, *other, own_batch, other_batch).second)
       known_->slowdowns.observe(entry.info, jobs_[*other].info, slowdown);
   }
 
@@ -80,6 +91,10 @@ class Sharing : public Book {
       const double value = cost(d);
       if (value < kNever) all.emplace_back(value, d);
     }
+    return cheapest_of(info, std::move(all));
+  }
+  std::vector<DeviceIndex> cheapest_of(const JobInfo& info,
+                                       std::vector<std::pair<double, DeviceIndex>> all) const {
     if (all.size() < info.gang) return {};
     std::partial_sort(all.begin(), all.begin() + info.gang, all.end());
     if (info.gang > 1 && nodes_ > 1) {
@@ -121,7 +136,7 @@ class Sharing : public Book {
   // next sizes. Only jobs of one device are tuned. Returns when it wants to be asked again.
   double tune(double now_s, std::vector<Action>& actions) {
     double again = kNever;
-    if (forward_) return again;  // sizes stay as they are in what is only thought
+    if (forward_ || !has_sizes_) return again;  // sizes stay as they are in what is only thought
     if (tuned_.size() < devices_.size()) tuned_.resize(devices_.size());
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {
       const std::vector<JobId>& here = devices_[d].jobs;
@@ -182,13 +197,16 @@ class Sharing : public Book {
 
   // How much slower than alone at the same batch size, less 1.
   SlowdownModel::Estimate interference(const JobInfo& job, const JobInfo& other) const {
-    SlowdownModel::Estimate told = known_->slowdowns.excess(job, other);
+    return beyond_alone(job, known_->slowdowns.excess(job, other));
+  }
+  static SlowdownModel::Estimate beyond_alone(const JobInfo& job, const SlowdownModel::Estimate& told) {
     const double alone = assumed_iteration_factor(job) * iterations_factor(job);
     return {std::max(0.0, (1 + told.mean) / alone - 1), told.spread / alone};
   }
 
   std::set<JobId> queue_;
   size_t nodes_ = 0;
+  bool has_sizes_ = false;  // some job has batch sizes to choose from
   const std::shared_ptr<Knowledge> known_;
 
  private:
@@ -200,6 +218,13 @@ class Sharing : public Book {
     bool ended = false;
   };
   std::vector<Tuned> tuned_;
+  // The pair that a job told of last: it is seen at every event, and the set of all pairs is large.
+  struct Told {
+    bool any = false;
+    JobId other = 0;
+    double own_batch = 0, other_batch = 0;
+  };
+  std::vector<Told> last_told_;
 };
 
 // Classes on shared devices: beside a guaranteed job an opportunistic one gets what that leaves, by the device's

@@ -74,6 +74,9 @@ TEST_CASE("slowdowns of pairs that were never seen are predicted from those of o
     for (size_t i = 0; i < kJobs; ++i)
       for (size_t j = 0; j < kJobs; ++j) {
         const JobInfo a = job_of("j" + std::to_string(i)), b = job_of("j" + std::to_string(j));
+        const auto known = model.excess(a, model.ref(a.config), b, model.ref(b.config));
+        CHECK(known.mean == model.excess(a, b).mean);
+        CHECK(known.spread == model.excess(a, b).spread);
         if (model.seen(a, b)) continue;
         error += std::abs(1 + model.excess(a, b).mean - truth(i, j)) / truth(i, j);
         mean_error += std::abs(sum / count - truth(i, j)) / truth(i, j);
@@ -103,7 +106,11 @@ TEST_CASE("a pair that was seen has the mean of what was seen, and what was know
   CHECK(model.predictions().observations == 1);
   const double before = model.excess(nameless, nameless).mean;
   for (int i = 0; i < 50; ++i) model.observe(nameless, nameless, 1.2);
-  CHECK(model.excess(nameless, nameless).mean < before);
+  const SlowdownModel::Estimate after = model.excess(nameless, nameless);
+  CHECK(after.mean < before);
+  CHECK(1 + after.mean + after.spread ==
+        Approx(std::max(model.nameless_least(),
+                        (1 + SlowdownModel::guessed(nameless, nameless)) * model.nameless_factor())));
 }
 
 TEST_CASE(
@@ -193,4 +200,21 @@ TEST_CASE(
   jobs[0] = with_batch(jobs[0], 64);
   tuner.measured(jobs, {0.4});
   CHECK(tuner.best_alone(with_batch(jobs[0], 16)) == Approx(0.4));
+}
+
+TEST_CASE("the batch tuner gives no job the sizes of another one of the same configuration") {
+  training::BatchTuner tuner;
+  JobInfo many = job_of("A (batch size 1)");
+  many.batch = 1;
+  for (size_t size = 1; size <= training::BatchTuner::kMostRounds; ++size)
+    many.batch_sizes.push_back(static_cast<double>(size));
+  for (const double size : many.batch_sizes) tuner.measured({with_batch(many, size)}, {1 / size});
+  const auto equal = [](const std::vector<JobInfo>& of) { return std::vector<double>(of.size(), 1.0); };
+  bool ended = false;
+  const JobInfo none = job_of("A (batch size 1)");
+  CHECK(tuner.next({none}, 1 << 20, equal, &ended) == std::vector<double>{0});
+  JobInfo two = many;
+  two.batch_sizes = {1, 2};
+  const double next = tuner.next({two}, 1 << 20, equal, &ended)[0];
+  CHECK((next == 1 || next == 2));
 }
