@@ -39,7 +39,6 @@ struct Memory {
 };
 constexpr unsigned long long kNoLimit = ~0ull;
 constexpr int kNotSupported = 3, kNoPermission = 4, kFunctionNotFound = 13;
-constexpr uint64_t kEndNs = 1'000'000'000;
 
 struct Nvml {
   int (*init)() = nullptr;
@@ -310,7 +309,7 @@ KernelLimits::~KernelLimits() {
   for (auto& [claim, limit] : state_->limits) limit.gone = true;
   state_->stop = true;
   state_->changed.notify_all();
-  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kEndNs);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(state_->places.end_ns);
   // An NVML that hangs is left to the thread, which holds the state.
   while (!state_->ended && state_->changed.wait_until(state_->mutex, until)) {
   }
@@ -352,6 +351,7 @@ bool KernelLimits::holds(uint64_t claim) const {
   base::MutexLock lock(state_->mutex);
   const auto known = state_->limits.find(claim);
   return known != state_->limits.end() && !known->second.gone &&
+         known->second.asked_bytes == known->second.wanted_bytes &&
          known->second.set_bytes == known->second.wanted_bytes;
 }
 

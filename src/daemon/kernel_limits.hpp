@@ -37,10 +37,11 @@ class KernelLimits {
     std::string cgroups = "/sys/fs/cgroup";
     // Lists the cgroups that have a limit, one a line; with the device's address behind it. Empty: nothing is written.
     std::string record;
+    uint64_t end_ns = 1'000'000'000;  // so long the end waits for NVML at most
   };
   // `pci_address` as gpushare_backend_device_info has it.
   KernelLimits(uint32_t pci_address, Places places);
-  ~KernelLimits();  // clears all limits
+  ~KernelLimits();  // clears all limits, if NVML answers in time
   KernelLimits(const KernelLimits&) = delete;
   KernelLimits& operator=(const KernelLimits&) = delete;
 
@@ -49,7 +50,7 @@ class KernelLimits {
   void set(uint64_t claim, pid_t process, uint64_t limit_bytes);
   // The claim has ended, or has no limit any more.
   void clear(uint64_t claim);
-  // NVML has said that the claim's limit is set.
+  // NVML has said that the claim's limit is set, and is asked for no other.
   bool holds(uint64_t claim) const;
 
  private:

@@ -171,11 +171,10 @@ TEST_CASE("processes: iterations never overlap, none is lost or run twice, order
   }
 }
 
-TEST_CASE("processes: service of backlogged sessions under fair stays together by weight") {
-  INFO("seed " << seed());
-  Random random(seed());
-  const bool share_lanes = GENERATE(false, true);
-  CAPTURE(share_lanes);
+namespace {
+
+// One run. False: the thread that asks the daemon stood still for most of it, so the looks tell nothing.
+bool stays_together(Random& random, bool share_lanes) {
   SharedService shared([&](auto& options) {
     options.policy = "fair";
     options.share_lanes = share_lanes;
@@ -215,7 +214,6 @@ TEST_CASE("processes: service of backlogged sessions under fair stays together b
     CAPTURE(at);
     CHECK_FALSE(order.passed_over(at));
   }
-  CHECK(seen.size() > 10);
   for (const Look& look : seen) {
     CAPTURE(look.asked_at, look.answered_at);
     CHECK_FALSE(order.kept(look));
@@ -223,4 +221,16 @@ TEST_CASE("processes: service of backlogged sessions under fair stays together b
   REQUIRE_OK(holder->close());
   REQUIRE_OK(runtime->close());
   all_back(shared);
+  return seen.size() > 10;
+}
+
+}  // namespace
+
+TEST_CASE("processes: service of backlogged sessions under fair stays together by weight") {
+  INFO("seed " << seed());
+  Random random(seed());
+  const bool share_lanes = GENERATE(false, true);
+  CAPTURE(share_lanes);
+  while (!stays_together(random, share_lanes)) {
+  }
 }

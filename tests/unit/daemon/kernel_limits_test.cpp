@@ -69,7 +69,8 @@ struct Processes {
     std::ofstream(of + "/cgroup") << cgroup;
   }
   KernelLimits::Places places(const std::string& nvml = GPUSHARE_RECORDER) const {
-    return {nvml, folder, "/sys/fs/cgroup", {}};
+    constexpr uint64_t kHour = 3'600'000'000'000;  // the end is not cut short by a machine that stands still
+    return {nvml, folder, "/sys/fs/cgroup", {}, kHour};
   }
   char folder[32] = "/tmp/gpushare-XXXXXX";
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "support/sanitizers.hpp"
 #include "unit/daemon/service_sessions.hpp"
@@ -96,23 +97,23 @@ TEST_CASE("the environment caps the device time of a runtime's sessions, and of 
 
   // Iterations of two sessions together: the balance at the beginning, a fifth of the time, and one iteration. Nobody
   // else wants the device.
-  uint64_t longest_ns = 0;
+  uint64_t longest_ns = 0,
+           before_ns = 0;  // as the device measured them, which a busy machine may hold up in begin or end
   const auto run = [&](executor::Session& session) {
     auto iteration = begin(session);
-    const uint64_t at_ns = base::host_now_ns();
     const auto stream = iteration->stream();
     REQUIRE(stream.ok());
     REQUIRE_OK((*stream)->launch_host(
         [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, nullptr));
     REQUIRE_OK((*stream)->synchronize());
     REQUIRE_OK(iteration->end());
-    longest_ns = std::max(longest_ns, base::host_now_ns() - at_ns);
   };
   for (int i = 0; i < 20; ++i) {
     run(i % 2 == 0 ? *first : *second);
     uint64_t service_ns = 0;
     for (const auto& session : shared.status().sessions)
       if (session.name == "first" || session.name == "second") service_ns += session.service_ns;
+    longest_ns = std::max(longest_ns, service_ns - std::exchange(before_ns, service_ns));
     if (i == 19) CHECK(service_ns > 50'000'000);
     CHECK(service_ns <= (base::host_now_ns() - began_ns) / 5 + 50'000'000 + longest_ns);
   }

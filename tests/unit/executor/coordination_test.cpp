@@ -32,6 +32,13 @@ base::Status coordinated_iteration(executor::Session& session) {
   return iteration->end();
 }
 
+// A session that is to shrink has as long for it as its iterations take on a busy machine.
+sched::CoordinatorOptions patient() {
+  sched::CoordinatorOptions out;
+  out.shrink_patience_ns = UINT64_MAX;
+  return out;
+}
+
 // A thread that runs iterations of a session until it is told to stop.
 struct Iterating {
   explicit Iterating(executor::Session& session)
@@ -54,7 +61,7 @@ TEST_CASE("a guaranteed session gets what an upgraded one shrinks by, and gives 
   for (const char* policy : {"fair", "pack", "priority"}) {
     CAPTURE(policy);
     auto runtime = open_runtime(options_of(kCoordinatedDevice, policy));
-    REQUIRE_OK(runtime->set_coordination(sched::CoordinatorOptions{}));
+    REQUIRE_OK(runtime->set_coordination(patient()));
     auto lower = open_session(*runtime, lent("lower", 12 * kMiB, true));
     REQUIRE_OK(coordinated_iteration(*lower));
     CHECK(lower->info().cls == sched::SessionClass::kGuaranteed);
@@ -122,7 +129,7 @@ TEST_CASE("an opportunistic session without iterations is stopped for a guarante
 
 TEST_CASE("allocations of an open iteration are checked from the coordinator's limit on") {
   auto runtime = open_runtime(options_of(kCoordinatedDevice));
-  REQUIRE_OK(runtime->set_coordination(sched::CoordinatorOptions{}));
+  REQUIRE_OK(runtime->set_coordination(patient()));
   auto lower = open_session(*runtime, lent("lower", 12 * kMiB, true));
   REQUIRE_OK(coordinated_iteration(*lower));
   REQUIRE(lower->alloc(memory::Kind::kModel, 90 * kMiB, 0).ok());

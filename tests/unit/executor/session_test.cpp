@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <iterator>
+#include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -89,21 +91,26 @@ TEST_CASE("push: iterations run in order and tickets tell their outcome") {
   CHECK(runtime->close().ok());
 }
 
-// Whether the process has so many threads; those that have been joined may take a moment to be gone.
-bool has_threads(std::ptrdiff_t count) {
-  for (int round = 0; round < 1000; ++round) {
-    const std::filesystem::directory_iterator tasks("/proc/self/task");
-    if (std::distance(begin(tasks), end(tasks)) == count) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
+// The threads of the process. Those that have been joined may take a moment to be gone.
+std::set<std::string> threads_now() {
+  std::set<std::string> out;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    out.insert(task.path().filename().string());
+  return out;
 }
 
 TEST_CASE(
     "lanes get the thread for submitted iterations with the first submission, also those that open later") {
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // those that tests before have joined
-  const std::filesystem::directory_iterator tasks("/proc/self/task");
-  const std::ptrdiff_t outside = std::distance(begin(tasks), end(tasks));
+  const std::set<std::string> outside = threads_now();
+  const auto has_threads = [&](size_t count) {
+    for (int round = 0; round < 12'000; ++round) {
+      const std::set<std::string> now = threads_now();
+      const auto is_new = [&](const std::string& thread) { return !outside.contains(thread); };
+      if (static_cast<size_t>(std::count_if(now.begin(), now.end(), is_new)) == count) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  };
   auto runtime = open_runtime(options_of(kSetups[2]));  // sim: its streams have no threads
   std::vector<std::shared_ptr<executor::Session>> sessions;
   const auto open = [&] {
@@ -121,15 +128,15 @@ TEST_CASE(
   open();
   open();
   REQUIRE(runtime->info()->lanes == 2);
-  CHECK(has_threads(outside + 1 + 2));  // one that carries out decisions, and each lane's reaper
+  CHECK(has_threads(1 + 2));  // one that carries out decisions, and each lane's reaper
   submit(*sessions[1]);
-  CHECK(has_threads(outside + 1 + 4));
+  CHECK(has_threads(1 + 4));
   submit(*sessions[0]);
   open();
   REQUIRE(runtime->info()->lanes == 3);
-  CHECK(has_threads(outside + 1 + 6));
+  CHECK(has_threads(1 + 6));
   for (const auto& session : sessions) submit(*session);
-  CHECK(has_threads(outside + 1 + 6));
+  CHECK(has_threads(1 + 6));
   CHECK(runtime->close().ok());
 }
 
