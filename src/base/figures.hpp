@@ -40,14 +40,16 @@ class IterationHistogram {
   void add_time(uint64_t device_ns) { bump(times_[bucket_of(device_ns, kIterationBoundsNs)], 1); }
   void add_sums(uint64_t device_ns, uint64_t slowdown_milli, uint64_t iterations) {
     bump(time_ns_, device_ns);
-    bump(slowdowns_[bucket_of(slowdown_milli, kSlowdownBoundsMilli)], iterations);
     bump(slowdown_milli_, slowdown_milli * iterations);
+    // Last, and read first: no slowdown is below 1, so that a reader never finds more of them than their sum.
+    slowdowns_[bucket_of(slowdown_milli, kSlowdownBoundsMilli)].fetch_add(iterations,
+                                                                          std::memory_order_release);
   }
   IterationCounts read() const {
     IterationCounts out;
     for (uint32_t i = 0; i < kIterationBuckets; ++i) out.times[i] = times_[i].load(std::memory_order_relaxed);
     for (uint32_t i = 0; i < kSlowdownBuckets; ++i)
-      out.slowdowns[i] = slowdowns_[i].load(std::memory_order_relaxed);
+      out.slowdowns[i] = slowdowns_[i].load(std::memory_order_acquire);
     out.time_ns = time_ns_.load(std::memory_order_relaxed);
     out.slowdown_milli = slowdown_milli_.load(std::memory_order_relaxed);
     return out;
