@@ -296,6 +296,9 @@ TEST_CASE("no load pins anything, and into memory that is there it takes a twent
     INFO("layout " << static_cast<int>(layout));
     {
       Loading on(setup(layout), 128 * kMiB);
+      CUcontext context = nullptr;
+      REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+      REQUIRE(cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
       const auto image = on.image("m", kModelLayers, 16 * kMiB, 1);  // what it takes to pin is spent here
       for (const bool memory_is_there : {false, true}) {
         const uint64_t pinned = standin_calls("cuMemHostAlloc"), cost = standin_cost_ns();
@@ -309,8 +312,11 @@ TEST_CASE("no load pins anything, and into memory that is there it takes a twent
         if (memory_is_there) CHECK(standin_cost_ns() - cost <= link_ns / 20);
         CHECK((*model)->unload().ok());
         REQUIRE((*session)->close().ok());
+        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);  // memory whose last work has not ended is not there
       }
       REQUIRE(on.runtime->close().ok());
+      REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+      REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
     }
     check_clean();
   }
