@@ -87,7 +87,7 @@ class FluidScheduler(TrialScheduler):
             return float(trial.placement_group_factory.required_resources.get("GPU", 0))
 
         def needed_by_others(trial: Any) -> float:
-            # Ray has stopped a trial that gets other resources. One that the base scheduler has stopped holds none.
+            # Ray has stopped a trial that gets other resources. A trial stopped by the base scheduler holds none.
             return sum(self._granted.get(other.trial_id) or (gpus_of(other) if other.status != "PAUSED" else 0)
                        for other in self._trials.values() if other is not trial)
 

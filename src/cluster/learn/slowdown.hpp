@@ -33,7 +33,7 @@ class SlowdownModel {
   // The same, measured before: not part of predictions().
   void know(const JobInfo& job, const JobInfo& other, double slowdown);
 
-  // What is known of a configuration. Valid while names() stays the same.
+  // The records of a configuration. Valid while names() stays the same.
   struct Ref {
     size_t name = kNone, model = kNone;
     bool nameless() const { return name == kNone && model == kNone; }

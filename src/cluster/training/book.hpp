@@ -120,7 +120,7 @@ class Book : public Scheduler {
     for (BookJob& job : jobs_)
       for (DeviceIndex& d : job.devices) d = to[d];
   }
-  // What follows is only thought: nothing is tried that would tell something new.
+  // Predictions from here on are only thought: nothing is tried that would tell something new.
   void think() { forward_ = true; }
 
  protected:
