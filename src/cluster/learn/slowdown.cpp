@@ -123,7 +123,7 @@ double SlowdownModel::effects(size_t job, size_t other) const {
   return sum;
 }
 
-// Of the logarithm of the slowdown.
+// The spread of a predicted slowdown's logarithm.
 double SlowdownModel::spread_of(size_t name, size_t other_name) const {
   const double base = errors_ < 2 ? kSpreadUnknown : std::sqrt(squared_errors_ / errors_);
   const double told = name == kNone ? 0 : sensitive_[names_[name].config].count;

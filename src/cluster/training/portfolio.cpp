@@ -115,7 +115,7 @@ class Ours final : public Book {
   struct Progress {
     double expected_s = 0, made_s = 0;
     bool fresh = true;  // it has just been placed: what it repeats is no progress
-    // What was measured last: among whom, the slowdown, and how often companies had been cleared then.
+    // The last measurement: among whom, the slowdown, and how often companies had been cleared then.
     uint64_t company = 0;
     double slowdown = 0;
     uint32_t cleared = 0;
