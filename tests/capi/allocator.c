@@ -376,7 +376,12 @@ static void closing(const char* device) {
   fixture f = open_all(device);
   gpushare_device_address a = 0, b = 0;
   gpushare_runtime_info info = GPUSHARE_RUNTIME_INFO_INIT;
+  gpushare_iteration iteration = NULL;
+  void* lane = NULL;
   CHECK_STATUS(gpushare_allocator_set_default_session(f.allocator, f.session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_begin(f.session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
+  lane = lane_stream(iteration);
+  CHECK_STATUS(gpushare_allocator_end_iteration(f.allocator, iteration), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 1000, 0, GPUSHARE_NO_NATIVE_STREAM, &a), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 1000, 0, GPUSHARE_NO_NATIVE_STREAM, &b), GPUSHARE_OK);
   CHECK_STATUS(gpushare_allocator_close_session(f.allocator, f.session), GPUSHARE_OK);
@@ -385,7 +390,7 @@ static void closing(const char* device) {
   CHECK_STATUS(gpushare_allocator_free(f.allocator, a, GPUSHARE_NO_NATIVE_STREAM), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_get_info(f.runtime, &info), GPUSHARE_OK);
   CHECK(info.sessions_resident == 2);
-  CHECK_STATUS(gpushare_allocator_free(f.allocator, b, GPUSHARE_NO_NATIVE_STREAM), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_free(f.allocator, b, lane), GPUSHARE_OK); /* the stream of its session */
   CHECK_STATUS(gpushare_runtime_get_info(f.runtime, &info), GPUSHARE_OK);
   CHECK(info.sessions_resident == 1);
   f.session = open_session(f.runtime, "three", 1 * MIB, 0);
