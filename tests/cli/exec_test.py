@@ -141,6 +141,19 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
                 self.assertEqual((done.returncode, done.stdout), (3, ""))
                 self.assertIn(f"{missing} is missing; build it: cmake --build '{self.folder}/{name}' --target gpushare_installed", done.stderr)
 
+    def test_nvml_that_the_program_alone_finds_tells_of_the_limit(self):
+        # Neither beside the driver nor in a folder that the loader searches.
+        for folder in ("driver", "nvml"):
+            (self.folder / folder).mkdir()
+        os.symlink(self.driver, self.folder / "driver/libcuda_recorder.so")
+        os.symlink(self.driver, self.folder / "nvml/libnvidia-ml.so.1")
+        program = self.python(f"""
+memory = (ctypes.c_uint64 * 3)()
+print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInfo(None, memory), memory[0] >> 20)
+""")
+        outcome = self.run_exec("--memory", "64MiB", "--", *program, GPUSHARE_CUDA_DRIVER=str(self.folder / "driver/libcuda_recorder.so"))
+        self.assertEqual(outcome.out, "0 64\n")
+
     def test_without_a_limit_programs_get_what_there_is(self):
         self.assertEqual(self.run_exec("--", self.probe, "soname", "info", "40000").out.split(), ["81920", "81920", "0"])
 

@@ -3,6 +3,8 @@
 // streams, pools, kept blocks and a session that closes with its last block returns from every call; afterwards the
 // bystander's block is there, and all memory returns.
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+
 #include <array>
 #include <memory>
 #include <vector>
@@ -147,6 +149,22 @@ struct World {
   std::vector<base::Status> failures;
 };
 
+// What this thread remembers of the allocator once it has given out a block of an iteration.
+const void* word_remembered(Allocator& allocator, executor::Session& session) {
+  const auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  const auto lane = (*iteration)->stream();
+  REQUIRE(lane.ok());
+  const auto native = (*lane)->native();
+  REQUIRE(native.ok());
+  const auto block = allocator.alloc(kMiB, 512, *native);
+  REQUIRE(block.ok());
+  const void* const word = memory::LaneDoor::last_used().lister;
+  CHECK(allocator.free(*block, *native).ok());
+  CHECK((*iteration)->end().ok());
+  return word;
+}
+
 // True if an allocation of the host failed.
 bool live_without_memory(uint64_t succeed) {
   const Spared mine;
@@ -200,4 +218,55 @@ TEST_CASE("a framework's allocator whose driver refuses a call: the bystander is
     }
     CHECK(fired > 0);
   }
+}
+
+TEST_CASE("the word that threads remember of an allocator is the next one's when that has gone") {
+  World world("host");
+  const auto word_of = [&world] {
+    Allocator allocator(world.runtime, memory::Kind::kFramework);
+    return word_remembered(allocator, *world.session);
+  };
+  const void* const first = word_of();
+  CHECK(first != nullptr);
+  for (int i = 0; i < 3; ++i) CHECK(word_of() == first);
+  world.verify();
+}
+
+TEST_CASE("threads use no door of an allocator that has a free to try again, and do once that is done") {
+  const auto driver = [library = dlopen(GPUSHARE_CUDA_STANDIN, RTLD_NOW)](const char* name) {
+    void* const found = dlsym(library, name);
+    REQUIRE(found != nullptr);
+    return found;
+  };
+  const auto begin_capture = reinterpret_cast<int (*)(void*, int)>(driver("cuStreamBeginCapture_v2"));
+  const auto end_capture = reinterpret_cast<int (*)(void*, void**)>(driver("cuStreamEndCapture"));
+  const auto destroy = reinterpret_cast<int (*)(void*)>(driver("cuGraphDestroy"));
+  const auto retain = reinterpret_cast<int (*)(void**, int)>(driver("cuDevicePrimaryCtxRetain"));
+  const auto release = reinterpret_cast<int (*)(int)>(driver("cuDevicePrimaryCtxRelease_v2"));
+  const auto set_current = reinterpret_cast<int (*)(void*)>(driver("cuCtxSetCurrent"));
+  void *graph = nullptr, *context = nullptr;
+  REQUIRE(retain(&context, 0) == 0);
+  REQUIRE(set_current(context) == 0);
+  World world(kCuda);
+  Allocator& allocator = *world.allocator;
+  const auto* const word =
+      static_cast<const memory::LaneDoor::Lister*>(word_remembered(allocator, *world.session));
+  REQUIRE(word != nullptr);
+  CHECK(word->owner.load() != 0);
+  void* const side = *world.side->native();
+  REQUIRE(allocator.adopt_stream(world.session, side).ok());
+  const auto block = allocator.alloc(kMiB, 512, side);
+  REQUIRE(block.ok());
+  REQUIRE(begin_capture(side, 0) == 0);
+  CHECK(allocator.free(*block, side).ok());
+  CHECK(world.runtime->find(*block).ok());
+  CHECK(word->owner.load() == 0);
+  REQUIRE(end_capture(side, &graph) == 0);
+  CHECK(destroy(graph) == 0);
+  CHECK(allocator.trim().ok());
+  CHECK_FALSE(world.runtime->find(*block).ok());
+  CHECK(word->owner.load() != 0);
+  world.verify();
+  CHECK(set_current(nullptr) == 0);
+  CHECK(release(0) == 0);
 }

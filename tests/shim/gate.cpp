@@ -5,8 +5,12 @@
 #include "shim/gate.hpp"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -14,7 +18,9 @@
 #include <tuple>
 #include <vector>
 
+#include "shim/books.hpp"
 #include "shim/boundaries.hpp"
+#include "shim/connection.hpp"
 #include "shim/ranges.hpp"
 #include "shim/table.hpp"
 #include "shim/words.hpp"
@@ -24,6 +30,16 @@
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the kinds of parameters
 
 namespace {
+
+// An empty file, which becomes the page of this process's group.
+struct PageFile {
+  PageFile() {
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    setenv("GPUSHARE_SHIM_GROUP", path.c_str(), 1);
+  }
+  ~PageFile() { close(file); }
+  const int file = memfd_create("gpushare-group", MFD_CLOEXEC);
+} g_page_of_group;
 
 alignas(64) char g_zeros[16][4096];
 
@@ -126,6 +142,23 @@ TEST_CASE("an entry of class gate that finds the gate open does not wait") {
   arm(-1, 0);
 }
 
+TEST_CASE("the gate opens for a process on one device, or without a session, whose blocks stay") {
+  const auto opens = [](uint32_t seats, uint32_t sessions) {
+    close_gate();
+    store(gate().seats, seats);
+    store(gate().sessions, sessions);
+    open_gate();
+    return load(gate().open) == 1;
+  };
+  CHECK(opens(1, 1));
+  CHECK(opens(1, 0));
+  CHECK(opens(2, 0));
+  CHECK_FALSE(opens(2, 1));
+  store(g_moves, 1U);
+  CHECK_FALSE(opens(1, 0));
+  store(g_moves, 0U);
+}
+
 namespace {
 
 constexpr uint64_t kBudgetNs = 5'000'000;
@@ -220,4 +253,53 @@ TEST_CASE("the smallest range is one of the device's, and lies where it is looke
   CHECK(least_range(0, Lies::away) == 20);
   CHECK(least_range(1, Lies::away) == UINT64_MAX);
   forget_ranges_in_child();
+}
+
+TEST_CASE("a child of fork has no ranges, and nobody holds any of them") {
+  Range range;
+  REQUIRE(add_range({0x10000, 10, 30, 1, 0, 0, Lies::spilled, false}));
+  const uint64_t before = ended_holds();
+  REQUIRE(hold_range(0, 0, Lies::spilled, &range));
+  CHECK(ended_holds() == kHeld);
+  release_range(range);
+  CHECK(ended_holds() == before + 1);
+  REQUIRE(hold_range(0, 0, Lies::spilled, &range));
+  forget_ranges_in_child();
+  CHECK(ended_holds() == 0);
+  CHECK_FALSE(has_ranges());
+  CHECK(range_bytes(0, Lies::spilled) == 0);
+  CHECK_FALSE(hold_range(0, 0, Lies::spilled, &range));
+}
+
+TEST_CASE("a message to a daemon that has gone is not sent") {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  Session session{};
+  session.socket = ends[0];
+  CHECK(tell(session, gpushare::client::MessageType::kReturned, 1));
+  close(ends[1]);
+  CHECK_FALSE(tell(session, gpushare::client::MessageType::kReturned, 1));
+  close(ends[0]);
+}
+
+TEST_CASE("a process that leaves its group holds nothing, has no limit, and leaves its place to another") {
+  GroupPage& page = group();
+  REQUIRE(page_file() >= 0);
+  page.limits = {uint64_t{64} << 20, uint64_t{64} << 20, uint64_t{64} << 20};
+  Slot& slot = *g_slot;
+  REQUIRE(slot.identity != 0);
+  for (const bool on_host : {false, true}) {
+    REQUIRE((on_host ? charge_host(-1, 4096) : charge(0, 4096)));
+    CHECK_FALSE(leave_group());
+    CHECK(&group() == &page);
+    on_host ? discharge_host(-1, 4096) : discharge(0, 4096);
+  }
+  REQUIRE(leave_group());
+  CHECK(slot.identity == 0);
+  CHECK(page_file() == -1);
+  CHECK_FALSE(limited());
+  CHECK_FALSE(may_spill());
+  CHECK(group().limits.pinned_bytes == kNoLimit);
+  CHECK(charge(0, uint64_t{1} << 40));
+  discharge(0, uint64_t{1} << 40);
 }

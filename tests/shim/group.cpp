@@ -34,10 +34,7 @@ uint64_t own_space() {
   return std::strtoull(std::strchr(text, '[') + 1, nullptr, 10);
 }
 
-// What a program says that asks for 10 MiB on that page, in a line each: the driver's answer, and what the shim has to say.
-std::string ask(const std::string& page, const std::string& more) {
-  const std::string command = "LD_PRELOAD=" GPUSHARE_PRELOAD " GPUSHARE_SHIM_GROUP=" + page + ' ' + more +
-                              ' ' + GPUSHARE_PROBE " path 10 2>&1";
+std::string said_by(const std::string& command) {
   FILE* out = popen(command.c_str(), "r");
   REQUIRE(out != nullptr);
   std::string said;
@@ -46,19 +43,39 @@ std::string ask(const std::string& page, const std::string& more) {
   pclose(out);
   return said;
 }
+// What a program says that asks for 10 MiB on that page, in a line each: the driver's answer, and what the shim has to say.
+std::string ask(const std::string& page, const std::string& more) {
+  return said_by("LD_PRELOAD=" GPUSHARE_PRELOAD " GPUSHARE_SHIM_GROUP=" + page + ' ' + more +
+                 " " GPUSHARE_PROBE " path 10 2>&1");
+}
+
+// The page of a group that may have 64 MiB, in a file that no program inherits.
+struct Page {
+  Page() {
+    REQUIRE(ftruncate(file, sizeof(GroupPage)) == 0);
+    void* memory = mmap(nullptr, sizeof(GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    REQUIRE(memory != MAP_FAILED);
+    at = static_cast<GroupPage*>(memory);
+    at->limits = {uint64_t{64} << 20, 0, gpushare::shim::kNoLimit};
+    at->version = gpushare::shim::kPageVersion;
+    at->magic = gpushare::shim::kPageMagic;
+  }
+  ~Page() {
+    munmap(at, sizeof(GroupPage));
+    close(file);
+  }
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+  const int file = memfd_create("gpushare-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  GroupPage* at = nullptr;
+};
 
 }  // namespace
 
 TEST_CASE("a process for which the group's page has no place gets no memory") {
-  const int file = memfd_create("gpushare-group", 0);
-  REQUIRE(ftruncate(file, sizeof(GroupPage)) == 0);
-  void* memory = mmap(nullptr, sizeof(GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  REQUIRE(memory != MAP_FAILED);
-  auto* const page = static_cast<GroupPage*>(memory);
-  page->limits = {uint64_t{64} << 20, 0, gpushare::shim::kNoLimit};
-  page->version = gpushare::shim::kPageVersion;
-  page->magic = gpushare::shim::kPageMagic;
-  const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
+  const Page of_group;
+  GroupPage* const page = of_group.at;
+  const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(of_group.file);
   CHECK(ask(path, "") == "0\n");
   CHECK(page->reports != 0);
   for (auto& slot : page->slots) {
@@ -90,6 +107,30 @@ TEST_CASE("a process for which the group's page has no place gets no memory") {
   page->slots[700].identity = own_identity();
   page->limits.device_bytes = gpushare::shim::kNoLimit;
   CHECK(ask(path, "").find("\n0\n") != std::string::npos);
-  munmap(memory, sizeof(GroupPage));
-  close(file);
+}
+
+TEST_CASE("a program that was not told of its group's page finds it with one of its 63 next ancestors") {
+  const Page page;
+  REQUIRE(fcntl(page.file, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  // The answer for 100 MiB: that many generations below this process, each of which waits for the next.
+  const auto asked = [](int generations) {
+    std::string command = "LD_PRELOAD=" GPUSHARE_PRELOAD " " GPUSHARE_PROBE " path 100 2>&1; :";
+    for (int i = 2; i < generations; ++i) command = "( " + command + " ); :";
+    return said_by(command);
+  };
+  CHECK(asked(2) == "2\n");
+  CHECK(asked(63) == "2\n");
+  CHECK(asked(64) == "0\n");
+}
+
+TEST_CASE("limits that cannot be read are none, and nothing is given where the process must not go without") {
+  for (const char* setting : {"GPUSHARE_SOFT=1G", "GPUSHARE_MEMORY=8", "GPUSHARE_MEMORY=much"}) {
+    INFO(setting);
+    const auto asked = [setting](const char* fail) {
+      return said_by(std::string("LD_PRELOAD=" GPUSHARE_PRELOAD " ") + setting + fail +
+                     " " GPUSHARE_PROBE " path 10 2>&1");
+    };
+    CHECK(asked("").find("this process has no such limit\n0\n") != std::string::npos);
+    CHECK(asked(" GPUSHARE_SHIM_FAIL=closed").find("GPUSHARE_SHIM_FAIL=closed)\n2\n") != std::string::npos);
+  }
 }

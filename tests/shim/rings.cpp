@@ -182,6 +182,57 @@ TEST_CASE("work that keeps the ring of events full is billed in full") {
   CHECK(used_ns < 1.01 * static_cast<double>(device.now_ns));
 }
 
+TEST_CASE("what a kind of work takes is learned as a mean in which the last time counts a quarter") {
+  Working program;
+  void *module = nullptr, *longs = nullptr, *shorts = nullptr;
+  char image[] = "image", long_name[] = "spin_10ms", short_name[] = "spin_1ms";
+  REQUIRE(real(kEntry_cuModuleLoadData, &module, static_cast<P>(image)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &longs, module, static_cast<P>(long_name)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &shorts, module, static_cast<P>(short_name)) == kSuccess);
+  program.work.signature = 13;
+  // What the shim has counted for the kernel, whatever the machine made of it.
+  const auto took_ns = [&](void* kernel) {
+    const uint64_t before_ns = load(program.now.used_ns);
+    program.run([&] {
+      return real(kEntry_cuLaunchKernel, kernel, I{1}, I{1}, I{1}, I{1}, I{1}, I{1}, I{0}, program.stream,
+                  static_cast<P>(nullptr), static_cast<P>(nullptr));
+    });
+    program.drain();
+    return load(program.now.used_ns) - before_ns;
+  };
+  const auto learned_ns = [&] {
+    uint64_t number = 0;
+    Piece* const piece = program.reserved(&number);
+    end(*piece, kSeat, program.work, 1);
+    program.drain();
+    return piece->estimate_ns;
+  };
+  uint64_t mean_ns = took_ns(longs);
+  CHECK(learned_ns() == mean_ns);
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t last_ns = took_ns(shorts);
+    mean_ns = mean_ns - mean_ns / 4 + last_ns / 4;
+    CHECK(learned_ns() == mean_ns);
+  }
+}
+
+TEST_CASE(
+    "the mode of captures is exchanged around calls about events while a stream is captured, and never "
+    "else") {
+  REQUIRE(driver() != nullptr);
+  const auto exchanges = [](uint32_t capturing) {
+    store(gate().capturing, capturing);
+    control<decltype(&recorder_arm)>("recorder_arm")(find_entry("cuThreadExchangeStreamCaptureMode"), 0);
+    look_at_events(kSeat, true);
+    const bool any = control<decltype(&recorder_last)>("recorder_last")()->entry >= 0;
+    control<decltype(&recorder_arm)>("recorder_arm")(-1, 0);
+    store(gate().capturing, 0U);
+    return any;
+  };
+  CHECK_FALSE(exchanges(0));
+  CHECK(exchanges(1));
+}
+
 TEST_CASE("the time that was counted last is kept beyond the piece that ended it") {
   constexpr int kPlaces = 256;  // pieces of a ring
   Working program;

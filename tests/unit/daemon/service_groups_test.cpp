@@ -2,7 +2,9 @@
 // preloaded programs lend.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,8 +12,10 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 
+#include "daemon/group_page.hpp"
 #include "shim/group.hpp"
 #include "unit/daemon/raw_process.hpp"
 
@@ -267,6 +271,29 @@ struct Page {
 };
 
 }  // namespace
+
+TEST_CASE("a group's page is read in memory and on local disks, and refused on any other file system") {
+  constexpr long kXfs = 0x58465342;
+  daemon::Patience patience;
+  const auto page = std::make_unique<shim::GroupPage>();
+  page->magic = shim::kPageMagic;
+  page->version = shim::kPageVersion;
+  // Whatever these folders lie on here.
+  for (const char* folder : {"/dev/shm", "/tmp", "/var/tmp", "."}) {
+    std::string path = std::string(folder) + "/gpushare-page-XXXXXX";
+    client::Descriptor file(mkostemp(path.data(), O_CLOEXEC));
+    if (file.get() < 0) continue;
+    REQUIRE(unlink(path.c_str()) == 0);
+    REQUIRE(write(file.get(), page.get(), sizeof *page) == static_cast<ssize_t>(sizeof *page));
+    struct statfs system {};
+    REQUIRE(fstatfs(file.get(), &system) == 0);
+    const auto type = static_cast<long>(system.f_type);
+    INFO(folder << " lies on " << type);
+    const bool local =
+        type == TMPFS_MAGIC || type == EXT4_SUPER_MAGIC || type == kXfs || type == BTRFS_SUPER_MAGIC;
+    CHECK((daemon::GroupPage::open(std::move(file), 0, getuid(), patience) != nullptr) == local);
+  }
+}
 
 TEST_CASE("preloaded programs lend what they do not hold to the other sessions of their group") {
   SharedService shared;  // 64 MiB

@@ -1,9 +1,11 @@
 // Admission, waiting and turns, under every policy.
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "sched/scheduler_impl.hpp"
 #include "unit/sched/scheduler_fixture.hpp"
 
 using namespace gpushare;
@@ -45,6 +47,50 @@ TEST_CASE("what could never run is refused with the numbers, what must not queue
   weightless.weight = 0;
   CHECK(scheduler.arrive(weightless, 0).code() == GPUSHARE_INVALID_ARGUMENT);
   CHECK(scheduler.check() == "");
+}
+
+namespace {
+
+// The scheduler's books, which nobody else can reach: access is not checked where a template is instantiated by name.
+template <auto kMember>
+struct Opener {
+  friend auto& books_of(Scheduler& scheduler) { return *(scheduler.*kMember); }
+};
+auto& books_of(Scheduler& scheduler);
+template struct Opener<&Scheduler::impl_>;
+
+}  // namespace
+
+TEST_CASE("the check of the books sees each number that is wrong in one way alone") {
+  SchedulerOptions options = capacity(200);
+  options.compute_units = 8;
+  Scheduler scheduler = make("fair", options);
+  SessionSpec one = spec(1, 10, 40);
+  one.compute_units = 4;
+  REQUIRE(scheduler.arrive(one, 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0"});
+  auto& books = books_of(scheduler);
+  const auto wrong = [&](auto& number) {
+    std::vector<std::string> said;
+    for (const int change : {1, -1}) {
+      number = static_cast<std::decay_t<decltype(number)>>(number + change);
+      said.push_back(scheduler.check());
+      number = static_cast<std::decay_t<decltype(number)>>(number - change);
+    }
+    CHECK(scheduler.check() == "");
+    return said;
+  };
+  const std::string units = "lanes have 4 compute units of 8", total = "a running total is wrong";
+  CHECK(wrong(books.compute_units) == Strings{units, units});
+  CHECK(wrong(books.persistent_bytes) == Strings{total, total});
+  CHECK(wrong(books.lane_bytes) == Strings{total, total});
+  CHECK(wrong(books.residents) == Strings{total, total});
+  CHECK(wrong(books.lanes_open) == Strings{total, total});
+  CHECK(wrong(books.evicting) == Strings{total, total});
+  CHECK(wrong(books.spares) == Strings{total, total});
+  // The same on both sides, and more than there is.
+  books.options.compute_units = 3;
+  CHECK(scheduler.check() == "lanes have 4 compute units of 3");
 }
 
 TEST_CASE("sizes are rounded to the granularity") {
