@@ -17,12 +17,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "base/fork.hpp"
 #include "base/mutex.hpp"
-#include "base/no_destroy.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::capi {
@@ -38,19 +37,23 @@ class HandleTable {
   struct Slot {
     // generation (32 bits) | retired (1) | pins (31). Even generations are free, odd ones live.
     std::atomic<uint64_t> word{0};
+    std::atomic<const void*> live{nullptr};  // the handle; while none is live, dead(index)
     uint32_t index = 0;
     bool kept = false;                 // for one owner's use again and again
     std::atomic<bool> parked{false};   // kept, and no handle of it is live or pinned
     std::atomic<T*> address{nullptr};  // the object's, for peek()
-    std::array<std::atomic<uint64_t>, 2> note{};
+    std::array<std::atomic<uint64_t>, 2>
+        note{};  // while the slot is free, the first is the next free one, plus 1
     std::shared_ptr<T> object;
   };
   static constexpr uint64_t kRetired = 1ull << 31;
   static constexpr uint64_t kPins = kRetired - 1;
   static constexpr uint32_t kChunkBits = 12;
   static constexpr uint32_t kMaxChunks = 1u << 12;  // 16.7 million live handles of a type
-  static constexpr uint64_t kIndexBits = 24;
+  static constexpr uint32_t kInChunk = (1u << kChunkBits) - 1;
+  static constexpr uint64_t kIndexBits = 24, kIndexMask = (1ull << kIndexBits) - 1;
   static_assert(kChunkBits + 12 == kIndexBits);
+  using Chunk = std::array<Slot, kInChunk + 1>;
   static_assert(sizeof(void*) == 8, "a handle packs 8 + 32 + 24 bits");
 
  public:
@@ -102,22 +105,16 @@ class HandleTable {
     Slot* const slot_;
   };
 
-  // One table a type in the process. Never destroyed: handles may be used while static destructors run.
+  // One table a type in the process. Never destroyed: handles may be used while static destructors run. There from the
+  // beginning: no look-up asks whether the table has been made.
   static HandleTable& instance() {
-    static base::NoDestroy<HandleTable> table;
-    return *table;
+    static_assert(std::is_trivially_destructible_v<HandleTable>, "no destructor may run at exit");
+    static constinit HandleTable table;
+    return table;
   }
-  HandleTable() {
-    hook_.before = [](void* self)
-                       GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<HandleTable*>(self)->mutex_.lock(); };
-    hook_.after = [](void* self, bool in_child) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      auto* table = static_cast<HandleTable*>(self);
-      if (in_child) table->disown();
-      table->mutex_.unlock();
-    };
-    hook_.self = this;
-    (void)base::add_fork_hook(hook_);  // without memory for it, a child must not use its parent's handles
-  }
+  constexpr HandleTable() = default;
+  HandleTable(const HandleTable&) = delete;
+  HandleTable& operator=(const HandleTable&) = delete;
 
   // null when every slot is taken.
   void* add(std::shared_ptr<T> object) {
@@ -136,26 +133,43 @@ class HandleTable {
   }
 
  private:
-  Slot* take_slot(std::shared_ptr<T> object) {
-    uint32_t index = 0;
-    {
-      base::MutexLock lock(mutex_);
-      if (!free_.empty()) {
-        index = free_.back();
-        free_.pop_back();
-      } else {
-        if ((next_ & ((1u << kChunkBits) - 1)) == 0) {
-          if ((next_ >> kChunkBits) >= kMaxChunks) return nullptr;
-          // Room for every index before it can be needed: pushing to free_ must not fail in unpin().
-          free_.reserve(static_cast<size_t>(next_) + (1u << kChunkBits));
-          chunks_[next_ >> kChunkBits].store(new std::array<Slot, 1u << kChunkBits>,
-                                             std::memory_order_release);
-        }
-        index = next_++;
-      }
+  // Tells the table when the process forks. Without memory for the hook, a child must not use its parent's handles.
+  [[gnu::noinline]] bool add_hook() {
+    hook_.before = [](void* self)
+                       GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<HandleTable*>(self)->mutex_.lock(); };
+    hook_.after = [](void* self, bool in_child) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      auto* table = static_cast<HandleTable*>(self);
+      if (in_child) table->disown();
+      table->mutex_.unlock();
+    };
+    hook_.self = this;
+    return base::add_fork_hook(hook_);
+  }
+  // Null when every slot is taken. Throws bad_alloc.
+  Slot* free_slot() {
+    base::MutexLock lock(mutex_);
+    if (free_ != 0) {
+      Slot& slot = slot_at(free_ - 1);
+      free_ = static_cast<uint32_t>(slot.note[0].load(std::memory_order_relaxed));
+      return &slot;
     }
-    Slot& slot = *find_slot(index);
-    slot.index = index;
+    if ((next_ & kInChunk) == 0) {
+      if ((next_ >> kChunkBits) >= kMaxChunks) return nullptr;
+      auto* const chunk = new Chunk;
+      for (uint32_t i = 0; i <= kInChunk; ++i) {
+        (*chunk)[i].index = next_ + i;
+        (*chunk)[i].live.store(dead(next_ + i), std::memory_order_relaxed);
+      }
+      chunks_[next_ >> kChunkBits].store(chunk, std::memory_order_release);
+    }
+    return &slot_at(next_++);
+  }
+  Slot* take_slot(std::shared_ptr<T> object) {
+    [[maybe_unused]] static const bool hooked =
+        instance().add_hook();  // before the first handle, and without mutex_
+    Slot* const taken = free_slot();
+    if (taken == nullptr) return nullptr;
+    Slot& slot = *taken;
     slot.address.store(object.get(), std::memory_order_relaxed);
     slot.object = std::move(object);
     return &slot;
@@ -166,27 +180,26 @@ class HandleTable {
     slot.note[1].store(second, std::memory_order_release);
     // An addition, not a store: a stale lookup may hold a short-lived pin.
     const uint64_t word = slot.word.fetch_add(1ull << 32, std::memory_order_release);
-    return pack(slot.index, ((word >> 32) + 1) & 0xffffffffull);
+    void* const handle = pack(slot.index, ((word >> 32) + 1) & 0xffffffffull);
+    slot.live.store(handle, std::memory_order_release);
+    return handle;
   }
 
  public:
   // The address of the object behind the handle, without keeping it alive: for comparison, and for objects whose calls the
   // caller serialises. null if the handle is not live.
   T* peek(const void* handle) const {
-    const Slot* slot = nullptr;
-    return is_live(handle, &slot) ? slot->address.load(std::memory_order_relaxed) : nullptr;
+    const Slot* const slot = slot_of_live(handle);
+    return slot != nullptr ? slot->address.load(std::memory_order_relaxed) : nullptr;
   }
-  bool is_live(const void* handle) const {
-    const Slot* slot = nullptr;
-    return is_live(handle, &slot);
-  }
+  bool is_live(const void* handle) const { return slot_of_live(handle) != nullptr; }
   // False if the handle is not live.
   bool read_note(const void* handle, uint64_t* first, uint64_t* second) const {
-    const Slot* slot = nullptr;
-    if (!is_live(handle, &slot)) return false;
+    const Slot* const slot = slot_of_live(handle);
+    if (slot == nullptr) return false;
     *first = slot->note[0].load(std::memory_order_acquire);
     *second = slot->note[1].load(std::memory_order_acquire);
-    return is_live(handle, &slot);  // the two are of this handle if it still is
+    return slot->live.load(std::memory_order_acquire) == handle;  // the two are of this handle if it still is
   }
 
   Pin find(const void* handle) {
@@ -204,15 +217,17 @@ class HandleTable {
   // `visit` for each object that has a live handle, pinned meanwhile. Handles that come or go during the call may be missed.
   template <class Visit>
   void each(Visit&& visit) {
+    if (chunks_[0].load(std::memory_order_acquire) == nullptr)
+      return;  // nothing yet, and no hook to let the lock go in a child
     uint32_t end = 0;
     {
       base::MutexLock lock(mutex_);
       end = next_;
     }
     for (uint32_t index = inherited_; index < end; ++index) {
-      Slot* const slot = find_slot(index);
-      const uint64_t word = slot->word.fetch_add(1, std::memory_order_acquire);
-      const Pin pin(this, slot);
+      Slot& slot = slot_at(index);
+      const uint64_t word = slot.word.fetch_add(1, std::memory_order_acquire);
+      const Pin pin(this, &slot);
       if (((word >> 32) & 1) != 0 && (word & kRetired) == 0) visit(*pin);
     }
   }
@@ -239,20 +254,22 @@ class HandleTable {
     uint32_t index = 0;
     uint64_t generation = 0;
     (void)unpack(handle, &index, &generation);
-    Slot& slot = *find_slot(index);
+    Slot& slot = slot_at(index);
     uint64_t word = slot.word.load(std::memory_order_acquire);
     do {
       if ((word >> 32) != generation || (word & kRetired) != 0) return {};
     } while (!slot.word.compare_exchange_weak(word, word | kRetired, std::memory_order_acq_rel));
+    slot.live.store(dead(index), std::memory_order_release);  // the pin keeps the slot from its next handle
     return pin;
   }
 
  private:
   // In the child of a fork: all slots so far are the parent's.
   void disown() GPUSHARE_REQUIRES(mutex_) {
-    constexpr uint32_t kChunk = 1u << kChunkBits;
-    free_.clear();
-    inherited_ = next_ = (next_ + kChunk - 1) / kChunk * kChunk;
+    for (uint32_t index = inherited_; index < next_; ++index)
+      slot_at(index).live.store(dead(index), std::memory_order_relaxed);
+    free_ = 0;
+    inherited_ = next_ = (next_ + kInChunk) & ~kInChunk;
   }
 
   void unpin(Slot& slot) {
@@ -277,7 +294,8 @@ class HandleTable {
     slot.object.reset();
     slot.address.store(nullptr, std::memory_order_relaxed);
     base::MutexLock lock(mutex_);
-    free_.push_back(slot.index);
+    slot.note[0].store(free_, std::memory_order_relaxed);
+    free_ = slot.index + 1;
   }
   // A kept slot that is not parked is lost: its owner keeps it from that.
   void give_up(Slot& slot) {
@@ -285,19 +303,25 @@ class HandleTable {
     slot.kept = false;
     vacate(slot);
   }
-  bool is_live(const void* handle, const Slot** out_slot) const {
-    uint32_t index = 0;
-    uint64_t generation = 0;
-    if (!unpack(handle, &index, &generation) || index < inherited_) return false;
-    const Slot* slot = *out_slot = find_slot(index);
-    if (slot == nullptr) return false;
-    const uint64_t word = slot->word.load(std::memory_order_acquire);
-    return (word >> 32) == generation && (word & kRetired) == 0;
+  // Null if the handle is not live. One comparison looks at type, generation and slot together.
+  [[gnu::always_inline]] const Slot* slot_of_live(const void* handle) const {
+    const Slot* const slot =
+        find_slot(static_cast<uint32_t>(reinterpret_cast<uint64_t>(handle) & kIndexMask));
+    return slot != nullptr && slot->live.load(std::memory_order_acquire) == handle ? slot : nullptr;
+  }
+  // No handle that leads to the slot is equal to it.
+  static const void* dead(uint32_t index) {
+    return reinterpret_cast<const void*>(
+        ~uint64_t{index});  // NOLINT(performance-no-int-to-ptr): never followed
   }
 
+  // For an index below next_.
+  Slot& slot_at(uint32_t index) const {
+    return (*chunks_[index >> kChunkBits].load(std::memory_order_acquire))[index & kInChunk];
+  }
   Slot* find_slot(uint32_t index) const {
     auto* slots = chunks_[index >> kChunkBits].load(std::memory_order_acquire);
-    return slots == nullptr ? nullptr : &(*slots)[index & ((1u << kChunkBits) - 1)];
+    return slots == nullptr ? nullptr : &(*slots)[index & kInChunk];
   }
   static void* pack(uint32_t index, uint64_t generation) {
     const uint64_t value =
@@ -307,7 +331,7 @@ class HandleTable {
   static bool unpack(const void* handle, uint32_t* index, uint64_t* generation) {
     const auto value = reinterpret_cast<uint64_t>(handle);
     if ((value >> 56) != Tag) return false;
-    *index = static_cast<uint32_t>(value & ((1ull << kIndexBits) - 1));
+    *index = static_cast<uint32_t>(value & kIndexMask);
     *generation = (value >> kIndexBits) & 0xffffffffull;
     return (*generation & 1) == 1;
   }
@@ -315,9 +339,9 @@ class HandleTable {
   uint32_t inherited_ = 0;  // slots below are the parent's; changes only while the process has one thread
   base::ForkHook hook_;
   base::Mutex mutex_;
-  std::vector<uint32_t> free_ GPUSHARE_GUARDED_BY(mutex_);
+  uint32_t free_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // the slot that was freed last, plus 1; 0: none
   uint32_t next_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  std::array<std::atomic<std::array<Slot, 1u << kChunkBits>*>, kMaxChunks> chunks_{};
+  std::array<std::atomic<Chunk*>, kMaxChunks> chunks_{};
 };
 
 }  // namespace gpushare::capi

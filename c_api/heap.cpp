@@ -17,6 +17,7 @@ using namespace gpushare;
 namespace {
 
 constexpr uint64_t kMaxHeapBytes = 1ull << 50;
+constexpr uint64_t kMostAtOnce = 1ull << 46;  // 2^42 granules at most, what Heap::allocate_front() takes
 
 // All heaps of the C ABI find blocks by their offset.
 memory::Heap::Shape shape_of(const memory::Heap& heap) {
@@ -93,16 +94,15 @@ int32_t gpushare_heap_release(gpushare_heap heap) {
 }
 
 int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
-  const bool done = out_offset != nullptr && at_once(
-                                                 heap, [&](memory::Heap & of) __attribute__((always_inline)) {
-                                                   if (bytes - 1 >= of.capacity_bytes())
-                                                     return false;  // 0 as well
-                                                   const memory::BlockHandle block =
-                                                       of.allocate_front(bytes, 0, shape_of(of));
-                                                   if (!block) return false;
-                                                   *out_offset = block.offset_bytes;
-                                                   return true;
-                                                 });
+  const bool ordinary = out_offset != nullptr && bytes - 1 < kMostAtOnce;  // wraps for 0 bytes
+  const bool done = ordinary && at_once(
+                                    heap, [&](memory::Heap & of) __attribute__((always_inline)) {
+                                      const memory::BlockHandle block =
+                                          of.allocate_front(bytes, 0, shape_of(of));
+                                      if (!block) return false;
+                                      *out_offset = block.offset_bytes;
+                                      return true;
+                                    });
   return done ? GPUSHARE_OK : alloc_by_guard(heap, bytes, out_offset);
 }
 

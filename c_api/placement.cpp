@@ -41,7 +41,7 @@ extern "C" int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lowe
     options.exact_work_limit = kExactWork;
     if (time_limit_ns != 0) {
       options.time_limit_ns = time_limit_ns;
-      options.work_limit = options.exact_work_limit = UINT64_MAX;
+      options.work_limit = options.order_work_limit = options.exact_work_limit = UINT64_MAX;
     }
     GPUSHARE_ASSIGN_OR_RETURN(const memory::Placement placement, memory::solve_placement(buffers, options));
     std::copy(placement.offsets_bytes.begin(), placement.offsets_bytes.end(), out_offsets);

@@ -534,11 +534,13 @@ void PersistentHeapImpl::size_granules(Extent& extent) {
 void PersistentHeapImpl::touch(Extent& extent, uint64_t offset, uint64_t bytes) {
   if (extent.granules.empty()) return;
   const uint64_t now = spill_owner_.tick();
-  for_each_granule(offset, bytes, [&](size_t i, uint64_t) { extent.granules[i].last_use = now; });
-  const uint64_t granularity = shared_.layout->granularity_bytes(), first = offset / granularity;
-  touched_ = {};
-  if (first == (offset + bytes - 1) / granularity)
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  const uint64_t first = offset / granularity, last = (offset + bytes - 1) / granularity;
+  for (uint64_t i = first; i <= last; ++i) extent.granules[i].last_use = now;
+  if (first == last)
     touched_ = {extent.range.base + first * granularity, granularity, 0};
+  else
+    touched_ = {};
   touched_tick_ = now;
 }
 

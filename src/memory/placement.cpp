@@ -88,11 +88,12 @@ class OffsetList {
     for (const uint32_t c : order_) {
       const Chunk& chunk = chunks_[c];
       *work += chunk.count;
+      // Who lives at the same time is as good as random: no branch, but for the fit that ends the search. (No sum of an offset and a
+      // size exceeds 2^32.)
       for (const Placed *p = chunk.items, *end = p + chunk.count; p != end; ++p) {
-        if ((p->lower < item.upper) & (p->upper > item.lower)) {
-          if (p->offset >= floor && p->offset - floor >= item.size) return floor;
-          floor = std::max(floor, p->end);
-        }
+        const bool together = (p->lower < item.upper) & (p->upper > item.lower);
+        if (together & (p->offset >= floor + item.size)) return floor;
+        floor = std::max(floor, together ? p->end : 0);
       }
     }
     return floor;
@@ -172,6 +173,7 @@ struct Solver {
   uint32_t lower_bound = 0;
   uint32_t target = 0;
   uint64_t work = 0;
+  uint64_t order_ends = UINT64_MAX;  // work from which on the order under way is given up
 
   std::vector<uint32_t> best_offsets;
   uint32_t best = UINT32_MAX;
@@ -188,7 +190,7 @@ struct Solver {
   bool stopped() const {
     constexpr uint32_t kAsks = 64;  // for one look at the clock
     if (ends_ns != 0 && !time_up && asked++ % kAsks == 0) time_up = base::host_now_ns() >= ends_ns;
-    return (time_up && best != UINT32_MAX) || cancelled();
+    return ((time_up || work > order_ends) && best != UINT32_MAX) || cancelled();
   }
   bool done() const { return best <= target || work >= options.work_limit || stopped(); }
 
@@ -327,7 +329,9 @@ void Solver::simple_orders(std::vector<double>* best_priority) {
       priority[i] = kind == 0 ? size : kind == 1 ? size * std::sqrt(life) : life + size * 0x1p-40;
     }
     Stacker stacker(times, leaves, &work);
+    order_ends = work + std::min(options.order_work_limit, UINT64_MAX - work);
     const uint32_t arena = stack(order_by(priority, all), &offsets, &stacker);
+    order_ends = UINT64_MAX;
     if (arena == UINT32_MAX) return;
     keep(arena, offsets, names[kind]);
     if (arena < best_order) {

@@ -29,6 +29,9 @@ struct PlacementOptions {
   uint64_t granule_bytes = 256;  // offsets are multiples of it, sizes round up to it; a power of two
   // Comparisons of two buffers; about 10^9 a second. 0: the simple orders only. Of 10^6 buffers and more one order is made.
   uint64_t work_limit = 2'500'000'000;
+  // Comparisons of one order of all buffers, which grow with the square of the buffers that overlap: some 10^10 for 140,000. An order
+  // that takes more is given up, and the online run's placement is the answer.
+  uint64_t order_work_limit = 10'000'000'000;
   // Of the exact search, for kMaxExactItems and fewer buffers: items that it may look at, about 10^9 a second. 0: none.
   uint64_t exact_work_limit = 0;
   // Nonzero: the solver returns the best that it has about then, whatever the other limits say. The online run is always made.

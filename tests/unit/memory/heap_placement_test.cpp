@@ -271,6 +271,29 @@ TEST_CASE("without effort the simple orders are tried all the same") {
   CHECK(memory::check_placement(buffers, placement->offsets_bytes, 30).ok());
 }
 
+TEST_CASE("an order that takes too many comparisons is given up for the online run") {
+  test::Random random(test::seed());
+  std::vector<Buffer> buffers(3000);
+  for (Buffer& buffer : buffers) {
+    buffer.lower = uniform(random, 0, 3000);
+    buffer.upper = buffer.lower + uniform(random, 1, 3000);
+    buffer.size_bytes = uniform(random, 1, 1000);
+  }
+  PlacementOptions options = unit_granule(0);
+  const auto ordered = memory::solve_placement(buffers, options);
+  options.order_work_limit = 100'000;  // an order takes some 10^6
+  const auto hasty = memory::solve_placement(buffers, options);
+  REQUIRE(ordered.ok());
+  REQUIRE(hasty.ok());
+  CHECK(std::string_view(hasty->method) == "online");
+  CHECK(hasty->arena_bytes >= ordered->arena_bytes);
+  CHECK(check_placement(buffers, hasty->offsets_bytes, hasty->arena_bytes).ok());
+  // A caller's placement takes the place of the online run, so an order is made to its end.
+  const auto given = memory::solve_placement(buffers, options, hasty->offsets_bytes);
+  REQUIRE(given.ok());
+  CHECK(given->arena_bytes == std::min(hasty->arena_bytes, ordered->arena_bytes));
+}
+
 TEST_CASE("an exact search that is stopped gives up") {
   int given_up = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
