@@ -180,16 +180,21 @@ base::Result<Address> SpillStore::try_alloc(SpillOwner& owner, SpillOwner& tenan
   Pool* found = nullptr;
   BlockHandle handle;
   uint64_t size = 0;
+  base::Status refused;  // by the driver, of memory of the host behind device addresses
   for (bool tiered = shared_.layout->has_host_tier();; tiered = false) {
-    GPUSHARE_ASSIGN_OR_RETURN(
-        found, find_place(tenant, {bytes, alignment, BlockTag::make(kind, bytes)}, tiered, &handle));
+    const auto place = find_place(tenant, {bytes, alignment, BlockTag::make(kind, bytes)}, tiered, &handle);
+    if (!place.ok()) return refused.ok() ? place.status() : refused;
+    found = *place;
     size = found->heap.size_bytes(handle);
     base::Status status = back(*found, handle.offset_bytes, size, out_busy);
     if (status.ok()) break;
     found->heap.free(handle);
     release_empty(false);
-    // A driver may give such memory at first and refuse it later: pinned memory does as well.
-    if (status.code() != GPUSHARE_UNSUPPORTED || !tiered) return status;
+    // A driver may give such memory at first and refuse it later, and a node may be full: pinned memory does as well.
+    const bool is_refusal =
+        status.code() == GPUSHARE_UNSUPPORTED || status.code() == GPUSHARE_HOST_OUT_OF_MEMORY;
+    if (!tiered || !is_refusal) return refused.ok() ? status : refused;
+    refused = std::move(status);
   }
   const Address address = found->base + handle.offset_bytes;
   try {

@@ -258,7 +258,9 @@ bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Resu
     }
     if (*out_result != kSuccess) discharge(range.place, range.size);
   }
-  if (*out_result == kOutOfMemory && charge_host(range.place, range.size)) {
+  // A block that was to lie on the host from the start was refused by the host.
+  if ((*out_result == kOutOfMemory || (out && *out_result != kSuccess)) &&
+      charge_host(range.place, range.size)) {
     range.lies = Lies::spilled;
     *out_result = create(ordinal, true, range.size, &range.handle);
     if (*out_result != kSuccess) discharge_host(range.place, range.size);

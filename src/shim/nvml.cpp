@@ -248,6 +248,16 @@ void* answer(void* argument) {
   return nullptr;
 }
 
+void say_unknown() {
+  static bool said = false;
+  if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED)) return;
+  log_line(
+      "process %d: NVML does not tell how much device memory this process has (it is not there, or lists "
+      "other "
+      "numbers of processes, as in a container): what contexts and modules take of their own is not counted",
+      static_cast<int>(getpid()));
+}
+
 }  // namespace
 
 void forget_nvml_in_child() {
@@ -283,6 +293,7 @@ bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
     known = ask_process_bytes(pci_address, out_bytes);
   }
   munmap(page, sizeof(Question));
+  if (!known && limited()) say_unknown();
   return known;
 }
 

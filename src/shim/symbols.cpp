@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "shim/books.hpp"
 #include "shim/driver.hpp"
 #include "shim/group.hpp"
 #include "shim/nvml.hpp"
@@ -63,10 +64,9 @@ Result refused() {
   return kNotSupported;
 }
 
-// A driver that is newer than the table may have a version of a function that the table does not know. The parameters of
-// that version are not known either, so no hook can stand before it. Returns what the program gets instead of it.
-__attribute__((noinline)) void* unknown_version(const char* name, void* function) {
-  if (function == nullptr || !is_newer_version(name)) return function;
+// What the program gets instead of `function`, a version that the shim does not know of a function before which it stands. The
+// parameters of that version are not known either, so no hook can stand before it.
+__attribute__((noinline)) void* unknown_version(const char* name, void* function, void* refusal) {
   group();  // reads the settings
   const bool closed = load_settings().fails_closed;
   static bool told = false;
@@ -75,7 +75,31 @@ __attribute__((noinline)) void* unknown_version(const char* name, void* function
              static_cast<int>(getpid()), name,
              closed ? "it is refused (GPUSHARE_SHIM_FAIL=closed)"
                     : "what it does is neither counted nor held back");
-  return closed ? reinterpret_cast<void*>(refused) : function;
+  return closed ? refusal : function;
+}
+
+// A driver that is newer than the table may have versions of functions that the table does not know.
+void* check_version(const char* name, void* function) {
+  if (function == nullptr || !is_newer_version(name)) return function;
+  return unknown_version(name, function, reinterpret_cast<void*>(refused));
+}
+
+// NVML's answers under a limit are the group's; those of a version that the shim does not know would be the whole device's.
+int nvml_refused() {
+  constexpr int kNvmlNotSupported = 3;
+  return kNvmlNotSupported;
+}
+// The shim's answer for a function of NVML; null: the C library's answer holds.
+void* answer_of_nvml(void* handle, const char* name) {
+  if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return nullptr;
+  char base[128];
+  const bool known = nvml_hook(name) != nullptr;
+  if (!known && (!base_of(name, base, sizeof base) || nvml_hook(base) == nullptr)) return nullptr;
+  void* const found = libc_dlsym(handle, name);
+  if (found == nullptr) return nullptr;
+  if (known) return nvml_adopt(name, found);
+  group();  // reads the settings
+  return limited() ? unknown_version(name, found, reinterpret_cast<void*>(nvml_refused)) : nullptr;
 }
 
 // The same as answer(), for a library that the program has opened.
@@ -85,7 +109,7 @@ void* answer_of_library(void* handle, const char* name, int entry) {
   if (found == nullptr) {
     // A driver may have functions that the proxy lacks.
     if (entry >= 0 || !is_proxy(handle) || driver_handle(true) == nullptr) return nullptr;
-    void* const real = unknown_version(name, libc_dlsym(driver_handle(true), name));
+    void* const real = check_version(name, libc_dlsym(driver_handle(true), name));
     if (real != nullptr) forget_error();
     return real;
   }
@@ -93,9 +117,9 @@ void* answer_of_library(void* handle, const char* name, int entry) {
     if (!adopt_driver(found)) return nullptr;
     // Every function of a second driver is the first one's.
     void* const first = libc_dlsym(driver_handle(true), name);
-    if (first != found) return entry >= 0 ? gpushare_shim_entries[entry] : unknown_version(name, first);
+    if (first != found) return entry >= 0 ? gpushare_shim_entries[entry] : check_version(name, first);
   }
-  if (entry < 0) return unknown_version(name, found);
+  if (entry < 0) return check_version(name, found);
   return classified(entry) ? gpushare_shim_entries[entry] : nullptr;
 }
 
@@ -114,11 +138,7 @@ void* answer(void* handle, const char* name) {
                ? own
                : nullptr;
   }
-  if (begins(name, "nvml")) {
-    if (nvml_hook(name) == nullptr || handle == RTLD_NEXT || handle == RTLD_DEFAULT) return nullptr;
-    void* const found = libc_dlsym(handle, name);
-    return found != nullptr ? nvml_adopt(name, found) : nullptr;
-  }
+  if (begins(name, "nvml")) return answer_of_nvml(handle, name);
   // cuInit, but neither cudaMalloc nor cublasCreate.
   if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z') return nullptr;
   const int entry = find_entry(name);
@@ -181,7 +201,7 @@ Result answer_version(Result result, const char* base, void** function, int vers
     *function = hook;
     return result;
   }
-  if (unknown_version(base, *function) == *function) return result;
+  if (check_version(base, *function) == *function) return result;
   constexpr int kVersionNotSufficient = 2;
   *function = nullptr;
   if (out_status != nullptr) *out_status = kVersionNotSufficient;

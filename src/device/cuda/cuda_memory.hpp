@@ -108,7 +108,8 @@ class Memory {
  private:
   using Granule = api::CUmemGenericAllocationHandle;
   struct Physical {
-    // One of all its bytes, or each of granularity_bytes(); none while it is split, or after that has failed.
+    // One of all its bytes, or each of granularity_bytes(); none while it is split, or after that has failed without bytes to
+    // keep: the next mapping tries again.
     std::vector<Granule> granules;
     uint64_t bytes = 0;
     bool is_whole() const { return granules.size() == 1; }
@@ -168,7 +169,7 @@ class Memory {
   api::CUresult make_granule(uint64_t bytes, Granule* out_granule);
   void recycle(const Physical& memory);
   // Gives memory of which a part is to be mapped handles of one granule each, with its bytes. Errors: UNSUPPORTED (it is
-  // mapped as a whole), DEVICE_OUT_OF_MEMORY (memory with bytes in it is there twice meanwhile).
+  // mapped as a whole), DEVICE_OUT_OF_MEMORY or HOST_OUT_OF_MEMORY (memory with bytes in it is there twice meanwhile).
   base::Status split(Physical* memory);
   api::CUresult make_granules(uint64_t bytes, bool on_host, std::vector<Granule>* out_granules);
   api::CUresult copy_granules(Granule from, const std::vector<Granule>& to, uint64_t bytes);

@@ -49,13 +49,19 @@ class EventPool {
 
 enum class WaitMode { kBlock, kSpin, kCallback };
 
-// Asks until the driver answers otherwise than NOT_READY, or spin_ns are over. Returns the last answer.
+// Asks until the driver answers otherwise than NOT_READY, or spin_ns are over. Returns the last answer. Rests between two
+// questions, because each takes a lock of the driver that the launches of other threads want as well.
 template <class Query>
 api::CUresult ask_for(uint64_t spin_ns, Query query) {
+  constexpr uint64_t kRestNs = 1'000;
   api::CUresult now = query();
   if (now != api::CUDA_ERROR_NOT_READY || spin_ns == 0) return now;
   const base::Deadline until = base::Deadline::after(spin_ns);
-  while (now == api::CUDA_ERROR_NOT_READY && !until.passed()) now = query();
+  while (now == api::CUDA_ERROR_NOT_READY && !until.passed()) {
+    for (const uint64_t rested_ns = base::host_now_ns() + kRestNs; base::host_now_ns() < rested_ns;) {
+    }
+    now = query();
+  }
   return now;
 }
 

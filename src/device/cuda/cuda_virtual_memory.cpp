@@ -18,6 +18,11 @@ unsigned long long hex(uint64_t value) {
   return static_cast<unsigned long long>(value);
 }
 
+base::Status no_host_memory(const char* call, uint64_t bytes, api::CUresult result) {
+  return {GPUSHARE_HOST_OUT_OF_MEMORY,
+          std::string(call) + " of " + base::format_bytes(bytes) + ": no host memory to pin", result};
+}
+
 }  // namespace
 
 base::Status Memory::check_virtual() const {
@@ -169,28 +174,30 @@ base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
 }
 
 base::Status Memory::split(Physical* memory) {
-  Granule whole = 0;
+  Granule whole = 0;  // none: an attempt before this one had released it, and then failed
   bool holds_data = false;
   {
     base::MutexLock lock(mutex_);
     const auto it = memories_.find(memory);
-    if (it == memories_.end() || memory->released || memory->shared || !memory->is_whole() ||
-        memory->bytes == granularity_bytes_)
+    const bool live = it != memories_.end() && !memory->released && !memory->shared;
+    // While another thread splits it, that thread has a mapping of it.
+    const bool lacks = live && memory->granules.empty() && memory->mappings == 0;
+    if (!live || (!lacks && (!memory->is_whole() || memory->bytes == granularity_bytes_)))
       return {};  // nothing to do, or enter_mappings() says what is wrong
     if (memory->mappings > 0)
       return {GPUSHARE_UNSUPPORTED,
               base::format("va_map: the memory is mapped as a whole, %llu bytes, and a part of it cannot be "
                            "mapped beside that: CUDA maps whole handles",
                            hex(memory->bytes))};
-    whole = memory->granules.front();
-    holds_data = memory->was_mapped;
+    if (!lacks) whole = memory->granules.front();
+    holds_data = !lacks && memory->was_mapped;
     memory->granules.clear();  // nobody else maps it meanwhile
     ++memory->mappings;        // and it stays
   }
   std::vector<Granule> granules;
   const char* call = "cuMemCreate";
   // Without data the memory itself can be used again.
-  if (!holds_data) (void)context_.status(driver().cuMemRelease(whole), "cuMemRelease");
+  if (whole != 0 && !holds_data) (void)context_.status(driver().cuMemRelease(whole), "cuMemRelease");
   api::CUresult result = make_granules(memory->bytes, memory->on_host, &granules);
   if (result == api::CUDA_SUCCESS && holds_data) {
     call = "copying its bytes";
@@ -202,6 +209,7 @@ base::Status Memory::split(Physical* memory) {
     for (const Granule granule : granules)
       (void)context_.status(driver().cuMemRelease(granule), "cuMemRelease");
   const uint64_t bytes = memory->bytes;
+  const bool on_host = memory->on_host;
   std::unique_ptr<Physical> dead;
   {
     base::MutexLock lock(mutex_);
@@ -210,16 +218,19 @@ base::Status Memory::split(Physical* memory) {
     dead = drop_mapping(memory);
   }
   dispose(std::move(dead));
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY && on_host)
+    return no_host_memory("va_map of a part", bytes, result);
   if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("va_map of a part", bytes);
   return context_.status(result, call);
 }
 
 api::CUresult Memory::make_granules(uint64_t bytes, bool on_host, std::vector<Granule>* out_granules) {
-  const api::CUmemAllocationProp properties = on_host ? host_properties(host_node_) : granule_properties();
+  const api::CUmemAllocationProp on_node = host_properties(host_node_);
   out_granules->reserve(bytes / granularity_bytes_);
   while (out_granules->size() < bytes / granularity_bytes_) {
     Granule granule = 0;
-    const api::CUresult result = driver().cuMemCreate(&granule, granularity_bytes_, &properties, 0);
+    const api::CUresult result = on_host ? driver().cuMemCreate(&granule, granularity_bytes_, &on_node, 0)
+                                         : make_granule(granularity_bytes_, &granule);
     if (result != api::CUDA_SUCCESS) return result;
     out_granules->push_back(granule);
   }
@@ -265,10 +276,7 @@ base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t byt
   Granule granule = 0;
   if (const api::CUresult result = driver().cuMemCreate(&granule, bytes, &properties, 0);
       result != api::CUDA_SUCCESS) {
-    if (result == api::CUDA_ERROR_OUT_OF_MEMORY)
-      return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                          "phys_create_host of " + base::format_bytes(bytes) + ": no host memory to pin",
-                          result);
+    if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return no_host_memory("phys_create_host", bytes, result);
     base::Status status = context_.status(result, "cuMemCreate");
     if (context_.lost()) return status;
     // It gave some at open and does no longer: callers make do with pinned memory.
@@ -374,8 +382,7 @@ base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* c
     if (it->second->shared && count > 1)
       return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: shared memory is mapped by va_map"};
     if (it->second->granules.empty() || (bytes != held && it->second->is_whole()))
-      return {GPUSHARE_INVALID_STATE,
-              "va_map: another thread maps a part of the memory for the first time, or failed to"};
+      return {GPUSHARE_INVALID_STATE, "va_map: another thread maps a part of the memory for the first time"};
   }
   auto holder = reservations_.upper_bound(address);
   if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
@@ -440,7 +447,7 @@ base::Status Memory::map_parts(Address address, uint64_t bytes, gpushare_backend
     {
       base::MutexLock lock(mutex_);
       const auto it = memories_.find(memory);
-      is_part = it != memories_.end() && bytes < it->second->bytes;
+      is_part = it != memories_.end() && (bytes < it->second->bytes || it->second->granules.empty());
     }
     if (is_part) GPUSHARE_RETURN_IF_ERROR(split(memory));
   }

@@ -13,7 +13,7 @@
  *
  * With RECORDER_VERSION=14000 (or another number) cuGetProcAddress has a newer version of every function for whoever asks for
  * that version of CUDA. The library also exports two names that driver_table.inc has not got: cuOfTomorrow, and
- * cuMemAlloc_v9, a version of a function that it has.
+ * cuMemAlloc_v9, a version of a function that it has; and nvmlDeviceGetMemoryInfo_v9, a version that the shim does not know.
  *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
@@ -56,7 +56,8 @@ void recorder_let_copies(uint64_t copies);
 uint64_t recorder_copies(void);
 /* Physical memory of the host is refused from so many bytes on, those that there are included; at first no bound. */
 void recorder_set_host_limit(uint64_t bytes);
-/* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again). */
+/* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again; 3: it
+ * does not list this process, as in a container with process numbers of its own). */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
 /* So many processes of others (of number 1) are before this one in NVML's lists; 0 at first. */

@@ -16,7 +16,7 @@ extern "C" {
 
 /* Sets one property of the imaginary machine; 0, or -1 for an unknown key. Also from the environment, when
  * the library is loaded: CUDA_STANDIN="devices=2,memory_bytes=4294967296". Set before the first context is
- * made, except those after copy_bytes_per_s. "-1" is a value; costs takes "h100" as well.
+ * made, except those of NVML and those after copy_bytes_per_s. "-1" is a value; costs takes "h100" as well.
  *   devices             1
  *   memory_bytes        1 GiB    of each device
  *   multiprocessors     132
@@ -24,7 +24,7 @@ extern "C" {
  *   granularity_bytes   2 MiB    of virtual memory; 0 = devices without it
  *   driver_version      13000    symbols that are newer are absent from cuGetProcAddress
  *   other_user_bytes    0        memory of each device that somebody else holds
- *   context_bytes       0        memory that each context takes beside its blocks
+ *   context_bytes       500 MiB  memory that each context takes beside its blocks
  *   module_bytes        64 KiB   memory that each loaded module takes
  *   page_bytes          2 MiB    blocks take whole pages; those below half a page share pages
  *   fill                1        new memory holds 0xA5, in the first and last 4 KiB of it and of each 2 MiB; 0 = zeros
@@ -41,6 +41,8 @@ extern "C" {
  *   late_wake_ns        0        a thread that waits is woken so much later than what it waits for
  *   doorbell_spin_ns    0        a stream's thread looks for new work so long before it sleeps: a GPU does not sleep
  *   nvml_lists_process  1        0: NVML does not list this process, as in a namespace of process ids of its own
+ *   nvml_others         0        so many processes of others are before this one in NVML's list
+ *   nvml_hangs          0        1: NVML does not answer for processes until this is 0 again
  *   mig_instances       0        above 0: each GPU is divided by MIG into so many instances of equal memory, and a process sees one device, as
  *                                with a real driver
  *   costs               0        1 or "h100": standin_cost_ns() counts what calls would cost there

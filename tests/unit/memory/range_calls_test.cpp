@@ -89,10 +89,18 @@ TEST_CASE("spilled blocks lie in pinned memory once the driver refuses memory of
     blocks.push_back(*block);
   };
   spill();
-  REQUIRE(standin_configure("host_create_fails", 801) == 0);
   const uint64_t pinned = standin_calls("cuMemHostAlloc");
-  for (int i = 0; i < 8; ++i) spill();
-  CHECK(standin_calls("cuMemHostAlloc") == pinned + 1);  // one pool for all
+  for (const uint64_t result : {801, 2}) {  // not supported any more; the node is full
+    REQUIRE(standin_configure("host_create_fails", result) == 0);
+    for (int i = 0; i < 4; ++i) spill();
+    CHECK(standin_calls("cuMemHostAlloc") == pinned + 1);  // one pool for all
+  }
+  // Without either the first reason is told.
+  standin_fail_call("cuMemHostAlloc", 1, 2);
+  const base::Status none = heap->alloc_spilled(Kind::kModel, 64 * kMiB, 0).status();
+  CHECK(none.code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  CHECK(none.message().find("phys_create_host") != std::string::npos);
+  standin_clear_faults();
   REQUIRE(standin_configure("host_create_fails", 0) == 0);
   for (const Address block : blocks) REQUIRE_OK(f.memory->free(block));
   CHECK(f.memory->check() == "");

@@ -31,18 +31,19 @@ struct LogCapture {
 
 TEST_CASE("out of memory of the driver is the device's, with the numbers", "[cuda]") {
   auto device = open();
+  const uint64_t free_at_open = device->refresh_info()->free_bytes;
   standin_fail_call("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
   const auto refused = device->alloc(4096);
   CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(refused.status().native_code() == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(mentions(refused.status(), "4.00 KiB"));
-  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+  CHECK(device->refresh_info()->free_bytes == free_at_open);
 
   // Virtual memory, with nothing left behind.
   const uint64_t granule = device->info().mapping_granularity_bytes;
   standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(device->phys_create(4 * granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+  CHECK(device->refresh_info()->free_bytes == free_at_open);
 
   // Pinned memory is the host's.
   standin_fail_call("cuMemHostAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
@@ -97,6 +98,7 @@ TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
 
 TEST_CASE("memory is split when a part of it is mapped, and is as it was when that fails", "[cuda]") {
   auto device = open("pool_bytes=0");
+  const uint64_t free_at_open = device->refresh_info()->free_bytes;
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const auto range = device->va_reserve(4 * granule);
   // With bytes in it: these stay.
@@ -129,14 +131,53 @@ TEST_CASE("memory is split when a part of it is mapped, and is as it was when th
   }
   REQUIRE_OK(device->va_unmap(*range, granule));
   REQUIRE_OK(device->phys_release(*memory));
-  // Without: it is not there twice, and is gone when it cannot be had again.
-  const auto fresh = device->phys_create(4 * granule);
-  standin_fail_call("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
-  CHECK(device->va_map(*range, granule, *fresh, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  CHECK(device->va_map(*range, granule, *fresh, 0).code() == GPUSHARE_INVALID_STATE);
-  REQUIRE_OK(device->phys_release(*fresh));
+  // Without: it is not there twice. Where it cannot be had again, the next mapping of a part or of all of it tries anew.
+  for (const uint64_t bytes : {granule, 4 * granule}) {
+    const auto fresh = device->phys_create(4 * granule);
+    standin_fail_call("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(device->va_map(*range, granule, *fresh, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(device->va_map(*range, bytes, *fresh, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE_OK(device->va_map(*range, bytes, *fresh, 0));
+    REQUIRE_OK(device->va_unmap(*range, bytes));
+    REQUIRE_OK(device->phys_release(*fresh));
+  }
+  const auto released = device->phys_create(4 * granule);  // while it is nowhere
+  standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, granule, *released, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->phys_release(*released));
+  // Memory of the host: it is the host that has too little.
+  const auto on_host = device->phys_create_host(4 * granule);
+  standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, granule, *on_host, 0).code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, granule, *on_host, granule));
+  REQUIRE_OK(device->va_unmap(*range, granule));
+  REQUIRE_OK(device->phys_release(*on_host));
   REQUIRE_OK(device->va_free(*range, 4 * granule));
-  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+  CHECK(device->refresh_info()->free_bytes == free_at_open);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("pooled handles serve a split, and give way to it", "[cuda]") {
+  auto device = open("pool_bytes=64MiB");
+  const uint64_t free_at_open = device->refresh_info()->free_bytes;
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(4 * granule);
+  const auto split = device->phys_create(4 * granule);
+  for (const uint64_t bytes : {granule, 2 * granule}) {
+    const auto pooled = device->phys_create(bytes);
+    REQUIRE_OK(pooled.status());
+    REQUIRE_OK(device->phys_release(*pooled));
+  }
+  const uint64_t made = standin_calls("cuMemCreate");
+  standin_fail_call("cuMemCreate", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, granule, *split, 0));
+  CHECK(standin_calls("cuMemCreate") == made + 4);  // one came from the pool, one was asked for twice
+  REQUIRE_OK(device->va_unmap(*range, granule));
+  REQUIRE_OK(device->phys_release(*split));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  CHECK(device->refresh_info()->free_bytes == free_at_open);
   REQUIRE_OK(device->close());
   check_clean();
 }
@@ -179,13 +220,14 @@ TEST_CASE("a run that fails half-way is taken back, and one that is unmapped in 
 
 TEST_CASE("memory released while it is being mapped in vain goes when the attempt ends", "[cuda]") {
   auto device = open("pool_bytes=0");
+  const uint64_t free_at_open = device->refresh_info()->free_bytes;
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const auto range = device->va_reserve(granule);
   const auto memory = device->phys_create(granule);
   standin_fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
   CHECK_FALSE(device->va_map(*range, granule, *memory, 0).ok());
   REQUIRE_OK(device->phys_release(*memory));
-  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+  CHECK(device->refresh_info()->free_bytes == free_at_open);
   REQUIRE_OK(device->va_free(*range, granule));
   REQUIRE_OK(device->close());
   check_clean();

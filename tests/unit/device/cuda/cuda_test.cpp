@@ -80,7 +80,7 @@ TEST_CASE("memory that other threads take and return meanwhile is not taken for 
     CHECK(wrong == 0);
     CHECK(measured > 0);
   }
-  REQUIRE(standin_configure("context_bytes", 0) == 0);
+  REQUIRE(standin_configure("context_bytes", kContextBytes) == 0);
   check_clean();
 }
 
@@ -98,6 +98,10 @@ TEST_CASE("what the process's context takes is told apart from the memory of its
     REQUIRE(standin_configure("nvml_lists_process", 0) == 0);
     CHECK(device->context_bytes().status().code() == GPUSHARE_UNSUPPORTED);
     REQUIRE(standin_configure("nvml_lists_process", 1) == 0);
+    // However many processes others have.
+    REQUIRE(standin_configure("nvml_others", 5000) == 0);
+    CHECK(context_bytes() == 5 << 20);
+    REQUIRE(standin_configure("nvml_others", 0) == 0);
     const auto block = device->alloc(4 << 20);  // whole pages of the driver, which counts those
     REQUIRE_OK(block.status());
     const auto memory = device->phys_create(2 << 20);
@@ -137,10 +141,24 @@ TEST_CASE("what the process's context takes is told apart from the memory of its
     CHECK(context_bytes() == 5 << 20);
     REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
   }
-  REQUIRE(standin_configure("context_bytes", 0) == 0);
+  REQUIRE(standin_configure("context_bytes", kContextBytes) == 0);
   const auto host = Device::open("host");
   REQUIRE_OK(host.status());
   CHECK((*host)->context_bytes().status().code() == GPUSHARE_UNSUPPORTED);
+  check_clean();
+}
+
+TEST_CASE("an NVML that hangs holds up nobody, and is asked again when it has answered", "[cuda]") {
+  auto device = open();
+  REQUIRE(standin_configure("nvml_hangs", 1) == 0);
+  for (const char* why : {"3 s", "another call", "another call"}) {
+    const Status unknown = device->context_bytes().status();
+    CHECK(unknown.code() == GPUSHARE_UNSUPPORTED);
+    CHECK(mentions(unknown, why));
+  }
+  REQUIRE(standin_configure("nvml_hangs", 0) == 0);
+  while (!device->context_bytes().ok()) std::this_thread::yield();
+  REQUIRE_OK(device->close());
   check_clean();
 }
 
@@ -248,8 +266,8 @@ TEST_CASE("capacity can be a share, and follows the other users of the GPU", "[c
   const auto refused = device->alloc(513u << 20);
   CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(mentions(refused.status(), "512.00 MiB"));
-  // Somebody else takes 900 of the 1024 MiB: what is free is less than our share.
-  REQUIRE(standin_configure("other_user_bytes", 900ull << 20) == 0);
+  // Somebody else takes 400 of the 1024 MiB, and the context 500: what is free is less than our share.
+  REQUIRE(standin_configure("other_user_bytes", 400ull << 20) == 0);
   CHECK(device->refresh_info()->free_bytes == 124u << 20);
   const auto taken = device->alloc(200u << 20);
   CHECK(taken.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
@@ -339,17 +357,17 @@ TEST_CASE("pinned memory is mapped: the device reads what the host wrote, at the
 TEST_CASE("released handles are reused, and give way when memory is short", "[cuda]") {
   auto device = open("pool_bytes=64MiB");
   const uint64_t granule = device->info().mapping_granularity_bytes;
-  const uint64_t total = device->info().total_bytes;
+  const uint64_t free = device->refresh_info()->free_bytes;
   auto memory = device->phys_create(4 * granule);
   REQUIRE_OK(memory.status());
   const uint64_t created = standin_calls("cuMemCreate");
   REQUIRE_OK(device->phys_release(*memory));
-  CHECK(device->refresh_info()->free_bytes == total);  // pooled is free
+  CHECK(device->refresh_info()->free_bytes == free);  // pooled is free
   memory = device->phys_create(4 * granule);
   CHECK(standin_calls("cuMemCreate") == created);
   REQUIRE_OK(device->phys_release(*memory));
   const uint64_t released = standin_calls("cuMemRelease");
-  const auto all = device->alloc(total);
+  const auto all = device->alloc(free);
   REQUIRE_OK(all.status());
   CHECK(standin_calls("cuMemRelease") == released + 1);
   REQUIRE_OK(device->free(*all));

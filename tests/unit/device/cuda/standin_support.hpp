@@ -15,6 +15,8 @@ namespace standin_test {
 using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-namespace): the driver's own names
 using gpushare::test::Gate;
 
+constexpr uint64_t kContextBytes = 500ull << 20;  // as standin.h has it
+
 #define GPUSHARE_DECLARE(need, name, exported, version, parameters) extern "C" CUresult exported parameters;
 GPUSHARE_CUDA_SYMBOLS(GPUSHARE_DECLARE)
 #undef GPUSHARE_DECLARE
