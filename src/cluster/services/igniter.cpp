@@ -86,15 +86,20 @@ void fit_active_time(const std::vector<double>& batches, const std::vector<doubl
 IgniterProfile read_igniter(Fields& fields) {
   IgniterProfile profile;
   fields.with("hardware", [&](Fields& hardware) {
+    hardware.about("max_clock", "In MHz.");
+    hardware.about("power_cap", "In W.");
+    hardware.about("idle_power", "In W.");
+    hardware.about("share_step", "In percent.");
+    hardware.about("by_workloads_1_to_5", "In W, MHz and ms, for one to five workloads.");
     profile.max_clock = hardware.number("max_clock", kPositive);
     profile.power_cap = hardware.number("power_cap", kPositive);
     profile.idle_power = hardware.number("idle_power", kNotNegative);
     profile.share_step = hardware.number("share_step", {0, 100, true}) / 100;
     profile.bytes_per_ms = hardware.number("bytes_per_ms", kPositive);
     hardware.with("by_workloads_1_to_5", [&](Fields& by_workloads) {
-      const std::vector<double> power = by_workloads.matrix_row("power", 5, kPositive);
-      const std::vector<double> clock = by_workloads.matrix_row("clock", 5, kPositive);
-      const std::vector<double> idle = by_workloads.matrix_row("scheduling_idle_ms", 5, kNotNegative);
+      const std::vector<double> power = by_workloads.numbers("power", 5, kPositive, 5);
+      const std::vector<double> clock = by_workloads.numbers("clock", 5, kPositive, 5);
+      const std::vector<double> idle = by_workloads.numbers("scheduling_idle_ms", 5, kNotNegative, 5);
       if (!by_workloads.ok()) return;
       const Line delay = fit_line(
           {2, 3, 4, 5}, {idle[1] - idle[0], idle[2] - idle[0], idle[3] - idle[0], idle[4] - idle[0]});
@@ -113,11 +118,18 @@ IgniterProfile read_igniter(Fields& fields) {
     });
   });
   const std::vector<double> batches = fields.numbers("batches", 2, kPositive);
+  fields.about("shares", "In percent.");
   std::vector<double> shares = fields.numbers("shares", 2, {0, 100, true});
   for (double& share : shares) share /= 100;
   if (fields.ok() && batches.size() * shares.size() < 4)
     fields.refuse("shares", "batches times shares must be at least 4 measurements");
   fields.each_named("models", [&](Fields& measured, const std::string& name) {
+    measured.about("latency", "In ms, alone: a list a batch, of numbers a share.");
+    measured.about("power", "In W, alone: a list a batch, of numbers a share.");
+    measured.about("clock", "In MHz, alone: a list a batch, of numbers a share.");
+    measured.about("l2", "Utilisation of the L2 cache in percent, in the run of pair.");
+    measured.about("l2_by_batch", "Utilisation of the L2 cache in percent, alone.");
+    measured.about("pair", "A run beside one other workload.");
     IgniterModel model;
     model.input_bytes = measured.number("input_bytes", kNotNegative);
     model.output_bytes = measured.number("output_bytes", kNotNegative);
