@@ -160,6 +160,7 @@ class RetrainingKindProblem final : public Problem {
   static RetrainingScheduler scheduler_of(std::string_view choice) {
     return choice == "none"      ? RetrainingScheduler::kNone
            : choice == "uniform" ? RetrainingScheduler::kUniform
+           : choice == "fixed"   ? RetrainingScheduler::kFixed
            : choice == "thief"   ? RetrainingScheduler::kThief
            : choice == "ekya"    ? RetrainingScheduler::kEkya
                                  : RetrainingScheduler::kGpushare;
@@ -208,9 +209,9 @@ const Kind& retraining_kind() {
   static const Kind kind = {
       "retraining",
       "scheduler",
-      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"none", "uniform", "fixed", "thief", "ekya", "gpushare"},
       {"gpushare"},
-      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"none", "uniform", "fixed", "thief", "ekya", "gpushare"},
       {"gpushare"},
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
