@@ -234,7 +234,7 @@ class ClusterRunCommand final : public Command {
                                 cluster::parse_document("{\"devices\": " + text + "}"));
       base::Status error;
       cluster::Fields fields(list, &error);
-      input.devices = cluster::read_devices(fields);
+      input.devices = cluster::read_devices(fields, true);
       if (!error.ok()) return error.with_context(devices);
     }
     sim::TrainingFileOptions options;

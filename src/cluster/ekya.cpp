@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cluster/learn/profiler_error.hpp"
 #include "cluster/never.hpp"
@@ -216,10 +217,24 @@ class Planner {
     return result;
   }
 
+  // How a window's shares are divided whenever a retraining ends.
+  struct Division {
+    bool stolen = false;    // by steal(), else the best fixed shares for the rest of the window
+    double end_weight = 0;  // of the best fixed shares
+  };
+  std::vector<Option> divide(const Division& by, size_t window, const std::vector<StreamState>& states,
+                             double left) {
+    if (!by.stolen) return best_fixed(window, states, left, by.end_weight);
+    std::vector<Option> options = steal(window, states, left);
+    for (Option& option : options)  // without a retraining its share is with inference
+      if (option.configuration < 0) option.inference += std::exchange(option.retraining, 0);
+    return options;
+  }
+
   // A window whose shares are divided anew whenever a retraining ends, by `decides`: this planner, or one that was told
   // other accuracies.
   // `first` replaces the first division if it is given.
-  RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, double end_weight,
+  RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, const Division& by,
                                      const std::vector<Option>* first, Planner& decides, const Begun& begun) {
     RetrainingWindow result;
     result.profiling_s = begun.seconds;
@@ -231,7 +246,7 @@ class Planner {
     while (now < problem_.window_s * (1 - kTolerance)) {
       const double left = problem_.window_s - now;
       const std::vector<Option> options =
-          now == 0 && first != nullptr ? *first : decides.best_fixed(window, states, left, end_weight);
+          now == 0 && first != nullptr ? *first : decides.divide(by, window, states, left);
       result.phases.push_back(phase_of(options, now));
       double step = left;  // until the first retraining ends
       for (size_t v = 0; v < states.size(); ++v) {
@@ -281,22 +296,38 @@ class Planner {
     window.accuracy = sum / double(window.stream_accuracy.size());
   }
 
+  // The quanta in equal parts to the jobs: a stream's inference, and its retraining unless that has ended.
+  std::vector<int64_t> fair_start(const std::vector<StreamState>& states) const {
+    std::vector<size_t> jobs;
+    for (size_t v = 0; v < states.size(); ++v) {
+      jobs.push_back(2 * v);
+      if (!states[v].done) jobs.push_back(2 * v + 1);
+    }
+    std::vector<int64_t> shares(2 * states.size(), 0);
+    for (size_t i = 0; i < jobs.size(); ++i)
+      shares[jobs[i]] = quanta_ / int64_t(jobs.size()) + (i < size_t(quanta_ % int64_t(jobs.size())) ? 1 : 0);
+    return shares;
+  }
+
   // Algorithm 1 as printed: from a fair start every job in turn steals quanta from every other while the estimate
   // rises, and stops at the first quantum that does not raise it. Without a retraining configuration that fits, a
   // stream's retraining share is idle. A division that keeps some stream below the floor has no estimate (that stream's
   // list of configurations is empty), so that a start below the floor from which no single quantum leads out stays:
-  // then nothing is retrained.
+  // then nothing is retrained. Asked again within a window, streams that were retrained in it have no retraining job, and
+  // what is being retrained goes on with its configuration.
   std::vector<Option> steal(size_t window, const std::vector<StreamState>& states, double left) const {
     const size_t jobs = 2 * states.size();
-    std::vector<int64_t> shares(jobs, quanta_ / int64_t(jobs));
-    for (size_t j = 0; j < size_t(quanta_ % int64_t(jobs)); ++j) ++shares[j];
+    const auto is_job = [&](size_t job) { return job % 2 == 0 || !states[job / 2].done; };
+    std::vector<int64_t> shares = fair_start(states);
     const auto estimate_of = [&](size_t v, const std::vector<int64_t>& at, Option& best) {
       best = {at[2 * v], 0, -1};
       const Outcome none = outcome(v, window, states[v], best, left);
       best.retraining = at[2 * v + 1];
       double greatest = none.below_floor > kTolerance ? -kNever : none.integral;
       for (int c = 0; c < int(configurations(v, window).size()); ++c) {
-        if (!configurations(v, window)[size_t(c)].offered) continue;
+        const bool allowed =
+            states[v].running >= 0 ? states[v].running == c : configurations(v, window)[size_t(c)].offered;
+        if (!allowed || states[v].done) continue;
         const Option option{at[2 * v], at[2 * v + 1], c};
         const Outcome got = outcome(v, window, states[v], option, left);
         if (!got.feasible || got.below_floor > kTolerance || got.integral <= greatest) continue;
@@ -316,7 +347,7 @@ class Planner {
     double best = sum(estimates);
     for (size_t thief = 0; thief < jobs; ++thief) {
       for (size_t victim = 0; victim < jobs; ++victim) {
-        while (thief != victim && shares[victim] > 0) {
+        while (thief != victim && is_job(thief) && shares[victim] > 0) {
           --shares[victim];
           ++shares[thief];
           auto moved = estimates;
@@ -397,7 +428,7 @@ class Planner {
     const size_t windows = problem_.windows();
     for (size_t w = 0; w < windows; ++w) {
       const double weight = w + 1 < windows ? end_weight : 0;
-      plan.windows.push_back(play_divided_anew(w, states, weight,
+      plan.windows.push_back(play_divided_anew(w, states, {false, weight},
                                                w < first.size() && !first[w].empty() ? &first[w] : nullptr,
                                                *this, begin(states, 0, 0)));
     }
@@ -554,15 +585,17 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
   if (problem.streams.empty()) return RetrainingPlan{};
   Planner planner(problem);
   if (scheduler == RetrainingScheduler::kGpushare) return planner.best_plan();
-  if (scheduler == RetrainingScheduler::kEkya) return planner.fixed_plan();
+  if (scheduler == RetrainingScheduler::kFixed) return planner.fixed_plan();
   RetrainingPlan plan;
   auto states = planner.start();
   for (size_t w = 0; w < problem.windows(); ++w) {
-    plan.windows.push_back(
-        scheduler == RetrainingScheduler::kThief
-            ? planner.play_fixed(w, states, planner.steal(w, states, problem.window_s),
-                                 planner.begin(states, 0, 0))
-            : planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, planner));
+    if (scheduler == RetrainingScheduler::kThief || scheduler == RetrainingScheduler::kEkya)
+      plan.windows.push_back(planner.play_divided_anew(w, states,
+                                                       {scheduler == RetrainingScheduler::kThief, 0}, nullptr,
+                                                       planner, planner.begin(states, 0, 0)));
+    else
+      plan.windows.push_back(
+          planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, planner));
   }
   return Planner::with_mean(std::move(plan));
 }
@@ -577,24 +610,24 @@ struct WindowRule {
 };
 
 RetrainingWindow play_rule(const WindowRule& rule, const Planner& truth, Planner& decides, size_t window,
-                           std::vector<StreamState>& states, const Begun& begun, double left_s) {
+                           std::vector<StreamState>& states, const Begun& begun) {
   switch (rule.kind) {
     case WindowRule::Kind::kEqual:  // the equal shares are not bound to quanta
     case WindowRule::Kind::kEqualRetrained:
       return truth.play_fair(window, states, rule.kind == WindowRule::Kind::kEqualRetrained, decides);
     case WindowRule::Kind::kStolen:
-      return truth.play_fixed(window, states, decides.steal(window, states, left_s), begun);
     case WindowRule::Kind::kDivided:
       break;
   }
-  return Planner(truth).play_divided_anew(window, states, rule.end_weight, nullptr, decides, begun);
+  return Planner(truth).play_divided_anew(
+      window, states, {rule.kind == WindowRule::Kind::kStolen, rule.end_weight}, nullptr, decides, begun);
 }
 
 // The portfolio of a window: each rule is played by what is believed. Of the next window, which is not known, it is assumed
 // that nothing is retrained in it: a stream's accuracy is worth what the devices can serve of it. The product of the two
 // windows' accuracies is compared and not their sum, so that no rule gives much of this window for what may not come.
 WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, bool last,
-                     const Begun& begun, double left_s) {
+                     const Begun& begun) {
   std::vector<WindowRule> rules = {{WindowRule::Kind::kDivided, 0}, {WindowRule::Kind::kStolen, 0}};
   if (!last)
     for (const double weight : kEndWeights) rules.push_back({WindowRule::Kind::kDivided, weight});
@@ -606,7 +639,7 @@ WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamSt
   Portfolio<WindowRule> portfolio;
   for (const WindowRule& rule : rules) {
     auto end = states;
-    const RetrainingWindow played = play_rule(rule, decides, decides, window, end, begun, left_s);
+    const RetrainingWindow played = play_rule(rule, decides, decides, window, end, begun);
     const double later = last ? 0 : logarithm(decides.without_retraining(end));
     portfolio.offer(played.below_floor * kPerPointBelowFloor - logarithm(played.accuracy) - later, rule);
   }
@@ -646,9 +679,11 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
             planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, decides));
         break;
       case RetrainingScheduler::kThief:
-        plan.windows.push_back(planner.play_fixed(w, states, decides.steal(w, states, left), begun));
-        break;
       case RetrainingScheduler::kEkya:
+        plan.windows.push_back(planner.play_divided_anew(
+            w, states, {scheduler == RetrainingScheduler::kThief, 0}, nullptr, decides, begun));
+        break;
+      case RetrainingScheduler::kFixed:
         plan.windows.push_back(planner.play_fixed(w, states, decides.best_fixed(w, states, left, 0), begun));
         break;
       case RetrainingScheduler::kGpushare: {
@@ -658,8 +693,8 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
           for (RetrainingConfiguration& own : list[w])
             own.accuracy = error.believed(v, own.name, own.accuracy);
         }
-        const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun, left);
-        plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun, left));
+        const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun);
+        plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun));
         for (size_t v = 0; v < truth.streams.size(); ++v) {
           const auto& list = decides.configurations(v, w);
           for (size_t c = 0; c < list.size(); ++c) {

@@ -61,7 +61,9 @@ struct RetrainingProblem {
   int64_t quanta() const;  // whole quanta in the devices
 };
 
-enum class RetrainingScheduler { kNone, kUniform, kThief, kEkya, kGpushare };
+// kThief is Algorithm 1 as printed, kEkya the best fixed shares; both are asked again whenever a retraining ends, as the source
+// does. kFixed is kEkya asked once a window.
+enum class RetrainingScheduler { kNone, kUniform, kFixed, kThief, kEkya, kGpushare };
 
 struct StreamShare {
   double inference = 0;  // devices

@@ -100,7 +100,21 @@ void FifoPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
   fill(run);
 }
 
+const TrialLimits& StaticFluidPolicy::limits_of(const TrialRun& run, const std::vector<size_t>& trials) {
+  if (limits_) return *limits_;
+  constexpr size_t kMostMeasured = 64;    // trials: they are much alike
+  constexpr double kLeastBenefit = 1e-9;  // O_th of the source, which gives no value: any benefit counts
+  limits_ = run.limits();
+  std::vector<double> mean_s(size_t(limits_->max_packed), 0);  // with p trials on a device, in any unit
+  for (size_t i = 0; i < std::min(trials.size(), kMostMeasured); ++i)
+    for (int p = 1; p <= limits_->max_packed; ++p)
+      mean_s[size_t(p) - 1] += duration(run.trials()[trials[i]].trial, p == 1 ? 1 : -p);
+  limits_->max_packed = packing_limit(mean_s, kLeastBenefit);
+  return *limits_;
+}
+
 void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
+  const TrialLimits& limits = limits_of(run, trials);
   const std::vector<std::pair<double, size_t>> order = by_work_left(run, trials);
   double work = 0;
   for (const auto& [left, trial] : order) work += left;
@@ -108,7 +122,7 @@ void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials
   const int devices = idle > 0 ? idle : int(run.devices().size());
   for (const auto& [left, trial] : order) {
     const TrialRun::State& state = run.trials()[trial];
-    Width width = share_of_work(left, work, devices, run.limits());
+    Width width = share_of_work(left, work, devices, limits);
     if (width > 1) {  // no more devices than have the memory
       const auto enough = std::count_if(
           run.devices().begin(), run.devices().end(),
@@ -139,11 +153,12 @@ void DynamicFluidPolicy::finished(TrialRun& run) {
     bool grows;
   };
   std::vector<Pays> pays;
-  const double cost = run.limits().change_cost_s;
+  const TrialLimits& limits = limits_of(run, trials);
+  const double cost = limits.change_cost_s;
   for (size_t i = 0; i < trials.size(); ++i) {
     const TrialRun::State& state = run.trials()[trials[i]];
     const Width now = state.width;
-    const Width then = share_of_work(lefts[i], work, int(run.devices().size()), run.limits());
+    const Width then = share_of_work(lefts[i], work, int(run.devices().size()), limits);
     if (then == now) continue;
     const double part = run.remaining(trials[i]);
     const double time_now = part * duration(state.trial, now);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cluster/fluid.hpp"
@@ -49,6 +50,13 @@ class StaticFluidPolicy : public QueuePolicy {
   StaticFluidPolicy() : QueuePolicy(false) {}
   void arrived(TrialRun& run, const std::vector<size_t>& trials) override;
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<StaticFluidPolicy>(*this); }
+
+ protected:
+  // The limits with the source's c, which is measured once, with the first trials.
+  const TrialLimits& limits_of(const TrialRun& run, const std::vector<size_t>& trials);
+
+ private:
+  std::optional<TrialLimits> limits_;
 };
 
 // Algorithm 3.2: when something is released and no trial waits, the same formula on what remains.

@@ -16,6 +16,8 @@
 
 namespace gpushare::cluster {
 
+inline constexpr uint64_t kDocumentVersion = 1;
+
 // How a document is played through.
 struct PlayOptions {
   std::optional<double> noise;       // in place of the document's; what it is of, the kind's schema says
@@ -62,10 +64,9 @@ struct Kind {
   std::vector<const char*> run_choices;  // schedulers that play a document
   std::vector<const char*> run_defaults;
   bool needs_devices;  // else the document may leave them out
-  // Reads the kind's own fields. Errors go to `document`; what comes back is then not used.
+  // Reads the kind's own fields, and describes them for the schema. Errors go to `document`; what comes back is then not
+  // used.
   std::unique_ptr<Problem> (*read)(Fields& document, const std::vector<Device>& devices);
-  // JSON Schema of the kind's own fields: {"properties": {...}, "required": [...], "$defs": {...}}.
-  const char* schema;
   bool devices_fail = false;  // it plays devices that go down and come back
 };
 
@@ -73,6 +74,10 @@ const Kind& services_kind();
 const Kind& trials_kind();
 const Kind& retraining_kind();
 const Kind& shares_kind();
+const Kind& reservations_kind();
+
+// Reads the fields that every kind has: version, kind and devices.
+std::vector<Device> read_frame(Fields& document, const Kind& kind);
 
 // All of them, in the order in which help lists them.
 const std::vector<const Kind*>& kinds();

@@ -58,25 +58,25 @@ class MixProblem final : public Problem {
       document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over",
                                        devices.size(), kMostDevices));
     for (size_t part = 0; part < kParts && document.ok(); ++part) {
+      document.about(kPartNames[part], "The fields of a document of that kind.");
       if (!document.has(kPartNames[part])) continue;
       document.with(kPartNames[part], [&](Fields& fields) { kinds_[part]->read(fields, devices); });
       if (!document.ok()) return;
-      parts_[part] = *document.find(kPartNames[part]);
+      if (const Json* there = document.find(kPartNames[part])) parts_[part] = *there;
       there_.push_back(part);
     }
-    if (document.ok() && there_.empty())
-      document.refuse_all("give at least one of services, retraining, trials and training");
+    document.at_least_one({"services", "retraining", "trials", "training"});
     if (document.ok() && there_.size() > devices.size())
       document.refuse_all(
           base::format("devices: %zu are fewer than the %zu parts", devices.size(), there_.size()));
+    document.about("specialists", "Who runs the parts of static.");
     if (document.ok() && document.has("specialists"))
       document.with("specialists", [&](Fields& fields) {
         for (size_t part = 0; part < kParts; ++part) {
-          const std::string name = fields.text_or(kPartNames[part], specialists_[part].c_str());
           const auto& choices = kinds_[part]->run_choices;
-          if (std::find(choices.begin(), choices.end(), name) == choices.end())
-            fields.refuse(kPartNames[part], "no scheduler of that kind");
-          specialists_[part] = name;
+          const auto usual = std::find(choices.begin(), choices.end(), specialists_[part]);
+          specialists_[part] =
+              choices[fields.one_of_or(kPartNames[part], choices, size_t(usual - choices.begin()))];
         }
       });
   }
@@ -376,35 +376,10 @@ class MixProblem final : public Problem {
   const std::string ours_[kParts] = {"gpushare", "gpushare", "gpushare", "gpushare"};
 };
 
-// The fields of a part are those of a document of its kind.
-std::string mix_schema(const PartKinds& kinds) {
-  OrderedJson properties = OrderedJson::object(), definitions = OrderedJson::object();
-  OrderedJson specialists = OrderedJson::object();
-  for (size_t part = 0; part < kParts; ++part) {
-    const OrderedJson own = OrderedJson::parse(kinds[part]->schema);
-    properties[kPartNames[part]] = object({{"type", "object"},
-                                           {"properties", own.at("properties")},
-                                           {"required", own.at("required")},
-                                           {"additionalProperties", false}});
-    specialists[kPartNames[part]] = object({{"enum", kinds[part]->run_choices}});
-  }
-  properties["specialists"] =
-      object({{"description",
-               "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
-              {"type", "object"},
-              {"properties", std::move(specialists)},
-              {"additionalProperties", false}});
-  return object({{"properties", std::move(properties)},
-                 {"required", OrderedJson::array()},
-                 {"$defs", std::move(definitions)}})
-      .dump();
-}
-
 }  // namespace
 
 const Kind& mix_kind(const Kind& training) {
   static const PartKinds parts = {&services_kind(), &retraining_kind(), &trials_kind(), &training};
-  static const std::string schema = mix_schema(parts);
   static const Kind kind = {
       "mix",
       "scheduler",
@@ -415,8 +390,7 @@ const Kind& mix_kind(const Kind& training) {
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<MixProblem>(document, devices, parts);
-      },
-      schema.c_str()};
+      }};
   return kind;
 }
 

@@ -84,11 +84,7 @@ base::Status open(std::string_view text, const std::vector<const Kind*>& known, 
   out.kind = read_kind(fields, known);
   GPUSHARE_RETURN_IF_ERROR(error);
   GPUSHARE_RETURN_IF_ERROR(chosen(*out.kind));
-  if (out.kind->needs_devices || fields.has("devices")) out.devices = read_devices(fields);
-  for (size_t d = 0; d < out.devices.size() && error.ok(); ++d)
-    if (!out.devices[d].down.empty() && !out.kind->devices_fail)
-      fields.refuse_all(base::format(
-          "devices[%zu].down: only documents of kinds services and training say when devices fail", d));
+  out.devices = read_frame(fields, *out.kind);
   GPUSHARE_RETURN_IF_ERROR(error);
   out.problem = out.kind->read(fields, out.devices);
   fields.done();

@@ -12,8 +12,6 @@
 
 namespace gpushare::cluster {
 
-inline constexpr uint64_t kDocumentVersion = 1;
-
 struct PlanOptions {
   std::vector<std::string> schedulers;  // empty: the kind's default. For kinds that choose a scheduler
   std::vector<std::string> objectives;  // empty: the kind's default. For kinds that choose an objective

@@ -9,6 +9,7 @@ namespace {
 
 Amounts read_needs(Fields& fields) {
   Amounts needs;
+  fields.about("needs", "How much of each resource the part takes on one node.");
   for (const auto& [name, amount] : fields.named_numbers("needs", kPositive)) needs[name] = amount;
   return needs;
 }
@@ -18,6 +19,9 @@ std::vector<Part> read_parts(Fields& fields) {
   fields.each("parts", 1, [&](Fields& inner, size_t) {
     Part part;
     part.needs = read_needs(inner);
+    inner.about("count", "So many of these parts.");
+    inner.about("apart", "Each part on a node of its own.");
+    inner.about("node", "On that node.");
     part.count = int(inner.whole_or("count", 1, 4096, 1));
     part.apart = inner.flag_or("apart", false);
     part.node = inner.text_or("node", "");
@@ -30,45 +34,61 @@ uint64_t in_ns(double ms) {
   return static_cast<uint64_t>(ms * 1e6);
 }
 
-}  // namespace
-
-base::Result<ReservationRequest> read_reservation(std::string_view text, uint64_t now_ns) {
+template <class Read>
+auto read_text(std::string_view text, Read&& read) -> base::Result<decltype(read(std::declval<Fields&>()))> {
   GPUSHARE_ASSIGN_OR_RETURN(const Json document, parse_document(text));
   base::Status error;
   Fields fields(document, &error);
+  auto out = read(fields);
+  fields.done();
+  GPUSHARE_RETURN_IF_ERROR(error);
+  return out;
+}
+
+}  // namespace
+
+ReservationRequest read_request(Fields& fields, uint64_t now_ns) {
+  constexpr Range kMilliseconds{0, 1e9, false};
   ReservationRequest request;
+  fields.about(nullptr,
+               "A request for resources: all parts of one alternative, the first that fits, or nothing.");
+  fields.about("deadline_ms", "The request waits so long at most.");
+  fields.about("lease_ms", "The grant ends after so long.");
   request.owner = fields.text("owner");
-  const bool list = fields.has("alternatives");
-  if (list == fields.has("parts")) fields.refuse_all("give one of parts and alternatives");
-  if (list) {
+  fields.exactly_one({"parts", "alternatives"});
+  if (fields.has("alternatives"))
     fields.each("alternatives", 1,
                 [&](Fields& inner, size_t) { request.alternatives.push_back(read_parts(inner)); });
-  } else {
-    request.alternatives.push_back(read_parts(fields));
-  }
-  constexpr Range kMilliseconds{0, 1e9, false};
+  if (fields.has("parts")) request.alternatives.push_back(read_parts(fields));
   if (fields.has("deadline_ms"))
     request.deadline_ns = now_ns + in_ns(fields.number("deadline_ms", kMilliseconds));
   if (fields.has("lease_ms")) request.lease_ns = in_ns(fields.number("lease_ms", kMilliseconds));
-  fields.done();
-  GPUSHARE_RETURN_IF_ERROR(error);
   return request;
 }
 
-base::Result<ReservationTable::Where> read_where(std::string_view text) {
-  GPUSHARE_ASSIGN_OR_RETURN(const Json document, parse_document(text));
-  base::Status error;
-  Fields fields(document, &error);
+ReservationTable::Where read_place(Fields& fields) {
   ReservationTable::Where where;
-  const bool node = fields.has("node");
-  if (node == fields.has("any_of")) fields.refuse_all("give one of node and any_of");
-  if (node) where.node = fields.text("node");
-  if (!node)
+  fields.about(nullptr, "Where a resource is set: on a node, or on count nodes that have one of the needs.");
+  fields.exactly_one({"node", "any_of"});
+  if (fields.has("node")) where.node = fields.text("node");
+  if (fields.has("any_of")) {
     fields.each("any_of", 1, [&](Fields& inner, size_t) { where.any_of.push_back(read_needs(inner)); });
-  if (!node) where.count = int(fields.whole_or("count", 1, 1'000'000, 1));
-  fields.done();
-  GPUSHARE_RETURN_IF_ERROR(error);
+    where.count = int(fields.whole_or("count", 1, 1'000'000, 1));
+  }
   return where;
+}
+
+OrderedJson describe_reservations() {
+  return object({{"reservation", Fields::describe([](Fields& fields) { read_request(fields, 0); })},
+                 {"reservation_place", Fields::describe([](Fields& fields) { read_place(fields); })}});
+}
+
+base::Result<ReservationRequest> read_reservation(std::string_view text, uint64_t now_ns) {
+  return read_text(text, [&](Fields& fields) { return read_request(fields, now_ns); });
+}
+
+base::Result<ReservationTable::Where> read_where(std::string_view text) {
+  return read_text(text, read_place);
 }
 
 base::Result<Amounts> read_amounts(std::string_view text) {

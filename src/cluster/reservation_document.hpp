@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "cluster/fields.hpp"
 #include "cluster/reservations.hpp"
 
 namespace gpushare::cluster {
@@ -14,6 +15,12 @@ namespace gpushare::cluster {
 base::Result<ReservationRequest> read_reservation(std::string_view text, uint64_t now_ns);
 base::Result<ReservationTable::Where> read_where(std::string_view text);
 base::Result<Amounts> read_amounts(std::string_view text);
+// The same of an object that is read already, such as an element of a list. Of the request all but what its reader asks for
+// besides: no done().
+ReservationRequest read_request(Fields& fields, uint64_t now_ns);
+ReservationTable::Where read_place(Fields& fields);
+// The schemas of requests and places, as "reservation" and "reservation_place".
+OrderedJson describe_reservations();
 std::string write_grant(const Grant& grant);
 std::string write_status(const ReservationTable& table);
 

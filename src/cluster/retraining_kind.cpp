@@ -16,6 +16,13 @@ constexpr double kAllPoints = 100;
 
 RetrainingProfile read_profile(Fields& fields) {
   RetrainingProfile profile;
+  fields.about(nullptr,
+               "The accuracies that a profiler observed after the first epochs. Schedulers are told what a "
+               "learning curve through "
+               "them says of the last epoch. thief, ekya and gpushare wait for that: profiling takes "
+               "gpu_seconds x data_share x "
+               "the part of the epochs that is observed.");
+  fields.about("data_share", "The part of the configuration's data that the epochs were run on.");
   profile.epochs = fields.number("epochs", kPositive);
   profile.data_share = fields.number_or("data_share", {0, 1, true}, profile.data_share);
   fields.each("observed", 2, [&](Fields& inner, size_t) {
@@ -28,16 +35,18 @@ RetrainingProfile read_profile(Fields& fields) {
 Stream read_stream(Fields& fields, Fields::Names& seen, size_t index) {
   Stream stream;
   stream.name = fields.name(seen, index);
+  fields.about("accuracy", "At the start of the first window, in points.");
+  fields.about("gpus_needed", "Devices that keep up with the stream.");
+  fields.about("inference", "Configurations, in place of gpus_needed.");
   stream.accuracy = fields.number("accuracy", kNotNegative);
-  const bool needed = fields.has("gpus_needed");
-  const bool list = fields.has("inference");
-  if (needed == list) fields.refuse_all("give one of gpus_needed and inference");
-  if (needed) stream.inference.push_back({"", 1, fields.number("gpus_needed", kPositive)});
-  if (list) {
+  fields.exactly_one({"gpus_needed", "inference"});
+  if (fields.has("gpus_needed")) stream.inference.push_back({"", 1, fields.number("gpus_needed", kPositive)});
+  if (fields.has("inference")) {
     Fields::Names names;
     fields.each("inference", 1, [&](Fields& inner, size_t i) {
       InferenceConfiguration configuration;
       configuration.name = inner.name(names, i);
+      inner.about("gpus", "Devices that keep up with the stream.");
       configuration.accuracy_factor = inner.number("accuracy_factor", kNotNegative);
       configuration.gpus = inner.number("gpus", kPositive);
       stream.inference.push_back(std::move(configuration));
@@ -49,6 +58,8 @@ Stream read_stream(Fields& fields, Fields::Names& seen, size_t index) {
     window.each("configurations", 0, [&](Fields& inner, size_t i) {
       RetrainingConfiguration configuration;
       configuration.name = inner.name(names, i);
+      inner.about("accuracy", "At the end of the retraining, in points.");
+      inner.about("profile", "For run.");
       configuration.accuracy = inner.number("accuracy", kNotNegative);
       configuration.gpu_seconds = inner.number("gpu_seconds", kPositive);
       if (inner.has("profile"))
@@ -64,6 +75,9 @@ class RetrainingKindProblem final : public Problem {
   RetrainingKindProblem(Fields& document, const std::vector<Device>& devices) {
     problem_.devices = 0;
     for (const Device& device : devices) problem_.devices += device.speed;
+    document.about("quantum", "In devices: shares are multiples of it.");
+    document.about("accuracy_floor", "In points: no stream's accuracy may fall below it at any time.");
+    document.about("run", "For run.");
     problem_.window_s = document.number("window_s", kPositive);
     problem_.quantum = document.number("quantum", kPositive);
     problem_.accuracy_floor = document.number("accuracy_floor", kNotNegative);
@@ -74,10 +88,22 @@ class RetrainingKindProblem final : public Problem {
     profiling_devices_ = problem_.devices / 2;
     if (document.has("run"))
       document.with("run", [&](Fields& inner) {
+        inner.about("noise",
+                    "The profiler's error: schedulers are told accuracies that differ from the document's by "
+                    "that relative "
+                    "standard deviation.");
         profiler_error_ = inner.number_or("noise", {0, 10, false}, 0);
         if (inner.has("profiler"))
           inner.with("profiler", [&](Fields& fields) {
-            profiling_devices_ = fields.number_or("devices", kPositive, profiling_devices_);
+            fields.about("devices",
+                         "What profiling runs on at the start of each window; half of all unless given. "
+                         "Inference has the rest.");
+            fields.about("drop_fraction",
+                         "The part of a stream's configurations, told apart by name, that is dropped after "
+                         "every drop_every "
+                         "windows: those that are furthest from the Pareto front of time and accuracy and "
+                         "were never on it.");
+            if (fields.has("devices")) profiling_devices_ = fields.number("devices", kPositive);
             profiler_.drop_fraction = fields.number_or("drop_fraction", kFraction, 0);
             profiler_.drop_every = fields.whole_or("drop_every", 1, kMaxElements, profiler_.drop_every);
           });
@@ -134,6 +160,7 @@ class RetrainingKindProblem final : public Problem {
   static RetrainingScheduler scheduler_of(std::string_view choice) {
     return choice == "none"      ? RetrainingScheduler::kNone
            : choice == "uniform" ? RetrainingScheduler::kUniform
+           : choice == "fixed"   ? RetrainingScheduler::kFixed
            : choice == "thief"   ? RetrainingScheduler::kThief
            : choice == "ekya"    ? RetrainingScheduler::kEkya
                                  : RetrainingScheduler::kGpushare;
@@ -182,99 +209,14 @@ const Kind& retraining_kind() {
   static const Kind kind = {
       "retraining",
       "scheduler",
-      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"none", "uniform", "fixed", "thief", "ekya", "gpushare"},
       {"gpushare"},
-      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"none", "uniform", "fixed", "thief", "ekya", "gpushare"},
       {"gpushare"},
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<RetrainingKindProblem>(document, devices);
-      },
-      R"({
-        "properties": {
-          "window_s": {"$ref": "#/$defs/positive"},
-          "quantum": {"description": "Shares are multiples of it, in devices.", "$ref": "#/$defs/positive"},
-          "accuracy_floor": {"description": "No stream's accuracy may fall below it at any time.", "$ref": "#/$defs/not_negative"},
-          "streams": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/stream"}},
-          "run": {
-            "description": "For run. noise: the profiler's error; schedulers are told accuracies that differ from the document's by that relative standard deviation.",
-            "type": "object",
-            "properties": {
-              "noise": {"type": "number", "minimum": 0, "maximum": 10},
-              "profiler": {
-                "description": "devices: what profiling runs on at the start of each window, half of all unless given; inference has the rest. drop_fraction: the part of a stream's configurations, told apart by name, that is dropped after every drop_every windows (2): those that are furthest from the Pareto front of time and accuracy and were never on it; 0 unless given.",
-                "type": "object",
-                "properties": {
-                  "devices": {"$ref": "#/$defs/positive"},
-                  "drop_fraction": {"type": "number", "minimum": 0, "maximum": 1},
-                  "drop_every": {"type": "integer", "minimum": 1, "maximum": 1000000}
-                },
-                "additionalProperties": false
-              }
-            },
-            "additionalProperties": false
-          }
-        },
-        "required": ["window_s", "quantum", "accuracy_floor", "streams"],
-        "$defs": {
-          "stream": {
-            "description": "One of gpus_needed and inference: the devices that keep up with the stream.",
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "accuracy": {"description": "At the start of the first window.", "$ref": "#/$defs/not_negative"},
-              "gpus_needed": {"$ref": "#/$defs/positive"},
-              "inference": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/inference_configuration"}},
-              "windows": {"type": "array", "items": {"$ref": "#/$defs/retraining_window"}}
-            },
-            "required": ["name", "accuracy", "windows"],
-            "additionalProperties": false
-          },
-          "inference_configuration": {
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "accuracy_factor": {"$ref": "#/$defs/not_negative"},
-              "gpus": {"$ref": "#/$defs/positive"}
-            },
-            "required": ["name", "accuracy_factor", "gpus"],
-            "additionalProperties": false
-          },
-          "retraining_window": {
-            "type": "object",
-            "properties": {
-              "configurations": {"type": "array", "items": {
-                "type": "object",
-                "properties": {
-                  "name": {"$ref": "#/$defs/name"},
-                  "accuracy": {"$ref": "#/$defs/not_negative"},
-                  "gpu_seconds": {"$ref": "#/$defs/positive"},
-                  "profile": {
-                    "description": "For run: the accuracies that a profiler observed after the first epochs. Schedulers are told what a learning curve through them says of the last of epochs. thief, ekya and gpushare wait for it: profiling takes gpu_seconds x data_share x the part of the epochs that is observed.",
-                    "type": "object",
-                    "properties": {
-                      "epochs": {"$ref": "#/$defs/positive"},
-                      "data_share": {"description": "The part of the configuration's data that the epochs were run on; 0.1 unless given.", "type": "number", "exclusiveMinimum": 0, "maximum": 1},
-                      "observed": {"type": "array", "minItems": 2, "items": {
-                        "type": "object",
-                        "properties": {"epoch": {"$ref": "#/$defs/positive"}, "accuracy": {"type": "number", "minimum": 0, "maximum": 100}},
-                        "required": ["epoch", "accuracy"],
-                        "additionalProperties": false
-                      }}
-                    },
-                    "required": ["epochs", "observed"],
-                    "additionalProperties": false
-                  }
-                },
-                "required": ["name", "accuracy", "gpu_seconds"],
-                "additionalProperties": false
-              }}
-            },
-            "required": ["configurations"],
-            "additionalProperties": false
-          }
-        }
-      })"};
+      }};
   return kind;
 }
 

@@ -16,11 +16,15 @@ namespace {
 constexpr uint64_t kMostRounds = 1'000'000;
 constexpr uint64_t kMostRoundsTimesJobs = 10'000'000;
 
-PerformanceCurve read_curve(Fields& fields, bool needed) {
+// The caller says how many of curve and logistic there may be.
+PerformanceCurve read_curve(Fields& fields) {
   PerformanceCurve result;
+  fields.about("curve",
+               "[units per unit of load, performance], linear between points, constant beyond the last, 0 "
+               "below the first.");
+  fields.about("logistic", "1 / (1 + exp(-(units / load - offset))).");
   const bool curve = fields.has("curve");
   const bool logistic = fields.has("logistic");
-  if (curve == logistic && (needed || curve)) fields.refuse_all("give one of curve and logistic");
   if (curve) result.points = fields.points("curve", kNotNegative, kNotNegative);
   if (curve && fields.ok() && result.points.empty()) fields.refuse("curve", "give at least one point");
   if (logistic) {
@@ -39,27 +43,31 @@ shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
   job.load = fields.number("load", kPositive);
   job.slo = fields.number("slo", kPositive);
   job.utility = UtilityShape(fields.one_of("utility", {"linear", "sqrt", "quadratic"}));
-  job.curve = read_curve(fields, true);
+  fields.about("utility", "min(performance, slo) / slo to the power 1, 0.5 or 2.");
+  fields.about("loads", "For run: the load of each round in place of load, then from the beginning again.");
+  fields.about("change", "For run: from that round on, another curve or load.");
+  fields.about("declared", "For run: the job reports no performance. This declaration is taken instead.");
+  fields.exactly_one({"curve", "logistic"});
+  job.curve = read_curve(fields);
   if (fields.has("loads")) round.loads = fields.numbers("loads", 1, kPositive);
   if (fields.has("change")) {
     fields.with("change", [&](Fields& inner) {
       shares::Change change;
       change.round = inner.whole("round", 1, kMostRounds);
       change.load_factor = inner.number_or("load_factor", {0, 1e6, true}, 1);
-      PerformanceCurve curve = read_curve(inner, false);
+      inner.at_most_one({"curve", "logistic"});
+      PerformanceCurve curve = read_curve(inner);
       if (curve.logistic || !curve.points.empty()) change.curve = std::move(curve);
       round.change = std::move(change);
     });
   }
   if (fields.has("declared")) {
     fields.with("declared", [&](Fields& inner) {
-      PerformanceCurve curve;
-      if (inner.has("demand")) {  // as much as it says, with utility in proportion up to there
+      inner.about("demand", "Units per unit of load that meet the objective.");
+      inner.exactly_one({"demand", "curve", "logistic"});
+      PerformanceCurve curve = read_curve(inner);
+      if (inner.has("demand"))  // as much as it says, with utility in proportion up to there
         curve.points = {{0, 0}, {inner.number("demand", kPositive), job.slo}};
-        if (inner.has("curve") || inner.has("logistic")) inner.refuse_all("give demand or a curve");
-      } else {
-        curve = read_curve(inner, true);
-      }
       round.declared = std::move(curve);
     });
   }
@@ -69,6 +77,13 @@ shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
 class SharesProblem final : public Problem {
  public:
   explicit SharesProblem(Fields& document) {
+    document.about("capacity", "Whole units to divide.");
+    document.about("previous", "Units that each job held; one that is not listed held none.");
+    document.about("max_step",
+                   "With previous: most units by which a share may change. For run: in a round, by default a "
+                   "hundredth of the "
+                   "capacity.");
+    document.about("run", "For run.");
     problem_.capacity = int64_t(document.whole("capacity", 1, 1'000'000'000));
     Fields::Names seen;
     document.each("jobs", 1, [&](Fields& fields, size_t index) {
@@ -78,6 +93,7 @@ class SharesProblem final : public Problem {
     rounds_.capacity = problem_.capacity;
     if (document.has("run")) {
       document.with("run", [&](Fields& inner) {
+        inner.about("noise", "The standard deviation of an observed performance, as part of the objective.");
         rounds_.rounds = inner.whole_or("rounds", 1, kMostRounds, rounds_.rounds);
         rounds_.noise = inner.number_or("noise", {0, 10, false}, 0);
       });
@@ -87,12 +103,10 @@ class SharesProblem final : public Problem {
     problem_.previous.assign(problem_.jobs.size(), 0);  // a job that is not listed held nothing
     std::unordered_map<std::string_view, size_t> index;
     for (size_t j = 0; j < problem_.jobs.size(); ++j) index.emplace(problem_.jobs[j].name, j);
-    for (const auto& [name, units] : document.named_numbers("previous", {0, 1e9, false})) {
+    for (const auto& [name, units] : document.named_wholes("previous", 0, 1'000'000'000)) {
       const auto job = index.find(name);
       if (job == index.end()) {
         document.refuse("previous", "there is no job '" + name + "'");
-      } else if (units != std::floor(units)) {
-        document.refuse("previous", "job '" + name + "' holds a whole number of units");
       } else {
         problem_.previous[job->second] = int64_t(units);
       }
@@ -190,61 +204,7 @@ const Kind& shares_kind() {
                             false,
                             [](Fields& document, const std::vector<Device>&) -> std::unique_ptr<Problem> {
                               return std::make_unique<SharesProblem>(document);
-                            },
-                            R"({
-        "properties": {
-          "capacity": {"description": "Whole units to divide.", "type": "integer", "minimum": 1, "maximum": 1000000000},
-          "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/utility_job"}},
-          "previous": {"description": "Units that each job held; one that is not listed held none.", "type": "object",
-                       "additionalProperties": {"type": "integer", "minimum": 0}},
-          "max_step": {"description": "With previous: most units by which a share may change.", "type": "integer", "minimum": 0},
-          "run": {
-            "description": "For run. noise is the standard deviation of an observed performance, as part of the objective. A share changes by at most max_step a round, by default by a hundredth of the capacity.",
-            "type": "object",
-            "properties": {
-              "rounds": {"description": "180 unless given.", "type": "integer", "minimum": 1, "maximum": 1000000},
-              "noise": {"type": "number", "minimum": 0, "maximum": 10}
-            },
-            "additionalProperties": false
-          }
-        },
-        "required": ["capacity", "jobs"],
-        "$defs": {
-          "utility_job": {
-            "description": "One of curve and logistic. curve: [units per unit of load, performance], linear between points, constant beyond the last, 0 below the first. logistic: 1 / (1 + exp(-(units / load - offset))). The utility is min(performance, slo) / slo to the power 1, 0.5 or 2.",
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "load": {"$ref": "#/$defs/positive"},
-              "slo": {"$ref": "#/$defs/positive"},
-              "utility": {"enum": ["linear", "sqrt", "quadratic"]},
-              "curve": {"$ref": "#/$defs/performance_curve"},
-              "logistic": {"$ref": "#/$defs/logistic_curve"},
-              "loads": {"description": "For run: the load of each round in place of load, then from the beginning again.", "type": "array", "minItems": 1, "items": {"$ref": "#/$defs/positive"}},
-              "change": {"description": "For run: from that round on, another curve or load.", "type": "object",
-                "properties": {
-                  "round": {"type": "integer", "minimum": 1},
-                  "load_factor": {"$ref": "#/$defs/positive"},
-                  "curve": {"$ref": "#/$defs/performance_curve"},
-                  "logistic": {"$ref": "#/$defs/logistic_curve"}
-                }, "required": ["round"], "additionalProperties": false},
-              "declared": {"description": "For run: the job reports no performance. Its declaration is taken instead: demand, the units per unit of load that meet its objective, or a curve.", "type": "object",
-                "properties": {
-                  "demand": {"$ref": "#/$defs/positive"},
-                  "curve": {"$ref": "#/$defs/performance_curve"},
-                  "logistic": {"$ref": "#/$defs/logistic_curve"}
-                }, "additionalProperties": false}
-            },
-            "required": ["name", "load", "slo", "utility"],
-            "additionalProperties": false
-          },
-          "performance_curve": {"type": "array", "minItems": 1, "items": {
-            "type": "array", "prefixItems": [{"$ref": "#/$defs/not_negative"}, {"$ref": "#/$defs/not_negative"}],
-            "minItems": 2, "maxItems": 2}},
-          "logistic_curve": {"type": "object", "properties": {"offset": {"type": "number"}}, "required": ["offset"],
-                             "additionalProperties": false}
-        }
-      })"};
+                            }};
   return kind;
 }
 

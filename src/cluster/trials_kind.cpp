@@ -13,6 +13,10 @@ namespace {
 Trial read_trial(Fields& fields, Fields::Names& seen, size_t index) {
   Trial trial;
   trial.name = fields.name(seen, index);
+  fields.about("budget_s", "On one device of speed 1.");
+  fields.about("alpha",
+               "On 1/p of a device the trial takes budget_s x alpha^(p-1); without alpha, p x budget_s.");
+  fields.about("beta", "On w devices the trial takes budget_s / w x beta^(w-1).");
   trial.budget_s = fields.number("budget_s", kPositive);
   if (fields.has("alpha")) trial.alpha = fields.number("alpha", {1, 1000, false});
   trial.beta = fields.number_or("beta", {1, 1000, false}, 1);
@@ -27,8 +31,15 @@ class TrialsProblem final : public Problem {
       devices_.push_back({device.speed, device.memory_bytes});
       ids_.push_back(device.id);
     }
+    document.about("run", "For run.");
+    document.about("max_packed", "Most trials on one device.");
+    document.about("max_workers", "Most devices for one trial.");
+    document.about("change_cost_s", "Lost whenever the devices of a started trial change.");
     if (document.has("run"))
-      document.with("run", [&](Fields& inner) { noise_ = inner.number_or("noise", {0, 10, false}, 0); });
+      document.with("run", [&](Fields& inner) {
+        inner.about("noise", "The relative standard deviation of what a trial really takes from its budget.");
+        noise_ = inner.number_or("noise", {0, 10, false}, 0);
+      });
     limits_.max_packed = int(document.whole("max_packed", 1, 64));
     limits_.max_workers = int(document.whole("max_workers", 1, 4096));
     limits_.change_cost_s = document.number_or("change_cost_s", kNotNegative, 0);
@@ -126,44 +137,7 @@ const Kind& trials_kind() {
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<TrialsProblem>(document, devices);
-      },
-      R"({
-        "properties": {
-          "groups": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/trial_group"}},
-          "max_packed": {"description": "Most trials on one device.", "type": "integer", "minimum": 1, "maximum": 64},
-          "max_workers": {"description": "Most devices for one trial.", "type": "integer", "minimum": 1, "maximum": 4096},
-          "change_cost_s": {"description": "Lost whenever the devices of a started trial change.", "$ref": "#/$defs/not_negative"},
-          "run": {
-            "description": "For run: what a trial really takes differs from its budget by that relative standard deviation.",
-            "type": "object", "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 10}}, "additionalProperties": false
-          }
-        },
-        "required": ["groups", "max_packed", "max_workers"],
-        "$defs": {
-          "trial_group": {
-            "type": "object",
-            "properties": {
-              "arrival_s": {"$ref": "#/$defs/not_negative"},
-              "trials": {"type": "array", "maxItems": 1000000, "items": {"$ref": "#/$defs/trial"}}
-            },
-            "required": ["arrival_s", "trials"],
-            "additionalProperties": false
-          },
-          "trial": {
-            "description": "budget_s is the time on one device of speed 1. With alpha, the time on 1/p of a device is budget_s x alpha^(p-1); without, p x budget_s. On w devices it is budget_s / w x beta^(w-1).",
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "budget_s": {"$ref": "#/$defs/positive"},
-              "alpha": {"type": "number", "minimum": 1, "maximum": 1000},
-              "beta": {"type": "number", "minimum": 1, "maximum": 1000},
-              "memory_bytes": {"type": "integer", "minimum": 0}
-            },
-            "required": ["name", "budget_s"],
-            "additionalProperties": false
-          }
-        }
-      })"};
+      }};
   return kind;
 }
 

@@ -239,14 +239,34 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
 
 namespace {
 
+void describe_job(Fields& job) {
+  job.about(nullptr, "The columns of a job file. MB are 10^6 bytes, on each device of the gang.");
+  job.about("guaranteed", "In place of class.");
+  job.about("ephemeral_mb", "In proportion to the batch size.");
+  job.about("demand", "Part of a device's compute that the job keeps busy alone.");
+  job.about("gang", "Devices that the job runs on at once.");
+  job.about("priority",
+            "gpushare takes jobs of greater priority first, also from devices where others run. The "
+            "published schedulers do not "
+            "know it.");
+  job.about("weight",
+            "gpushare takes those that need least for their weight first. On host devices it is the "
+            "session's. The published "
+            "schedulers do not know it.");
+  job.about("config", "The configuration's name in a table of measured pairs.");
+  job.about("batch_sizes", "What iadeep and gpushare may choose from. The other fields are of the first.");
+  job.about("noise_scale", "Of the gradient, in the unit of batch sizes.");
+}
+
 std::vector<JobInfo> read_document_jobs(Fields& document) {
   std::vector<JobInfo> jobs;
   Fields::Names seen;
   document.each("jobs", 1, [&](Fields& fields, size_t index) {
     JobInfo info;
+    describe_job(fields);
     info.name = fields.name(seen, index);
     const bool opportunistic = fields.one_of_or("class", {"guaranteed", "opportunistic"}, 0) == 1;
-    info.guaranteed = fields.flag_or("guaranteed", !opportunistic);
+    info.guaranteed = fields.has("guaranteed") ? fields.flag("guaranteed") : !opportunistic;
     info.arrival_s = fields.number_or("arrival_s", {0, 1e10, false}, 0);
     info.iterations = fields.whole("iterations", 1, uint64_t{1} << 50);
     info.work_s = static_cast<double>(info.iterations) * fields.number("iteration_ms", {0, 1e10, true}) / 1e3;
@@ -273,8 +293,11 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
 }
 
 void read_run(Fields& document, double& noise, double& restart_s) {
+  document.about("run", "For run.");
   if (!document.has("run")) return;
   document.with("run", [&](Fields& inner) {
+    inner.about("noise", "The relative standard deviation of a job's speed, drawn once a job.");
+    inner.about("restart_s", "Work that a paused job repeats.");
     noise = inner.number_or("noise", {0, 0.99, false}, 0);
     restart_s = inner.number_or("restart_s", {0, 1e9, false}, 0);
   });
@@ -336,43 +359,6 @@ const cluster::Kind& training_kind() {
       [](Fields& document, const std::vector<cluster::Device>& devices) -> std::unique_ptr<cluster::Problem> {
         return std::make_unique<TrainingProblem>(document, devices);
       },
-      R"({
-        "properties": {
-          "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/training_job"}},
-          "run": {
-            "description": "For run. noise is the relative standard deviation of a job's speed, drawn once a job; restart_s is the work that a paused job repeats.",
-            "type": "object",
-            "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 0.99}, "restart_s": {"$ref": "#/$defs/not_negative"}},
-            "additionalProperties": false
-          }
-        },
-        "required": ["jobs"],
-        "$defs": {
-          "training_job": {
-            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes: what iadeep may choose from, the first of which the other fields are of; ephemeral_mb is in proportion. noise_scale: of the gradient, in the unit of batch sizes. gpushare takes jobs of greater priority first, also from devices where others run, then those that need least for their weight; the published schedulers know neither. On host devices weight is the session's.",
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "class": {"enum": ["guaranteed", "opportunistic"]},
-              "guaranteed": {"type": "boolean"},
-              "arrival_s": {"$ref": "#/$defs/not_negative"},
-              "iterations": {"type": "integer", "minimum": 1},
-              "iteration_ms": {"$ref": "#/$defs/positive"},
-              "persistent_mb": {"$ref": "#/$defs/not_negative"},
-              "ephemeral_mb": {"$ref": "#/$defs/not_negative"},
-              "priority": {"type": "number"},
-              "weight": {"$ref": "#/$defs/positive"},
-              "demand": {"description": "Part of a device's compute that it keeps busy alone; 0.93 unless given.", "type": "number", "exclusiveMinimum": 0, "maximum": 1},
-              "config": {"$ref": "#/$defs/name"},
-              "gang": {"type": "integer", "minimum": 1},
-              "batch_sizes": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
-              "noise_scale": {"$ref": "#/$defs/not_negative"}
-            },
-            "required": ["name", "iterations", "iteration_ms", "persistent_mb", "ephemeral_mb"],
-            "additionalProperties": false
-          }
-        }
-      })",
       true};
   return kind;
 }
@@ -391,10 +377,8 @@ base::Result<TrainingDocument> parse_training_document(std::string_view text) {
   GPUSHARE_ASSIGN_OR_RETURN(const cluster::Json json, cluster::parse_document(text));
   base::Status error;
   Fields fields(json, &error);
-  fields.whole("version", cluster::kDocumentVersion, cluster::kDocumentVersion);
-  fields.one_of("kind", {"training"});
   TrainingDocument out;
-  out.devices = cluster::read_devices(fields);
+  out.devices = cluster::read_frame(fields, training_kind());
   if (fields.ok()) out.jobs.jobs = read_document_jobs(fields);
   out.jobs.layout = "document";
   read_run(fields, out.noise, out.restart_s);

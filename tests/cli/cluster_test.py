@@ -3,6 +3,7 @@
 
 import json
 import re
+import subprocess
 
 import support
 from support import OPTIONS, ToolTest
@@ -46,6 +47,10 @@ class Cluster(ToolTest):
             named = set(document.get("previous", {})) | set(document.get("measurements", {}).get("models", {}))  # keys that are names
             for key in keys(document) - named:
                 self.assertIn(f'"{key}"', schema, path.name)
+
+    def test_the_page_of_fields_is_what_the_readers_say(self):
+        result = subprocess.run([OPTIONS.source / "scripts" / "cluster-fields", OPTIONS.tool, "--check"], capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_bad_documents_and_usage(self):
         self.refused(["cluster"], "gpushare cluster")

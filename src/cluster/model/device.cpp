@@ -20,6 +20,7 @@ namespace {
 
 std::vector<Device::Down> read_down(Fields& device) {
   std::vector<Device::Down> out;
+  device.about("down", "For run: when the device has failed. Without until_s it does not come back.");
   device.each("down", 1, [&](Fields& fields, size_t) {
     Device::Down down;
     const double earliest = out.empty() ? 0 : out.back().until_s;
@@ -37,13 +38,11 @@ std::vector<Device::Down> read_down(Fields& device) {
 
 }  // namespace
 
-std::vector<Device> read_devices(Fields& document) {
-  std::vector<Device> devices;
-  if (!document.is_list("devices")) {
-    devices.resize(document.whole("devices", 1, kMaxElements));
-    for (size_t i = 0; i < devices.size(); ++i) devices[i].id = std::to_string(i);
-    return devices;
-  }
+std::vector<Device> read_devices(Fields& document, bool may_fail) {
+  document.about("devices", "A number of equal devices of 16 GiB, or a list of them.");
+  std::vector<Device> devices(document.whole_or_list("devices", 1, kMaxElements));
+  for (size_t i = 0; i < devices.size(); ++i) devices[i].id = std::to_string(i);
+  if (!devices.empty()) return devices;
   Fields::Names seen;
   // Without a speed, a device has that of its compute units: as many a speed of 1 as the first device with both has, or
   // as the device with the most has, which then is the one that profiles are of.
@@ -53,9 +52,16 @@ std::vector<Device> read_devices(Fields& document) {
     Device device;
     device.id = fields.name(seen, index, "id");
     device.memory_bytes = fields.whole("memory_bytes", 1, uint64_t{1} << 50);
+    fields.about("compute_units",
+                 "Says the speed of a device that has none: over those of a device of speed 1, as the first "
+                 "device says that has both, or else over the most.");
     device.compute_units = fields.number_or("compute_units", kPositive, 0);
+    fields.about("node", "Gangs of training jobs are placed on as few nodes as possible.");
     device.node = fields.text_or("node", "");
-    if (fields.has("down")) device.down = read_down(fields);
+    if (!may_fail)
+      fields.never("down", "only documents of kinds services and training say when devices fail");
+    if (may_fail && fields.has("down")) device.down = read_down(fields);
+    fields.about("speed", "Relative to the device that profiles are of.");
     device.speed = fields.number_or("speed", {0, 1e6, true}, 1);
     has_speed.push_back(fields.has("speed"));
     most = std::max(most, device.compute_units);

@@ -29,7 +29,8 @@ struct Device {
 // Numbers for the devices' nodes, from 0 in the order of their first device.
 std::vector<uint32_t> number_nodes(const std::vector<Device>& devices);
 
-// Reads the field "devices": a number of equal ones, named "0", "1", ..., or a list. Errors go to `document`.
-std::vector<Device> read_devices(Fields& document);
+// Reads the field "devices": a number of equal ones, named "0", "1", ..., or a list. Where `may_fail`, a device may say when
+// it is down. Errors go to `document`.
+std::vector<Device> read_devices(Fields& document, bool may_fail);
 
 }  // namespace gpushare::cluster

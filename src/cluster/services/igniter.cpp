@@ -86,15 +86,20 @@ void fit_active_time(const std::vector<double>& batches, const std::vector<doubl
 IgniterProfile read_igniter(Fields& fields) {
   IgniterProfile profile;
   fields.with("hardware", [&](Fields& hardware) {
+    hardware.about("max_clock", "In MHz.");
+    hardware.about("power_cap", "In W.");
+    hardware.about("idle_power", "In W.");
+    hardware.about("share_step", "In percent.");
+    hardware.about("by_workloads_1_to_5", "In W, MHz and ms, for one to five workloads.");
     profile.max_clock = hardware.number("max_clock", kPositive);
     profile.power_cap = hardware.number("power_cap", kPositive);
     profile.idle_power = hardware.number("idle_power", kNotNegative);
     profile.share_step = hardware.number("share_step", {0, 100, true}) / 100;
     profile.bytes_per_ms = hardware.number("bytes_per_ms", kPositive);
     hardware.with("by_workloads_1_to_5", [&](Fields& by_workloads) {
-      const std::vector<double> power = by_workloads.matrix_row("power", 5, kPositive);
-      const std::vector<double> clock = by_workloads.matrix_row("clock", 5, kPositive);
-      const std::vector<double> idle = by_workloads.matrix_row("scheduling_idle_ms", 5, kNotNegative);
+      const std::vector<double> power = by_workloads.numbers("power", 5, kPositive, 5);
+      const std::vector<double> clock = by_workloads.numbers("clock", 5, kPositive, 5);
+      const std::vector<double> idle = by_workloads.numbers("scheduling_idle_ms", 5, kNotNegative, 5);
       if (!by_workloads.ok()) return;
       const Line delay = fit_line(
           {2, 3, 4, 5}, {idle[1] - idle[0], idle[2] - idle[0], idle[3] - idle[0], idle[4] - idle[0]});
@@ -113,11 +118,18 @@ IgniterProfile read_igniter(Fields& fields) {
     });
   });
   const std::vector<double> batches = fields.numbers("batches", 2, kPositive);
+  fields.about("shares", "In percent.");
   std::vector<double> shares = fields.numbers("shares", 2, {0, 100, true});
   for (double& share : shares) share /= 100;
   if (fields.ok() && batches.size() * shares.size() < 4)
     fields.refuse("shares", "batches times shares must be at least 4 measurements");
   fields.each_named("models", [&](Fields& measured, const std::string& name) {
+    measured.about("latency", "In ms, alone: a list a batch, of numbers a share.");
+    measured.about("power", "In W, alone: a list a batch, of numbers a share.");
+    measured.about("clock", "In MHz, alone: a list a batch, of numbers a share.");
+    measured.about("l2", "Utilisation of the L2 cache in percent, in the run of pair.");
+    measured.about("l2_by_batch", "Utilisation of the L2 cache in percent, alone.");
+    measured.about("pair", "A run beside one other workload.");
     IgniterModel model;
     model.input_bytes = measured.number("input_bytes", kNotNegative);
     model.output_bytes = measured.number("output_bytes", kNotNegative);
@@ -185,8 +197,10 @@ std::vector<double> igniter_latency_ms(const IgniterProfile& profile, const std:
 
 namespace {
 
+// One replica of a service.
 struct Wanted {
   size_t service = 0;
+  double rate_rps = 0;  // its part of the service's
   IgniterTask task;
   double limit_ms = 0;  // half the SLO
   int steps = 0;        // of the lower bound, on a device of speed 1
@@ -220,6 +234,40 @@ bool raise_shares(const IgniterProfile& profile, const std::vector<Wanted>& all,
   }
 }
 
+// The batch that a rate needs within half the SLO, and the least share that serves it alone. Steps beyond a whole device if
+// there is none.
+Wanted want(const IgniterProfile& profile, const IgniterModel& model, const Service& service,
+            double rate_rps) {
+  const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
+  Wanted wanted;
+  wanted.rate_rps = rate_rps;
+  wanted.limit_ms = service.slo_ms / 2;
+  wanted.task.model = &model;
+  const double rate = rate_rps / 1e3;  // requests a ms
+  wanted.task.batch = std::max(1.0, std::ceil(wanted.limit_ms * rate * profile.bytes_per_ms /
+                                                  (profile.bytes_per_ms + model.input_bytes * rate) -
+                                              kShareEps));
+  for (wanted.steps = 1; wanted.steps <= most; ++wanted.steps) {
+    wanted.task.share = wanted.steps * profile.share_step;
+    if (igniter_latency_ms(profile, {wanted.task}, 1)[0] <= wanted.limit_ms) break;
+  }
+  return wanted;
+}
+
+// The fewest replicas, each with an equal part of the rate, that a whole device of speed 1 serves, but no more of them than
+// there are devices. Empty if even a batch of one is too slow there.
+std::vector<Wanted> replicas_of(const IgniterProfile& profile, const IgniterModel& model,
+                                const Service& service, size_t devices) {
+  constexpr size_t kMostReplicas = 4096;
+  const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
+  for (size_t count = 1; count <= kMostReplicas; ++count) {
+    const Wanted wanted = want(profile, model, service, service.rate_rps / static_cast<double>(count));
+    if (wanted.steps <= most) return std::vector<Wanted>(std::min(count, devices), wanted);
+    if (wanted.task.batch == 1) break;
+  }
+  return {};
+}
+
 }  // namespace
 
 Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Service>& services,
@@ -234,29 +282,25 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
       placement.unserved.emplace_back(s, "there are no measurements of model '" + services[s].model + "'");
       continue;
     }
-    Wanted wanted;
-    wanted.service = s;
-    wanted.limit_ms = services[s].slo_ms / 2;
-    wanted.task.model = &at->second;
-    const double rate = services[s].rate_rps / 1e3;  // requests a ms
-    wanted.task.batch = std::ceil(wanted.limit_ms * rate * profile.bytes_per_ms /
-                                      (profile.bytes_per_ms + at->second.input_bytes * rate) -
-                                  kShareEps);
-    wanted.task.batch = std::max(1.0, wanted.task.batch);
-    for (wanted.steps = 1; wanted.steps <= most; ++wanted.steps) {
-      wanted.task.share = wanted.steps * profile.share_step;
-      if (igniter_latency_ms(profile, {wanted.task}, 1)[0] <= wanted.limit_ms) break;
+    std::vector<Wanted> replicas = replicas_of(profile, at->second, services[s], devices.size());
+    const bool faster =
+        std::any_of(devices.begin(), devices.end(), [](const Device& d) { return d.speed > 1; });
+    if (replicas.empty() && faster) {
+      replicas = {want(profile, at->second, services[s], services[s].rate_rps)};
+      replicas[0].steps = most;
     }
-    if (wanted.steps > most &&
-        std::none_of(devices.begin(), devices.end(), [](const Device& d) { return d.speed > 1; })) {
+    if (replicas.empty())
+      placement.unserved.emplace_back(s, "a whole device does not keep half of slo_ms even at a batch of 1");
+    double rate_rps = 0;
+    for (const Wanted& wanted : replicas) rate_rps += wanted.rate_rps;
+    if (!replicas.empty() && rate_rps < services[s].rate_rps * (1 - 1e-9))
       placement.unserved.emplace_back(
-          s,
-          base::format("a whole device does not keep half of slo_ms at the batch of %.0f that its rate needs",
-                       wanted.task.batch));
-      continue;
+          s, base::format("its rate needs a whole device for each %.4g requests/s, and there are %zu devices",
+                          replicas[0].rate_rps, devices.size()));
+    for (Wanted& wanted : replicas) {
+      wanted.service = s;
+      all.push_back(wanted);
     }
-    wanted.steps = std::min(wanted.steps, most);
-    all.push_back(wanted);
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const Wanted& a, const Wanted& b) { return a.steps > b.steps; });
@@ -287,7 +331,10 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
       }
     }
     if (best_device == devices.size()) {
-      placement.unserved.emplace_back(all[w].service, "no device can take it and keep half of every slo_ms");
+      if (placement.unserved.empty() ||
+          placement.unserved.back().first != all[w].service)  // once for all its replicas
+        placement.unserved.emplace_back(
+            all[w].service, "no device can take it, or a replica of it, and keep half of every slo_ms");
       continue;
     }
     hosts[best_device] = std::move(best_host);
@@ -300,10 +347,9 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
     }
     const std::vector<double> latency = igniter_latency_ms(profile, tasks, devices[d].speed);
     for (size_t i = 0; i < tasks.size(); ++i) {
-      const Service& service = services[all[hosts[d].wanted[i]].service];
       placement.replicas.push_back({all[hosts[d].wanted[i]].service, d, static_cast<uint32_t>(tasks[i].batch),
                                     tasks[i].share * 100, tasks[i].batch / latency[i] * 1e3, latency[i]});
-      placement.goodput_rps += service.rate_rps;
+      placement.goodput_rps += all[hosts[d].wanted[i]].rate_rps;
     }
   }
   placement.optimal = placement.unserved.empty();

@@ -19,6 +19,10 @@ using namespace services;
 
 Multiprocessors read_multiprocessors(Fields& fields) {
   constexpr uint64_t kMost = 1'000'000'000;
+  fields.about(
+      nullptr,
+      "Of the device that profiles are of: how many SMs, and the most threads, blocks, registers and "
+      "bytes of shared memory of one of them.");
   Multiprocessors sms;
   sms.count = static_cast<uint32_t>(fields.whole("count", 1, 1'000'000));
   sms.threads = static_cast<uint32_t>(fields.whole("threads", 1, 1'000'000));
@@ -33,7 +37,22 @@ std::array<double, kMetrics> read_kernels(Fields& configuration, const Multiproc
   KernelMeter meter(sms);
   double end_us = 0;
   bool told = false;  // when kernels begin
+  configuration.about(
+      "kernels",
+      "Of one batch. They give ao_percent, wao_percent and wsm_percent where these are not given: the "
+      "greatest occupancy, and occupancy and SM utilisation weighted by time.");
   configuration.each("kernels", 1, [&](Fields& fields, size_t index) {
+    fields.about(nullptr,
+                 "A launch. Without begin_us, which all kernels of a configuration have or none, one runs "
+                 "after the other.");
+    fields.about("blocks", "Of the grid.");
+    fields.about("threads", "Of a block.");
+    fields.about("registers", "Of a thread.");
+    fields.about("shared_bytes", "Shared memory of a block, static and dynamic.");
+    fields.about("blocks_per_sm",
+                 "By the driver's occupancy calculator; else the least of what threads, registers, shared "
+                 "memory and blocks allow.");
+    fields.about("occupancy_percent", "Measured; else that of the blocks that run at once.");
     KernelLaunch kernel;
     kernel.blocks = fields.whole("blocks", 1, uint64_t{1} << 50);
     kernel.threads = static_cast<uint32_t>(fields.whole("threads", 1, 1'000'000));
@@ -46,7 +65,7 @@ std::array<double, kMetrics> read_kernels(Fields& configuration, const Multiproc
     const bool begins = fields.has("begin_us");
     if (index == 0) told = begins;
     if (begins != told) fields.refuse_all("give begin_us for all kernels of the configuration or for none");
-    const double begin_us = fields.number_or("begin_us", kNotNegative, end_us);
+    const double begin_us = begins ? fields.number("begin_us", kNotNegative) : end_us;
     if (!fields.ok()) return;
     if (blocks_per_sm(sms, kernel) == 0)
       return fields.refuse_all(
@@ -64,10 +83,12 @@ Configuration read_configuration(Fields& fields, const std::optional<Multiproces
   configuration.batch = static_cast<uint32_t>(fields.whole("batch", 1, 1'000'000));
   configuration.latency_ms = fields.number("latency_ms", kPositive);
   configuration.throughput_rps = fields.number("throughput_rps", kPositive);
-  const bool percent = fields.has("memory_percent"), bytes = fields.has("memory_bytes");
-  if (percent == bytes) fields.refuse_all("give one of memory_percent and memory_bytes");
-  if (percent) configuration.memory_percent = fields.number("memory_percent", kNotNegative);
-  if (bytes)
+  fields.about(nullptr, "Profiled on the first device of speed 1, or the first device if none has it.");
+  fields.about("memory_percent", "Of the device that the profile is of.");
+  fields.exactly_one({"memory_percent", "memory_bytes"});
+  if (fields.has("memory_percent"))
+    configuration.memory_percent = fields.number("memory_percent", kNotNegative);
+  if (fields.has("memory_bytes"))
     configuration.memory_bytes = static_cast<double>(fields.whole("memory_bytes", 0, uint64_t{1} << 50));
   std::array<double, kMetrics> measured = {-1, -1, -1};
   if (fields.has("kernels")) {
@@ -78,7 +99,8 @@ Configuration read_configuration(Fields& fields, const std::optional<Multiproces
     configuration.of_kernels = true;
   }
   for (size_t m = 0; m < kMetrics; ++m)
-    configuration.compute_percent[m] = fields.number_or(kMetricFields[m], kNotNegative, measured[m]);
+    configuration.compute_percent[m] =
+        fields.has(kMetricFields[m]) ? fields.number(kMetricFields[m], kNotNegative) : measured[m];
   return configuration;
 }
 
@@ -92,6 +114,7 @@ class ServicesProblem final : public Problem {
     document.each("services", 1, [&](Fields& fields, size_t index) {
       Service service;
       service.name = fields.name(seen, index);
+      fields.about("model", "Of the measurements; the name unless given.");
       service.model = fields.text_or("model", service.name.c_str());
       service.rate_rps = fields.number("rate_rps", kPositive);
       service.slo_ms = fields.number("slo_ms", kPositive);
@@ -103,13 +126,16 @@ class ServicesProblem final : public Problem {
     });
     tell_profiled_device();
     // Measurements stand in the document itself, laid out as they were published, or in an object of their own.
-    if (document.has("measurements")) {
+    document.at_most_one({"measurements", "hardware"});
+    document.about("measurements", "For igniter. The fields may also stand in the document itself.");
+    if (document.has("measurements"))
       document.with("measurements", [&](Fields& inner) { read_measurements(inner); });
-    } else if (document.has("hardware") || document.has("models")) {
-      read_measurements(document);
-    }
+    if (document.all_or_none({"hardware", "batches", "shares", "models"})) read_measurements(document);
+    document.about("run", "For run.");
     if (document.has("run")) {
       document.with("run", [&](Fields& inner) {
+        inner.about("duration_s", "Requests arrive at random (Poisson) for so long.");
+        inner.about("noise", "The relative standard deviation of a batch's time.");
         serving_.duration_s = inner.number_or("duration_s", kPositive, serving_.duration_s);
         serving_.noise = inner.number_or("noise", {0, 10, false}, 0);
       });
@@ -269,8 +295,10 @@ class ServicesProblem final : public Problem {
   }
 
   void read_measurements(Fields& fields) {
-    for (const char* said : {"about", "known_plan"})
-      fields.has(said);  // of the published file; nothing is read
+    for (const char* said : {"about", "known_plan"}) {
+      fields.about(said, "Of the published file; nothing is read.");
+      fields.has(said);
+    }
     igniter_ = read_igniter(fields);
     measured_ = true;
   }
@@ -366,125 +394,6 @@ const Kind& services_kind() {
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<ServicesProblem>(document, devices);
       },
-      R"({
-        "properties": {
-          "services": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/service"}},
-          "multiprocessors": {"$ref": "#/$defs/multiprocessors"},
-          "measurements": {"$ref": "#/$defs/igniter_measurements"},
-          "hardware": {"$ref": "#/$defs/igniter_hardware"},
-          "batches": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
-          "shares": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
-          "models": {"type": "object", "additionalProperties": {"$ref": "#/$defs/igniter_model"}},
-          "about": {},
-          "known_plan": {},
-          "run": {
-            "description": "For run: Poisson arrivals for so long. noise is the relative standard deviation of a batch's time.",
-            "type": "object",
-            "properties": {
-              "duration_s": {"description": "60 unless given.", "$ref": "#/$defs/positive"},
-              "noise": {"type": "number", "minimum": 0, "maximum": 10}
-            },
-            "additionalProperties": false
-          }
-        },
-        "required": ["services"],
-        "$defs": {
-          "service": {
-            "type": "object",
-            "properties": {
-              "name": {"$ref": "#/$defs/name"},
-              "model": {"description": "Of the measurements; the name unless given.", "$ref": "#/$defs/name"},
-              "rate_rps": {"$ref": "#/$defs/positive"},
-              "slo_ms": {"$ref": "#/$defs/positive"},
-              "configurations": {"type": "array", "maxItems": 1000000, "items": {"$ref": "#/$defs/service_configuration"}}
-            },
-            "required": ["name", "rate_rps", "slo_ms"],
-            "additionalProperties": false
-          },
-          "service_configuration": {
-            "description": "Profiled on a device of speed 1, or the first device if none has it. One of memory_percent, of that device, and memory_bytes. The kernels give ao_percent, wao_percent and wsm_percent where these are not given: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
-            "type": "object",
-            "properties": {
-              "batch": {"type": "integer", "minimum": 1},
-              "latency_ms": {"$ref": "#/$defs/positive"},
-              "throughput_rps": {"$ref": "#/$defs/positive"},
-              "memory_percent": {"$ref": "#/$defs/not_negative"},
-              "memory_bytes": {"type": "integer", "minimum": 0},
-              "ao_percent": {"$ref": "#/$defs/not_negative"},
-              "wao_percent": {"$ref": "#/$defs/not_negative"},
-              "wsm_percent": {"$ref": "#/$defs/not_negative"},
-              "kernels": {"description": "Of one batch.", "type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/kernel"}}
-            },
-            "required": ["batch", "latency_ms", "throughput_rps"],
-            "additionalProperties": false
-          },
-          "multiprocessors": {
-            "description": "Of the device that profiles are of: how many SMs, and the most threads, blocks, registers and bytes of shared memory of one of them.",
-            "type": "object",
-            "properties": {
-              "count": {"type": "integer", "minimum": 1}, "threads": {"type": "integer", "minimum": 1},
-              "blocks": {"type": "integer", "minimum": 1}, "registers": {"type": "integer", "minimum": 1},
-              "shared_bytes": {"type": "integer", "minimum": 0}
-            },
-            "required": ["count", "threads", "blocks", "registers", "shared_bytes"],
-            "additionalProperties": false
-          },
-          "kernel": {
-            "description": "A launch: blocks of the grid, threads of a block, registers of a thread, bytes of shared memory of a block (static and dynamic). blocks_per_sm: by the driver's occupancy calculator, else the least of what threads, registers, shared memory and blocks allow. occupancy_percent: measured, else that of the blocks that run at once. Without begin_us, which all kernels of a configuration have or none, one runs after the other.",
-            "type": "object",
-            "properties": {
-              "blocks": {"type": "integer", "minimum": 1}, "threads": {"type": "integer", "minimum": 1},
-              "registers": {"type": "integer", "minimum": 0}, "shared_bytes": {"type": "integer", "minimum": 0},
-              "blocks_per_sm": {"type": "integer", "minimum": 1},
-              "occupancy_percent": {"type": "number", "minimum": 0, "maximum": 100},
-              "time_us": {"$ref": "#/$defs/positive"}, "begin_us": {"$ref": "#/$defs/not_negative"}
-            },
-            "required": ["blocks", "threads", "time_us"],
-            "additionalProperties": false
-          },
-          "igniter_measurements": {
-            "description": "For igniter. Times in ms, power in W, clocks in MHz, shares and L2 utilisation in percent. The fields may also stand in the document itself.",
-            "type": "object",
-            "properties": {
-              "hardware": {"$ref": "#/$defs/igniter_hardware"},
-              "batches": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
-              "shares": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
-              "models": {"type": "object", "additionalProperties": {"$ref": "#/$defs/igniter_model"}},
-              "about": {},
-              "known_plan": {}
-            },
-            "required": ["hardware", "batches", "shares", "models"],
-            "additionalProperties": false
-          },
-          "igniter_hardware": {
-            "type": "object",
-            "properties": {
-              "max_clock": {"$ref": "#/$defs/positive"}, "power_cap": {"$ref": "#/$defs/positive"},
-              "idle_power": {"$ref": "#/$defs/not_negative"}, "share_step": {"$ref": "#/$defs/positive"},
-              "bytes_per_ms": {"$ref": "#/$defs/positive"},
-              "by_workloads_1_to_5": {"type": "object", "properties": {
-                "power": {"$ref": "#/$defs/five"}, "clock": {"$ref": "#/$defs/five"}, "scheduling_idle_ms": {"$ref": "#/$defs/five"}}}
-            },
-            "additionalProperties": false
-          },
-          "five": {"type": "array", "minItems": 5, "maxItems": 5, "items": {"$ref": "#/$defs/not_negative"}},
-          "igniter_model": {
-            "description": "latency, power, clock: a list a batch, of numbers a share, alone. pair: a run beside one other workload.",
-            "type": "object",
-            "properties": {
-              "input_bytes": {"$ref": "#/$defs/not_negative"}, "output_bytes": {"$ref": "#/$defs/not_negative"},
-              "kernels": {"$ref": "#/$defs/positive"}, "idle_ms": {"$ref": "#/$defs/not_negative"},
-              "latency": {"$ref": "#/$defs/matrix"}, "power": {"$ref": "#/$defs/matrix"}, "clock": {"$ref": "#/$defs/matrix"},
-              "l2": {"$ref": "#/$defs/positive"}, "l2_by_batch": {"type": "array", "items": {"$ref": "#/$defs/not_negative"}},
-              "pair": {"type": "object", "properties": {
-                "active_alone_ms": {"$ref": "#/$defs/positive"}, "active_beside_ms": {"$ref": "#/$defs/positive"},
-                "power": {"$ref": "#/$defs/positive"}, "clock": {"$ref": "#/$defs/positive"}}}
-            },
-            "additionalProperties": false
-          },
-          "matrix": {"type": "array", "items": {"type": "array", "items": {"$ref": "#/$defs/positive"}}}
-        }
-      })",
       true};
   return kind;
 }

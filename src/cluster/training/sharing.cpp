@@ -3,7 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "cluster/training/schedulers.hpp"
 #include "cluster/training/sharing.hpp"
@@ -30,10 +33,13 @@ class Pack final : public Sharing {
 
 // Algorithm 1: guaranteed jobs get devices without another guaranteed one, in order, or wait; opportunistic ones, and
 // guaranteed ones that have waited long, run on the least-loaded devices below a load limit, with what is left there;
-// the latter are upgraded when devices are free of guaranteed jobs.
+// the latter are upgraded when devices are free of guaranteed jobs. An opportunistic job alone on its device has all of
+// it, so an upgrade would change nothing there. The source does not say what its limit M counts: here a device takes
+// the job if it is the second one, or if all jobs together keep the device busy for less than a part of the time.
 class AntMan final : public Sharing {
   static constexpr double kLongWaitS = 600;
-  static constexpr size_t kLoadLimit = 2;  // M: jobs on a device, the newcomer included
+  static constexpr size_t kLoadLimit = 2;    // jobs on a device, the newcomer included
+  static constexpr double kBusyLimit = 0.8;  // of the time, the newcomer included
 
  public:
   using Sharing::Sharing;
@@ -70,8 +76,8 @@ class AntMan final : public Sharing {
       if (devices.empty() && (!info.guaranteed || long_wait)) {
         opportunistic = true;
         devices = cheapest(info, [&](DeviceIndex d) {
-          return devices_[d].jobs.size() >= kLoadLimit ? kNever
-                                                       : static_cast<double>(devices_[d].jobs.size());
+          const double load = busy(d);
+          return devices_[d].jobs.size() >= kLoadLimit && load + demand(info) > kBusyLimit ? kNever : load;
         });
       }
       if (devices.empty()) {
@@ -90,6 +96,15 @@ class AntMan final : public Sharing {
   }
 
  private:
+  // The part of the time that a job keeps a device busy, and that its jobs do.
+  static double demand(const JobInfo& info) {
+    return info.demands.empty() ? 1 : *std::max_element(info.demands.begin(), info.demands.end());
+  }
+  double busy(DeviceIndex d) const {
+    double sum = 0;
+    for (const JobId job : devices_[d].jobs) sum += demand(jobs_[job].info);
+    return sum;
+  }
   bool holds_guaranteed(DeviceIndex d) const {
     const auto& here = devices_[d].jobs;
     return std::any_of(here.begin(), here.end(), [&](JobId job) { return !jobs_[job].opportunistic; });
@@ -100,12 +115,13 @@ class AntMan final : public Sharing {
   std::set<JobId> lent_;
 };
 
-// The device whose jobs are degraded least in sum; waits where packing would cost more than it gives. The rule of the
-// slides, for any job there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the
-// newcomer.
+// The device on which the newcomer degrades least in sum, the least used of equal ones; waits where packing would cost more
+// than it gives. The rule of the slides, for any job i there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, where e is how
+// much the newcomer changes a job's degradation, and the newcomer's own is its degradation. Slowdowns are predicted as for
+// our own schedulers, in place of the source's random forest.
 class IaDeep final : public Sharing {
   // On many devices: how many are looked at for jobs that find no place, after which the rest of a long queue waits for
-  // the next event.
+  // the next event. A job like one that just found no place is not looked at, and does not count.
   static constexpr size_t kManyDevices = 128;
   static constexpr size_t kMostChecks = 8'000;
 
@@ -115,42 +131,69 @@ class IaDeep final : public Sharing {
     take_rejected(actions);
     size_t left =
         devices_.size() > kManyDevices ? std::max<size_t>(1, kMostChecks / devices_.size()) : SIZE_MAX;
+    std::map<Likeness, uint64_t> failed;  // the least memory that found no place
     for (auto at = queue_.begin(); at != queue_.end() && left > 0;) {
       const JobId job = *at;
-      std::vector<DeviceIndex> devices =
-          cheapest(jobs_[job].info, [&](DeviceIndex d) { return cost(job, d); });
+      const JobInfo& info = jobs_[job].info;
+      const auto like = failed.find(likeness(info));
+      if (like != failed.end() && like->second <= info.memory_bytes) {
+        ++at;
+        continue;
+      }
+      std::vector<DeviceIndex> devices = cheapest(info, [&](DeviceIndex d) { return cost(job, d); });
       if (devices.empty()) {
+        failed[likeness(info)] = info.memory_bytes;
         --left;
         ++at;
         continue;
       }
       at = queue_.erase(at);
       enter(job, std::move(devices), false, actions);
+      failed.clear();
     }
     return tune(now_s, actions);
   }
 
  private:
+  static constexpr double kEvenWeight = 1e-3;  // of a device's use: only between devices of equal degradation
+
+  // All that cost() sees of a newcomer: jobs that are alike cost the same everywhere.
+  using Likeness =
+      std::tuple<std::string, std::vector<double>, double, std::vector<double>, double, uint32_t>;
+  static Likeness likeness(const JobInfo& info) {
+    return {info.config, info.demands, info.batch, info.batch_sizes, info.noise_scale, info.gang};
+  }
+
+  // The mean of what a device's jobs use of its compute and its memory.
+  double use(DeviceIndex d) const {
+    double demand = 0;
+    for (const JobId job : devices_[d].jobs)
+      for (const double part : jobs_[job].info.demands)
+        demand += part / static_cast<double>(jobs_[job].info.demands.size());
+    const BookDevice& device = devices_[d];
+    return (demand + static_cast<double>(device.used_bytes) / static_cast<double>(device.info.memory_bytes)) /
+           2;
+  }
+
   double cost(JobId newcomer, DeviceIndex d) const {
     const std::vector<JobId>& here = devices_[d].jobs;
     if (here.empty()) return 0;
-    std::vector<double> excess;
-    double own = 0, lost = 0, sum = 0;
+    std::vector<double> changes;  // of those there
+    double own = 0, sum = 0;
     for (const JobId job : here) {
-      double e = interference(jobs_[job].info, jobs_[newcomer].info).mean;
-      own += interference(jobs_[newcomer].info, jobs_[job].info).mean;
+      const double by_newcomer = interference(jobs_[job].info, jobs_[newcomer].info).mean;
+      double before = 0;
       for (const JobId other : here)
-        if (other != job) e += interference(jobs_[job].info, jobs_[other].info).mean;
-      excess.push_back(e);
+        if (other != job) before += interference(jobs_[job].info, jobs_[other].info).mean;
+      own += interference(jobs_[newcomer].info, jobs_[job].info).mean;
+      sum += by_newcomer;
+      changes.push_back(by_newcomer / (1 + before));
     }
-    excess.push_back(own);
-    for (const double e : excess) {
-      lost += e / (1 + e);
-      sum += e;
-    }
-    for (const double e : excess)
+    double lost = own / (1 + own);
+    for (const double e : changes) lost += e / (1 + e);
+    for (const double e : changes)
       if ((1 + e) * lost - 1 > 0) return kNever;
-    return sum;
+    return sum + own + kEvenWeight * use(d);
   }
 };
 

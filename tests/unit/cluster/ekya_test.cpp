@@ -44,7 +44,7 @@ TEST_CASE("Ekya's example: none and fair shares") {  // two-window means as comp
 
 TEST_CASE("Ekya's example: the best fixed shares at every quantum") {
   for (double quantum : {0.25, 0.1, 0.05, 0.025}) {
-    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kEkya);
+    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kFixed);
     INFO("quantum " << quantum);
     CHECK(plan->mean_accuracy == Approx(75.521).epsilon(1e-5));
     CHECK(plan->windows[0].below_floor == 0);
@@ -53,8 +53,14 @@ TEST_CASE("Ekya's example: the best fixed shares at every quantum") {
 }
 
 TEST_CASE("Ekya's example: shares divided anew at each completion") {
-  for (double quantum : {0.25, 0.1}) {
-    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kGpushare);
+  const auto [quantum, scheduler] = GENERATE(table<double, RetrainingScheduler>({
+      {0.25, RetrainingScheduler::kEkya},
+      {0.1, RetrainingScheduler::kEkya},
+      {0.25, RetrainingScheduler::kGpushare},
+      {0.1, RetrainingScheduler::kGpushare},
+  }));
+  {
+    const auto plan = plan_retraining(example(quantum), scheduler);
     INFO("quantum " << quantum);
     CHECK(plan->windows[0].accuracy == Approx(67.812).epsilon(1e-5));
     CHECK(plan->windows[1].accuracy == Approx(84.375).epsilon(1e-5));
@@ -120,7 +126,7 @@ TEST_CASE("fixed shares agree with brute force over all divisions and configurat
       }
     };
     at(0, problem.quanta(), 0);
-    const auto plan = plan_retraining(problem, RetrainingScheduler::kEkya);
+    const auto plan = plan_retraining(problem, RetrainingScheduler::kFixed);
     if (!plan.ok()) continue;
     if ((best < 0) != (plan->windows[0].below_floor > 1e-9))
       FAIL("the floor is judged differently in round " << round);
@@ -129,12 +135,30 @@ TEST_CASE("fixed shares agree with brute force over all divisions and configurat
       FAIL(plan->mean_accuracy << " and " << best << " in round " << round);
     const auto ours = plan_retraining(problem, RetrainingScheduler::kGpushare);
     if (ours->mean_accuracy < best - 1e-7) FAIL("shares divided anew are worse in round " << round);
-    const auto thief = plan_retraining(problem, RetrainingScheduler::kThief);
-    if (thief->mean_accuracy > best + 1e-7 && thief->windows[0].below_floor <= 1e-9)
-      FAIL("thief beats the best in round " << round);
+    const auto again = plan_retraining(problem, RetrainingScheduler::kEkya);
+    if (again->mean_accuracy < best - 1e-7)
+      FAIL("asked again at completions ekya is worse in round " << round);
+    if (ours->mean_accuracy < again->mean_accuracy - 1e-7) FAIL("gpushare is below ekya in round " << round);
     ++counted;
   }
   CHECK(counted > 1000);
+}
+
+TEST_CASE("the printed thief is asked again when a retraining ends") {
+  // Two streams on two devices, whose inference needs one each. A's short retraining ends early, and its share then shortens
+  // that of B, which ends in time only so.
+  const RetrainingProblem problem{
+      2,
+      100,
+      0.25,
+      0,
+      {{"A", 50, {{"all", 1, 0.5}}, {{{"a", 90, 10}}}}, {"B", 50, {{"all", 1, 0.5}}, {{{"b", 90, 60}}}}}};
+  const auto plan = plan_retraining(problem, RetrainingScheduler::kThief);
+  check_capacity(problem, *plan);
+  REQUIRE(plan->windows[0].phases.size() >= 2);
+  CHECK(plan->windows[0].phases[0].shares[1].retraining < plan->windows[0].phases[1].shares[1].retraining);
+  CHECK(plan->windows[0].completed == std::vector<int>{0, 0});
+  CHECK(plan->windows[0].phases[1].shares[0].retraining == 0);
 }
 
 TEST_CASE("gpushare is never below ekya, and looks ahead over windows") {
@@ -149,10 +173,10 @@ TEST_CASE("gpushare is never below ekya, and looks ahead over windows") {
             {{"a", number(50, 80), number(20, 60)}, {"b", number(70, 95), number(50, 120)}});
       problem.streams.push_back(stream);
     }
-    const auto fixed = plan_retraining(problem, RetrainingScheduler::kEkya);
     const auto ours = plan_retraining(problem, RetrainingScheduler::kGpushare);
     check_capacity(problem, *ours);
-    if (ours->mean_accuracy < fixed->mean_accuracy - 1e-9) FAIL("round " << round);
+    for (const auto part : {RetrainingScheduler::kFixed, RetrainingScheduler::kEkya})
+      if (ours->mean_accuracy < plan_retraining(problem, part)->mean_accuracy - 1e-9) FAIL("round " << round);
     if (ours->windows[0].below_floor > 0) FAIL("below the floor in round " << round);
   }
 }

@@ -94,13 +94,16 @@ TEST_CASE("Fluid's example: 5 devices, budgets of 4, 4, 12 and 30") {  // thesis
   const std::vector<TrialGroup> groups{group_of({4, 4, 12, 30})};
   const TrialLimits limits{3, 5, 0};
   CHECK(plan_trials(equal_devices(5), limits, groups, TrialScheduler::kFifo).makespan_s == Approx(30));
-  const auto fixed = plan_trials(equal_devices(5), limits, groups, TrialScheduler::kStaticFluid);
+  CHECK(plan_trials(equal_devices(5), limits, groups, TrialScheduler::kStaticFluid).makespan_s == Approx(12));
+  std::vector<TrialGroup> free = groups;  // packing is free in the source's figure
+  for (Trial& trial : free[0].trials) trial.alpha = 1;
+  const auto fixed = plan_trials(equal_devices(5), limits, free, TrialScheduler::kStaticFluid);
   CHECK(fixed.makespan_s == Approx(12));
   CHECK(fixed.trials[0].width == -3);
   CHECK(fixed.trials[1].width == -3);
   CHECK(fixed.trials[2].width == 1);
   CHECK(fixed.trials[3].width == 3);
-  CHECK(fixed.bound_s == Approx(10));
+  CHECK(plan_trials(equal_devices(5), limits, groups, TrialScheduler::kStaticFluid).bound_s == Approx(10));
   CHECK(plan_trials(equal_devices(5), {2, 5, 0}, groups, TrialScheduler::kDynamicFluid).makespan_s ==
         Approx(10));
   const auto ours = plan_trials(equal_devices(5), limits, groups, TrialScheduler::kGpushare);
@@ -121,6 +124,23 @@ TEST_CASE("the packing limit is the last trial whose marginal benefit exceeds th
   CHECK(packing_limit({1, 1.2, 1.5, 2.1}, 0.1) == 3);
   CHECK(packing_limit({1, 1.2, 1.5, 2.1}, 0.2) == 2);
   CHECK(packing_limit({1}, 0.1) == 1);
+}
+
+TEST_CASE("Fluid packs as many trials as still bring a benefit") {
+  // 8 small trials beside a large one on 2 devices. O^p = 1 - (p - 1)/p x alpha.
+  const auto width_at = [](std::optional<double> alpha, TrialScheduler scheduler) {
+    std::vector<TrialGroup> groups{group_of({1, 1, 1, 1, 1, 1, 1, 1, 40})};
+    for (Trial& trial : groups[0].trials) trial.alpha = alpha;
+    return plan_trials(equal_devices(2), {4, 1, 0}, groups, scheduler).trials[0].width;
+  };
+  for (const TrialScheduler scheduler : {TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid}) {
+    CHECK(width_at(1.2, scheduler) == -4);  // O^4 = 0.1
+    CHECK(width_at(1.4, scheduler) == -3);  // O^3 = 0.07, O^4 < 0
+    CHECK(width_at(1.6, scheduler) == -2);  // O^2 = 0.2, O^3 < 0
+    CHECK(width_at(2, scheduler) == 1);     // O^2 = 0
+    CHECK(width_at(10, scheduler) == 1);
+    CHECK(width_at(std::nullopt, scheduler) == 1);  // work is conserved: no benefit
+  }
 }
 
 TEST_CASE("the bound is met where widths may be mixed, and knows the longest trial and arrivals") {

@@ -30,7 +30,7 @@ TEST_CASE("a document of trials: Fluid's example") {  // thesis 000, line 910
   CHECK(rows[0]["makespan_s"].get<double>() == Approx(30));
   CHECK(rows[1]["makespan_s"].get<double>() == Approx(12));
   CHECK(rows[1]["shares"]["d"] == 3);
-  CHECK(rows[1]["shares"]["a"].get<double>() == Approx(1.0 / 3));
+  CHECK(rows[1]["shares"]["a"].get<double>() == 1);  // packing brings nothing without an alpha
   CHECK(rows[2]["makespan_s"].get<double>() == Approx(10));
   CHECK(rows[2]["bound_s"].get<double>() == Approx(10));
   CHECK(rows[2]["rejected"][0]["trial"] == "e");
@@ -95,6 +95,66 @@ TEST_CASE("a document of shares needs no devices") {
   CHECK((*result)["results"][2]["useful"] == 7);
 }
 
+TEST_CASE("a document of reservations: gangs at once or not at all, in order, with reasons for what waits") {
+  const std::string nodes =
+      R"("nodes": [{"name": "a", "resources": {"gpu": 4, "ssd": 1}}, {"name": "b", "resources": {"gpu": 4}}], )";
+  const std::string text = R"({"version": 1, "kind": "reservations", )" + nodes + R"("requests": [
+    {"name": "gang", "owner": "x", "parts": [{"needs": {"gpu": 3}, "count": 2, "apart": true}]},
+    {"name": "second gang", "owner": "y", "parts": [{"needs": {"gpu": 2}, "count": 2}]},
+    {"name": "soft", "owner": "z", "alternatives": [{"parts": [{"needs": {"gpu": 2, "ssd": 1}}]}, {"parts": [{"needs": {"gpu": 1}}]}]},
+    {"name": "nowhere", "owner": "w", "parts": [{"needs": {"gpu": 5}}]}]})";
+  const auto result = plan(text, {});
+  INFO((result.ok() ? "" : result.status().message()));
+  REQUIRE(result.ok());
+  const OrderedJson& row = (*result)["results"][0];
+  CHECK(row["granted"] == 2);
+  CHECK(row["placements"][0]["nodes"] == OrderedJson::parse(R"([["a", "b"]])"));
+  CHECK(row["placements"][1]["request"] == "soft");
+  CHECK(row["placements"][1]["alternative"] == 1);  // no node has two left beside the ssd
+  REQUIRE(row["waiting"].size() == 2);
+  CHECK(row["waiting"][0]["request"] == "second gang");
+  CHECK(row["waiting"][1]["reason"].get<std::string>().find("gpu") != std::string::npos);
+}
+
+TEST_CASE("reservations are played: waits, deadlines, leases, and devices as a node's gpus") {
+  const std::string text = R"({"version": 1, "kind": "reservations",
+    "devices": [{"id": "0", "memory_bytes": 1, "node": "n"}, {"id": "1", "memory_bytes": 1, "node": "n"}], "requests": [
+    {"name": "first", "owner": "a", "hold_s": 10, "parts": [{"needs": {"gpu": 2}}]},
+    {"name": "late", "owner": "b", "arrival_s": 1, "hold_s": 5, "deadline_ms": 2000, "parts": [{"needs": {"gpu": 1}}]},
+    {"name": "next", "owner": "c", "arrival_s": 4, "hold_s": 6, "parts": [{"needs": {"gpu": 1}}]},
+    {"name": "leased", "owner": "d", "arrival_s": 5, "lease_ms": 3000, "parts": [{"needs": {"gpu": 1}}]},
+    {"name": "last", "owner": "e", "arrival_s": 6, "hold_s": 1, "parts": [{"needs": {"gpu": 2}}]}]})";
+  std::vector<PlaySpan> spans;
+  const auto result = run(text, {}, {}, kinds(), &spans);
+  INFO((result.ok() ? "" : result.status().message()));
+  REQUIRE(result.ok());
+  const OrderedJson& row = (*result)["results"][0];
+  CHECK(row["granted"] == 4);
+  REQUIRE(row["refused"].size() == 1);
+  CHECK(row["refused"][0]["request"] == "late");
+  CHECK(row["placements"][1]["start_s"] == 10.0);  // next, and leased beside it
+  CHECK(row["placements"][2]["start_s"] == 10.0);
+  CHECK(row["placements"][3]["start_s"] == 16.0);  // when the lease ended at 13, next still held one
+  CHECK(row["makespan_s"] == 17.0);
+  CHECK(row["wait_most_s"] == 10.0);
+  CHECK(spans.size() == 4);
+}
+
+TEST_CASE("owners whose reservations wait for each other are told so, and the others go on") {
+  const auto result = run(
+      R"({"version": 1, "kind": "reservations", "nodes": [{"name": "n", "resources": {"p": 1, "q": 1}}], "requests": [
+    {"name": "a p", "owner": "a", "hold_s": 20, "parts": [{"needs": {"p": 1}}]},
+    {"name": "b q", "owner": "b", "hold_s": 20, "parts": [{"needs": {"q": 1}}]},
+    {"name": "a q", "owner": "a", "arrival_s": 1, "hold_s": 1, "parts": [{"needs": {"q": 1}}]},
+    {"name": "b p", "owner": "b", "arrival_s": 2, "hold_s": 1, "parts": [{"needs": {"p": 1}}]}]})",
+      {}, {});
+  REQUIRE(result.ok());
+  const OrderedJson& row = (*result)["results"][0];
+  CHECK(row["granted"] == 3);
+  REQUIRE(row["refused"].size() == 1);
+  CHECK(row["refused"][0]["request"] == "b p");
+}
+
 TEST_CASE("what these kinds refuse is told with path and value") {
   const std::string job =
       R"({"name": "a", "load": 1, "slo": 1, "utility": "linear", "logistic": {"offset": 1}})";
@@ -104,7 +164,7 @@ TEST_CASE("what these kinds refuse is told with path and value") {
   CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"z\": 1}, \"jobs\": [" + job + "]")
             .find("previous:") == 0);
   CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"a\": 0.5}, \"jobs\": [" + job + "]")
-            .find("previous:") == 0);
+            .find("previous.a: 0.5 is not allowed; give a whole number") == 0);
   CHECK(
       refused("shares", R"("capacity": 5, "jobs": [{"name": "a", "load": 1, "slo": 1, "utility": "linear"}])")
           .find("jobs[0]: ") == 0);
@@ -125,7 +185,7 @@ TEST_CASE("devices without a speed are as fast as their compute units say") {
     base::Status error;
     Fields fields(json, &error);
     std::vector<double> out;
-    for (const Device& device : read_devices(fields)) out.push_back(device.speed);
+    for (const Device& device : read_devices(fields, true)) out.push_back(device.speed);
     CHECK(error.ok());
     return out;
   };

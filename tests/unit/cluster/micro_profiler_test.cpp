@@ -105,7 +105,7 @@ TEST_CASE("with profiling, fixed shares agree with brute force over all division
     const double expected =
         (best(0, quanta - taken, profiling, false) + best(0, quanta, left, true)) / 100 / double(streams);
     const auto got =
-        run_retraining(problem, problem, RetrainingScheduler::kEkya, {{work}, double(taken) * 0.5});
+        run_retraining(problem, problem, RetrainingScheduler::kFixed, {{work}, double(taken) * 0.5});
     if (!got.ok()) continue;  // fewer quanta than streams
     if (std::abs(got->mean_accuracy - expected) > 1e-7)
       FAIL(got->mean_accuracy << " and " << expected << " in round " << round);

@@ -377,6 +377,33 @@ TEST_CASE("the placement for many services is near the optimum, and its bound is
   CHECK(contended.value >= 0.9 * contended.bound);
 }
 
+TEST_CASE("iGniter serves a rate beyond one device by replicas with equal parts of it", "[cluster]") {
+  // A batch of b takes b ms on a whole device. Half the SLO is 10 ms, in which 2,500 requests/s bring 25 requests: too many for
+  // one device, and 13 for two. A third of the rate brings 9.
+  IgniterProfile profile;
+  profile.max_clock = profile.power_cap = 1000;
+  profile.share_step = 0.025;
+  profile.bytes_per_ms = 1e9;
+  profile.models["m"].k2 = 1;
+  const std::vector<Service> services{{"s", "m", 2500, 20, {}}};
+  const Placement four = place_by_igniter(profile, services, equal_devices(4));
+  REQUIRE(four.replicas.size() == 3);
+  CHECK(four.goodput_rps == Approx(2500));
+  CHECK(four.unserved.empty());
+  for (const Replica& replica : four.replicas) {
+    CHECK(replica.batch == 9);
+    CHECK(replica.latency_ms <= 10);
+  }
+  const Placement two = place_by_igniter(profile, services, equal_devices(2));
+  CHECK(two.replicas.size() == 2);
+  CHECK(two.goodput_rps == Approx(2500 * 2.0 / 3));
+  REQUIRE(two.unserved.size() == 1);
+  CHECK(two.unserved[0].second.find("2 devices") != std::string::npos);
+  const Placement none = place_by_igniter(profile, {{"s", "m", 2500, 1, {}}}, equal_devices(4));
+  CHECK(none.replicas.empty());  // half a millisecond is less than one request takes
+  REQUIRE(none.unserved.size() == 1);
+}
+
 TEST_CASE("iGniter's published plan comes out of its published measurements", "[cluster]") {
   // Measurements and plan: icloud-ecnu/igniter (GPU: V100); SLO 15, 40, 60 ms at 500, 400, 200 requests/s: batches 4,
   // 8, 6 and shares 10, 30, 37.5% on one device, predicted 6.92, 18.91, 28.73 ms. Needs the file; where it is absent
