@@ -60,8 +60,7 @@ void SharedDevice::on_ready(RemoteSession& session, const SessionMessage&, const
 void SharedDevice::on_not_ready(RemoteSession& session, const SessionMessage&, const Request&) {
   not_ready(session, host_now_ns());
   if (session.leased())
-    // The turn was passed to it meanwhile: its process gives the turn back.
-    tell(session, MessageType::kGranted);
+    tell(session, MessageType::kGranted);  // passed to it meanwhile: its process returns it
 }
 
 void SharedDevice::on_returned(RemoteSession& session, const SessionMessage& message, const Request&) {
