@@ -10,10 +10,10 @@
 
 namespace gpushare::device::cuda {
 
-// The device memory that this process has in use on the GPU of that PCI address (as gpushare_backend_device_info has it), by
-// whatever means. NVML is loaded at the first call: the library at `driver_path` if it has NVML's functions itself, else
-// libnvidia-ml.so.1. Errors: UNSUPPORTED (no NVML; or it does not list this process, as where the process
-// has process numbers of its own). May block. Thread-safe.
+// All device memory that this process has in use on the GPU with the PCI address (as in gpushare_backend_device_info).
+// NVML is loaded at the first call: the library at `driver_path` if it has NVML's functions itself, else
+// libnvidia-ml.so.1. Errors: UNSUPPORTED (no NVML; or it does not list this process, as where the process has process
+// numbers of its own). May block. Thread-safe.
 base::Result<uint64_t> process_bytes(const std::string& driver_path, uint32_t pci_address);
 
 }  // namespace gpushare::device::cuda
