@@ -268,7 +268,7 @@ WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) 
 }
 
 WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& session) const {
-  return room_without(session, Lanes::kAny, [this](const auto& each) { return spare(each); });
+  return room_without(session, Lanes::kAny, [&](const auto& each) { return spare(each); });
 }
 
 bool Scheduler::Impl::claim_spares(const SessionRecord& session, uint64_t now_ns) {
