@@ -28,7 +28,11 @@ extern "C" {
 
 typedef struct gpushare_allocator_s* gpushare_allocator; /* what a framework allocates from, on one runtime */
 
+#ifdef __cplusplus
+#define GPUSHARE_NO_NATIVE_STREAM (reinterpret_cast<void*>(UINTPTR_MAX))
+#else
 #define GPUSHARE_NO_NATIVE_STREAM ((void*)UINTPTR_MAX)
+#endif
 
 typedef struct gpushare_allocator_params {
   uint32_t struct_size;

@@ -342,9 +342,7 @@ enum {
 };
 
 /* The first published size of the table: every later runtime accepts tables of at least this size. */
-#define GPUSHARE_BACKEND_OPS_V1_SIZE                          \
-  ((uint32_t)(offsetof(gpushare_backend_ops, context_bytes) + \
-              sizeof(((gpushare_backend_ops*)0)->context_bytes)))
+#define GPUSHARE_BACKEND_OPS_V1_SIZE (offsetof(gpushare_backend_ops, context_bytes) + sizeof(void (*)(void)))
 
 /* Name of the symbol a plug-in library exports: returns its table, never null. */
 typedef const gpushare_backend_ops* (*gpushare_backend_entry)(void);

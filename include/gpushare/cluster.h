@@ -113,7 +113,7 @@ typedef struct gpushare_cluster_scheduler_ops {
   double (*tick)(void* context, double now_s, gpushare_cluster_actions* actions);
 } gpushare_cluster_scheduler_ops;
 #define GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE \
-  (offsetof(gpushare_cluster_scheduler_ops, tick) + sizeof(((gpushare_cluster_scheduler_ops*)0)->tick))
+  (offsetof(gpushare_cluster_scheduler_ops, tick) + sizeof(void (*)(void)))
 
 /* How a document is played. */
 typedef struct gpushare_cluster_run_options {
@@ -126,11 +126,10 @@ typedef struct gpushare_cluster_run_options {
       schedulers; /* of your own, which `choices` may name; null if there are none */
   uint64_t scheduler_count;
 } gpushare_cluster_run_options;
-#define GPUSHARE_CLUSTER_RUN_OPTIONS_V1_SIZE                 \
-  (offsetof(gpushare_cluster_run_options, scheduler_count) + \
-   sizeof(((gpushare_cluster_run_options*)0)->scheduler_count))
+#define GPUSHARE_CLUSTER_RUN_OPTIONS_V1_SIZE \
+  (offsetof(gpushare_cluster_run_options, scheduler_count) + sizeof(uint64_t))
 #define GPUSHARE_CLUSTER_RUN_OPTIONS_INIT \
-  { (uint32_t)sizeof(gpushare_cluster_run_options), 0, 1, -1.0, 0, 0, 0 }
+  { sizeof(gpushare_cluster_run_options), 0, 1, -1.0, 0, 0, 0 }
 
 /* Plays one document through on virtual time, with noise, once by each scheduler of `choices` (as of
  * gpushare_cluster_plan; objectives are in the options). `options` may be null: the defaults of

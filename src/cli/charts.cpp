@@ -226,9 +226,10 @@ std::string draw(const Chart& chart, const std::string& id) {
   }
   for (const ChartLine& line : chart.lines) {
     if (line.points.empty()) continue;
-    out += base::format("<path class=\"line s%zu\" d=\"", line.style) +
-           path_of(frame, line.points, line.steps) + "\"><title>" + escape_html(line.label) +
-           "</title></path>";
+    const bool is_dot = line.points.size() == 1;  // a path of one point would not be seen
+    out += base::format("<path class=\"line s%zu%s\" d=\"", line.style, is_dot ? " dot" : "") +
+           path_of(frame, line.points, line.steps) + (is_dot ? "h0" : "") + "\"><title>" +
+           escape_html(line.label) + "</title></path>";
   }
   return out + "</svg>";
 }

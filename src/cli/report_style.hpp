@@ -52,6 +52,7 @@ svg .heading{fill:var(--ink);font-size:13px;font-weight:650}
 .s0{stroke:var(--s0)}.s1{stroke:var(--s1);stroke-dasharray:8 3}.s2{stroke:var(--s2);stroke-dasharray:2.5 2.5}.s3{stroke:var(--s3);stroke-dasharray:10 3 2 3}
 .s4{stroke:var(--s4);stroke-dasharray:4 4}.s5{stroke:var(--s5);stroke-dasharray:12 4}.s6{stroke:var(--s6);stroke-dasharray:6 2 2 2 2 2}.s7{stroke:var(--s7);stroke-dasharray:1.5 4}
 .s100{stroke:var(--live);stroke-width:1.3}
+.dot{stroke-width:9;stroke-linecap:round;stroke-dasharray:none}
 .persistent{fill:var(--persistent)}.lanes{fill:var(--lanes)}.busy{fill:var(--busy)}
 details{margin-top:10px;font-size:14px}
 summary{cursor:pointer;color:var(--soft)}

@@ -1,6 +1,7 @@
-// board.hpp: one page that the daemon and one process share for an image, so that waiting for a layer is a look at a counter,
-// and at worst a sleep on it, without a message. The daemon writes; the process reads, and counts its sleepers. Nothing
-// that a process writes here is trusted: it can only deceive itself.
+// board.hpp: one page that the daemon and one process share for an image. A process waits for a layer by a look at the
+// page's counter, and at worst by a sleep on it, without a message. The daemon writes the page. The process reads it,
+// and counts its sleeping threads there. The daemon trusts nothing that the process writes: the process can only
+// deceive itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +18,8 @@ namespace gpushare::client {
 
 class Board {
  public:
-  // The daemon's: makes the page. The process's: maps what came over the socket, MALFORMED_INPUT if it is no board.
+  // create() is the daemon's and makes the page. map() is the process's and maps the page that came over the socket.
+  // Errors of map(): MALFORMED_INPUT (not a board).
   static base::Result<std::shared_ptr<Board>> create();
   static base::Result<std::shared_ptr<Board>> open(Descriptor file);
   ~Board();
@@ -25,12 +27,11 @@ class Board {
   Board& operator=(const Board&) = delete;
   int file() const { return file_.get(); }
 
-  // ---- the daemon
-  // `arrived` layers are there, nothing has failed.
+  // ---- the daemon Says that `arrived` layers are there, and that nothing has failed.
   void reset(uint32_t arrived);
-  // Layers [0, arrived) are there. Wakes sleeping threads.
+  // Says that layers [0, arrived) are there. Wakes sleeping threads.
   void set_arrived(uint32_t arrived);
-  // The load failed: waits return `status` from now on.
+  // Says that the load failed: waits return `status` from now on.
   void fail(const base::Status& status);
 
   // ---- the process

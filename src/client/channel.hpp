@@ -31,7 +31,7 @@ class Descriptor {
   }
   ~Descriptor();
   int get() const { return number_; }
-  int release() { return std::exchange(number_, -1); }  // the caller's from now on
+  int release() { return std::exchange(number_, -1); }  // the caller owns it from now on
   explicit operator bool() const { return number_ >= 0; }
 
  private:
@@ -41,11 +41,10 @@ class Descriptor {
 // A message with at most this many descriptors.
 inline constexpr size_t kMaxDescriptors = 4;
 
-// The listening socket at a path, its owner's alone (mode 0600) unless `mode` says otherwise. A lock file
-// beside it (PATH.lock) tells the socket of a running daemon from that of a dead one: the first is
-// ALREADY_EXISTS, the second is replaced. A lock file that belongs to another user is refused: that user could
-// hold the lock for ever. A file at the path that is not a socket is left alone. The destructor removes the
-// socket if the path still names this one.
+// The listening socket at a path. Only its owner can use it (mode 0600) unless `mode` says otherwise. A lock file
+// beside it (PATH.lock) shows whether an existing socket is that of a running daemon (ALREADY_EXISTS) or of a dead one
+// (replaced). A lock file that belongs to another user is refused: that user could hold the lock for ever. A file at
+// the path that is not a socket is left alone. The destructor removes the socket if the path still names this one.
 class Listener {
  public:
   static base::Result<Listener> open(const std::string& path, unsigned mode = 0600);
@@ -74,11 +73,11 @@ struct Peer {
   uid_t uid = 0;
 };
 
-// Does not block. NOT_READY when nobody is waiting.
+// Does not block. NOT_READY when no peer is waiting.
 base::Result<Descriptor> accept_peer(int listener, Peer* out_peer);
-// Errors: UNAVAILABLE (nobody listens there, which says how to start a daemon; or the server belongs to another user
-// who is not root, and could read what it is sent), INVALID_ARGUMENT (path too long).
-// `start_with`: the command that starts such a server, for the message.
+// Errors: UNAVAILABLE (no server listens there, and the message says how to start one; or the server belongs to another
+// user who is not root, and could read what is sent), INVALID_ARGUMENT (path too long). `start_with`: the command that
+// starts such a server, for the message.
 base::Result<Descriptor> connect_to(const std::string& path, const char* start_with = "gpushare daemon");
 
 // Sends without blocking. Errors: UNAVAILABLE (the peer is gone), QUEUE_FULL (it does not read).
@@ -89,8 +88,8 @@ std::span<const std::byte> bytes_of(const T& message) {
   return std::as_bytes(std::span<const T, 1>(&message, 1));
 }
 
-// For the first message on a connection: a peer that refuses it may say why and go before the message is sent, so that it is
-// gone is no error here. receive_message() tells.
+// For the first message on a connection. A peer that refuses the connection may say why and close before the message is
+// sent. So a peer that is gone is no error here; receive_message() tells.
 base::Status send_first_message(int socket, std::span<const std::byte> message);
 
 // Receives one message into `buffer` and returns the part that it fills. The kernel truncates longer messages, so give a

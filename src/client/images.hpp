@@ -1,6 +1,6 @@
-// images.hpp: the images of models that the daemon shares with this process: the messages about them, and the users
-// that are told of them. A process reads an image; it maps the memory when ImageHere comes and unmaps it when ImageGone
-// does. The daemon sends ImageGone only while the image's session has no turn.
+// images.hpp: the images of models that the daemon shares with this process: the messages about them, and the objects
+// (users) that are told of them. A process reads an image; it maps the memory when ImageHere comes and unmaps it when
+// ImageGone does. The daemon sends ImageGone only while the image's session has no turn.
 //
 // Threads: open() and close() from any; the rest from the thread that listens to the daemon. A user is called by that thread,
 // with no lock held.
@@ -27,10 +27,11 @@ class ImageUser {
  public:
   virtual ~ImageUser() = default;
   virtual void opened(const ImageOpened& message, std::vector<Descriptor> descriptors) = 0;
-  // `first_bytes` of it are in the first descriptor. False: it could not be mapped.
+  // The image's memory has come; `first_bytes` of it are in the first descriptor. False: the memory could not be
+  // mapped.
   virtual bool here(uint64_t first_bytes, std::vector<Descriptor> descriptors) = 0;
-  virtual void gone() = 0;  // it must have unmapped it when this returns
-  // The daemon has gone: nothing comes any more.
+  virtual void gone() = 0;  // the user must have unmapped the memory when this returns
+  // The daemon has gone, so no more news comes.
   virtual void lost(const base::Status& why) = 0;
 };
 
@@ -39,7 +40,7 @@ class Images {
   // Errors: UNAVAILABLE (the daemon has gone), INVALID_ARGUMENT (path).
   base::Result<uint64_t> open(std::weak_ptr<ImageUser> user, uint64_t session, const std::string& path,
                               uint64_t iteration_ns);
-  // The user has unmapped it.
+  // The user has unmapped the image.
   void close(uint64_t image);
 
   // ---- the connection. `socket`: a copy of its own

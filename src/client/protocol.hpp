@@ -45,7 +45,7 @@ template <class T>
 T fields_of(std::span<const std::byte> message) {
   return fields_of<T>(message.data(), message.size());
 }
-// Copies text into a field of fixed size, cut where it does not fit, between two characters.
+// Copies text into a field of fixed size. Text that does not fit is cut between two characters.
 void put_text(std::span<char> field, std::string_view text);
 // The text of a field, up to its end or its first zero, as base::to_printable makes it: the other side may have written anything.
 std::string text_of(std::span<const char> field);

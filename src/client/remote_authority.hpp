@@ -1,18 +1,20 @@
 // remote_authority.hpp: the daemon's scheduler, as the executor of one process sees it.
 //
-// Every session of the process is a session of the daemon's scheduler. Each resident session has a lane of its own
-// here, whose number is this process's affair. The process allocates P in its own device context and tells the daemon
-// when bytes are really free again. E is either the same, counted like P, or memory of the daemon that it sends in
-// pieces (LaneHere) and that sessions of other processes use in their turns. A turn is a lease (lease_page.hpp).
+// Every session of the process is a session of the daemon's scheduler. Each resident session has a lane of its own in
+// this process; only this process knows the lane's number. The process allocates P in its own device context and tells
+// the daemon when the bytes are really free again. E is either allocated and counted like P, or it is memory of the
+// daemon, which sends it in pieces (LaneHere) and which sessions of other processes use in their turns. A turn is a
+// lease (lease_page.hpp).
 //
-// When the daemon has gone, sessions keep their memory, turns and growth wait, and a thread tries to reach a new daemon. If none
-// came for RemoteOptions::wait_ns, standing() says so, and waits fail. Every session is declared to the new daemon. A session
-// whose claim it refuses is paged out and waits. A shared lane is given up and had anew, so the process connects again only when
-// no iteration is under way in one: what such an iteration needs of the daemon fails at once.
+// When the daemon has gone, sessions keep their memory, turns and growth wait, and a thread tries to reach a new
+// daemon. If no daemon comes for RemoteOptions::wait_ns, standing() says so, and waits fail. Every session is declared
+// to the new daemon. A session whose claim the new daemon refuses is paged out and waits. A shared lane is given up,
+// and the new daemon sends another. So the process connects again only when no iteration is under way in a shared lane;
+// calls of such an iteration that need the daemon fail at once.
 //
-// Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages. A question to the
-// daemon is sent, and noted with what is to be done with its answer, which take_events() does. What the daemon says of a session
-// meanwhile is taken up after the answer. The thread that needs the answer waits for it without the driver's lock.
+// Threads: as sched::Authority: the driver serialises its calls. The authority's own thread receives messages. A
+// question to the daemon is kept with a function for its answer, which take_events() calls. News of a session that
+// comes before the answer is handled after it. The thread that needs the answer waits for it without the driver's lock.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -54,8 +56,8 @@ struct RemoteOptions {
   double group_weight = 0;
   double cap = 0;  // the most of the device's time that the group, or this process, gets; 0 = no cap
   bool private_lanes = false;  // E is not shared with other processes
-  // How long calls wait for a daemon in place of one that has gone, before they fail. nullopt: GPUSHARE_DAEMON_WAIT says it, in
-  // seconds; else kDaemonWaitNs.
+  // How long calls wait for a new daemon after one has gone, before they fail. nullopt: GPUSHARE_DAEMON_WAIT in
+  // seconds, else kDaemonWaitNs.
   std::optional<uint64_t> wait_ns;
 };
 
@@ -68,19 +70,19 @@ class RemoteAuthority final : public sched::Authority {
   static base::Result<std::unique_ptr<RemoteAuthority>> open(RemoteOptions options);
   ~RemoteAuthority() override;
 
-  const std::string& device() const { return device_; }  // what the process opens
+  const std::string& device() const { return device_; }  // the device that the process opens
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   // The images that the daemon shares with this process; may outlive this object.
   const std::shared_ptr<Images>& images() const { return images_; }
   // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
   // `unlocked` runs a function without the driver's lock. arrive(), set_need() with a need that grows, make_room(),
-  // ask_ranges() and needs_own_lane() wait for the daemon in it: when they return everything that the lock guards may have
-  // changed, and while one waits the driver may make any other call. Set before the first event.
+  // ask_ranges() and needs_own_lane() wait for the daemon in such a function. While one waits, the driver may make any
+  // other call, so everything that the lock guards may have changed when they return. Set before the first event.
   using Unlocked = std::function<void(const std::function<void()>&)>;
   void set_unlocked(Unlocked unlocked) { unlocked_ = std::move(unlocked); }
-  // The process's context takes so much of the device. Errors: DEVICE_OUT_OF_MEMORY (contexts leave no room for it: it must
-  // go again). Before the first event.
+  // Tells the daemon that the process's context takes `bytes` of the device. Errors: DEVICE_OUT_OF_MEMORY (contexts
+  // leave no room for it, so the context must go again). Called before the first event.
   base::Status claim_context(uint64_t bytes);
 
   base::Status arrive(const sched::SessionSpec& spec, uint64_t now_ns) override;
@@ -174,18 +176,18 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<LeasePage> page;
     Welcome welcome;
   };
-  // Where a session's bytes are. The driver's sched::SessionState follows from it.
+  // The place of a session's bytes. The driver's sched::SessionState follows from it.
   enum class Bytes : uint8_t {
-    kWaiting,     // for its first admission
-    kUnplaced,    // as kWaiting, once the lane has closed in which it found no place
-    kResident,    // without a lane: it gave a shared one up, and the new daemon is to send another
-    kDraining,    // goes out when nothing is in flight, and begins nothing before
+    kWaiting,   // for its first admission
+    kUnplaced,  // as kWaiting, once the lane in which it found no place has closed
+    kResident,  // on the device; without a lane if it gave a shared one up, and the new daemon is to send another
+    kDraining,    // it begins no iteration, and goes out when nothing is in flight
     kLeaving,     // its page-out is under way
     kDropping,    // it is spare: the driver ends it without a copy
     kLeft,        // as kOut, once its lane has closed
     kOut,         // in host memory
     kComing,      // its page-in is under way
-    kTurnedBack,  // as kOut, once the lane has closed of the page-in that it gave up
+    kTurnedBack,  // as kOut, once the lane of the page-in that it gave up has closed
     kEnding,      // unknown to the driver; gone once its lane has closed
   };
   // Whether the session wants a turn, and has asked the daemon for one.
@@ -210,30 +212,32 @@ class RemoteAuthority final : public sched::Authority {
     Known known = Known::kNo;
     Growth growth = Growth::kNone;
     sched::LaneId lane = sched::kNoLane;
-    uint64_t told_ephemeral_bytes = 0;  // as the daemon counts them
+    uint64_t told_ephemeral_bytes = 0;  // as the daemon counts E
     uint32_t slot = 0;
-    uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
+    uint64_t epoch = 0;  // the epoch of the lease that this process has accepted; 0 = none
     uint32_t in_flight = 0;
-    size_t wanting_at = 0;                                    // in wanting_, while it wants a turn
-    bool dirty = false;                                       // it is in dirty_
-    bool returned = false;                                    // a turn, which the daemon has yet to be told
-    bool known_before = false;                                // by this daemon or one before it
-    bool room_pending = false;                                // the daemon makes room
-    std::vector<std::pair<MessageType, uint64_t>> held_back;  // to be told once the daemon knows the session
-    uint32_t questions = 0;                                   // about it that have no answer yet
-    std::deque<Event> early;         // what came before an answer, which is to be taken up first
+    size_t wanting_at = 0;      // in wanting_, while it wants a turn
+    bool dirty = false;         // it is in dirty_
+    bool returned = false;      // a turn, which the daemon has yet to be told
+    bool known_before = false;  // by this daemon or one before it
+    bool room_pending = false;  // the daemon makes room
+    std::vector<std::pair<MessageType, uint64_t>>
+        held_back;            // messages to send once the daemon knows the session
+    uint32_t questions = 0;   // questions about the session that have no answer yet
+    std::deque<Event> early;  // news that came while a question is unanswered; handled after the answer
     std::optional<double> worth_ns;  // it is spare
-    double worth = 0;                // of its next iteration, as set_worth() said
+    double worth = 0;                // the worth of its next iteration, by set_worth()
     uint64_t worth_until_ns = 0;
     // As the daemon's coordinator has decided.
     sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
     uint64_t limit_bytes = 0;
     uint64_t range_bytes = 0, range_answer_ns = 0;  // as told by set_ranges()
     double range_price = 0;
-    std::shared_ptr<base::Pieces> pieces;  // of its lane, if that is shared; null: its E is its own
+    std::shared_ptr<base::Pieces>
+        pieces;  // the pieces of its lane, if the lane is shared; null: its E is its own
     OwnLane own_lane = OwnLane::kNo;
 
-    bool closes() const {  // its lane closes, and the daemon hears of it then
+    bool closes() const {  // true if the daemon hears of the change when the lane has closed
       return bytes == Bytes::kUnplaced || bytes == Bytes::kLeft || bytes == Bytes::kTurnedBack ||
              bytes == Bytes::kEnding;
     }
@@ -246,7 +250,7 @@ class RemoteAuthority final : public sched::Authority {
   struct Question {
     Answered answered;
     bool over = false;
-    base::Status status;  // what `answered` made of the daemon's, or of why there is no answer
+    base::Status status;  // what `answered` made of the daemon's answer, or of the reason for none
   };
 
   explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
@@ -264,16 +268,16 @@ class RemoteAuthority final : public sched::Authority {
   void tell_next_worth(const Record& record);
   void is_declared(Record& record, const Reply& reply, const Arrive& said);
   std::shared_ptr<Question> ask(std::span<const std::byte> request, uint32_t sequence, Answered answered);
-  // About a session: what the daemon says of it is taken up after the answer.
+  // Asks about a session. News of the session is handled after the answer.
   std::shared_ptr<Question> ask_about(Record& record, std::span<const std::byte> request, uint32_t sequence,
                                       Answered answered);
   // Waits without the driver's lock.
   base::Status await(const std::shared_ptr<Question>& question);
-  // Sleeps without the driver's lock until there is news, which it takes up, or the deadline has passed.
+  // Sleeps without the driver's lock until there is news, which it handles, or until the deadline has passed.
   void await_news(const base::Deadline& deadline);
   void wait_for_news(uint64_t seen_news, const base::Deadline& deadline);
-  // OK once there is a daemon. Else it waits for one as long as it may. `record`: whose call it is, which may be in the way of
-  // a new connection; null: of none.
+  // OK once there is a daemon; waits for one as long as it may. `record`: the session whose call waits, and whose
+  // iteration may stand in the way of a new connection; null: no session's.
   base::Status await_daemon(const Record* record);
   void answer(Question& question, base::Status status, const Reply& reply);
   void take_answer(const Reply& reply);
@@ -281,13 +285,13 @@ class RemoteAuthority final : public sched::Authority {
   void tell_context();
   void tell_worth(Record& record);
   void tell_ranges(const Record& record);
-  // Never waits: what the socket does not take yet goes later.
+  // Never waits: messages that the socket does not take yet are sent later.
   void send(std::span<const std::byte> message);
   void send_backlog();
   void mark(Record& record);
   void unmark(Record& record);
   void set_turn(Record& record, Turn turn);
-  void forget(Record& record);  // which is gone after that
+  void forget(Record& record);  // destroys the record
   void accept_unwanted(Record& record);
   void say_unseen_returned(Record& record);
   void give_back(Record& record);
@@ -305,7 +309,7 @@ class RemoteAuthority final : public sched::Authority {
 #undef GPUSHARE_ON_ANSWER
 #undef GPUSHARE_ON_EVENT
 #undef GPUSHARE_ON_CALL
-  // P and E as the daemon is to count them: an E that is the session's own is told as P.
+  // Writes P and E as the daemon is to count them: an E that is the session's own is told as P.
   static void put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                        uint64_t* out_persistent, uint64_t* out_ephemeral);
   std::shared_ptr<Question> ask_need(Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
@@ -318,7 +322,8 @@ class RemoteAuthority final : public sched::Authority {
   void free_lane(sched::LaneId lane);
   void close_lane(Record& record, Bytes to);
   void lane_closed(Record& record);
-  // A shared lane of a daemon that has gone: it closes, and the session has none until the next one admits it.
+  // Gives up a shared lane of a daemon that has gone. The lane closes, and the session has none until the next daemon
+  // admits it.
   void give_lane_up(Record& record);
   void take_piece(Record& record, std::vector<Descriptor> descriptors, uint64_t bytes);
   // Takes the pieces that have come for the session.
@@ -328,7 +333,7 @@ class RemoteAuthority final : public sched::Authority {
   void give_way(Record& record);
   void declare_resident(Record& record);
   void start_page_in(Record& record);
-  // The page-in is over, either way. False: there was none.
+  // Ends the page-in, done or given up. False: there was none.
   bool end_page_in(Record& record);
   void set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes);
   void adopt(std::shared_ptr<Connection> connection);
@@ -360,15 +365,15 @@ class RemoteAuthority final : public sched::Authority {
   std::map<uint32_t, std::shared_ptr<Question>> questions_;  // by sequence
   std::deque<std::vector<std::byte>> backlog_;               // messages that the socket has not taken
   base::Deadline backlog_until_ =
-      base::Deadline::after(GPUSHARE_NO_TIMEOUT);  // then the daemon is taken for gone
+      base::Deadline::after(GPUSHARE_NO_TIMEOUT);  // when an unanswering daemon counts as gone
   std::vector<Record*> lanes_;                     // by lane id; null = free
   sched::LaneIds lane_ids_;
   std::vector<Record*> wanting_;                    // a turn, in no order
   mutable std::vector<sched::LaneId> asked_lanes_;  // room for lanes_to_ask()
-  Record given_up_;                                 // whose lane it is once its session has given it up
+  Record given_up_;  // stands in lanes_ for a lane that its session has given up
   std::vector<sched::Action> actions_;
   std::vector<RangesAsked> ranges_asked_;
-  std::vector<Record*> dirty_;  // flush() has something to say about
+  std::vector<Record*> dirty_;  // sessions about which flush() has something to send
   uint32_t next_sequence_ = 1;
 
   // ---- shared with the listening thread
@@ -384,11 +389,11 @@ class RemoteAuthority final : public sched::Authority {
   std::atomic<bool> has_backlog_{false};
   Descriptor poke_;  // an eventfd
   std::atomic<bool> stop_{false};
-  std::atomic<bool> lost_known_{false};      // to the driver, which begins no iteration any more
-  std::atomic<uint64_t> gone_until_ns_{0};   // host time; then waits for a daemon fail
-  std::atomic<bool> overdue_told_{false};    // that none came in time
+  std::atomic<bool> lost_known_{false};      // the driver knows of the loss, and begins no iteration any more
+  std::atomic<uint64_t> gone_until_ns_{0};   // the host time at which waits for a daemon fail
+  std::atomic<bool> overdue_told_{false};    // the driver was told that no daemon came in time
   std::atomic<uint32_t> busy_in_shared_{0};  // iterations and page-ins under way in shared lanes
-  std::shared_ptr<Connection> listening_;    // of the thread
+  std::shared_ptr<Connection> listening_;    // used by the listening thread
   base::ServiceThread thread_;
 };
 

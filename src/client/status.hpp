@@ -1,5 +1,6 @@
-// status.hpp: what the daemon tells about itself: devices, processes and sessions, as text of one line each, so that a
-// reader of another version finds the fields that it knows. A user is told of his own sessions, root and the daemon's user of all.
+// status.hpp: what the daemon tells about itself: devices, processes and sessions, as text with one line each. A reader
+// of another version finds the fields that it knows. A user is told of his own sessions; root and the daemon's user are
+// told of all.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,7 +20,7 @@ struct DeviceStatus {
   std::string device;
   std::string policy;
   uint64_t capacity_bytes = 0;            // the target
-  uint64_t effective_capacity_bytes = 0;  // what is promised above it still, else the target
+  uint64_t effective_capacity_bytes = 0;  // the promised bytes, if they are above the target; else the target
   uint64_t promised_bytes = 0;
   uint64_t images_bytes = 0;   // of them, of images
   uint64_t context_bytes = 0;  // likewise, of contexts of processes, the daemon's too
@@ -27,12 +28,13 @@ struct DeviceStatus {
   uint64_t resident = 0;  // sessions, of all users
   uint64_t waiting = 0;
   uint64_t turns = 0;                    // given
-  uint64_t cut_off = 0;                  // turns taken back after the lease
-  uint64_t service_ns = 0;               // given to all sessions so far, also to those that have left
+  uint64_t cut_off = 0;                  // turns that were taken back because they exceeded the lease
+  uint64_t service_ns = 0;               // service of all sessions so far, also of those that have left
   uint64_t page_outs = 0, page_ins = 0;  // of sessions and groups, begun
   // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
   uint64_t max_guaranteed = 0, max_opportunistic = 0;
-  // Of a GPU, as NVML tells them; empty where it does not, and on the host. An instance of MIG has a parent and a profile.
+  // Known of a GPU from NVML; empty where NVML does not tell, and on the host. An instance of MIG has a parent and a
+  // profile.
   std::string product, uuid, parent_uuid, mig_profile, driver_version;
   uint64_t total_bytes = 0;  // of the device or instance
   template <class Line, class Visit>
@@ -70,7 +72,7 @@ struct ProcessStatus {
   // "connected", or "owing": its connection is closed, and its bytes stay promised until it has ended.
   std::string state;
   uint64_t sessions = 0;
-  uint64_t context_bytes = 0;  // of the device, as the process has measured
+  uint64_t context_bytes = 0;  // the bytes of its context on the device, as the process has measured
   template <class Line, class Visit>
   static void for_each_field(Line& line, Visit&& visit) {
     visit("pid", line.pid);
@@ -84,13 +86,13 @@ struct ProcessStatus {
 };
 struct SessionStatus {
   uint64_t pid = 0;
-  uint64_t session = 0;  // the process's number of it
+  uint64_t session = 0;  // the number that the process gave it
   std::string name;
   std::string device;
   // "turn" (has it), "idle" (keeps it, nothing in flight), "ready" (waits for it), "resting" (has nothing to run),
   // "queued" (waits for memory), "paging", "paged_out", "overdue" (its turn was taken back, it has not answered).
   std::string state;
-  std::string waits_for;  // why it does not run now; empty if nothing keeps it
+  std::string waits_for;  // why it does not run now; empty if nothing holds it back
   uint64_t lane = 0;      // of turns; UINT64_MAX = none
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
@@ -102,7 +104,7 @@ struct SessionStatus {
   std::string cls;           // guaranteed, opportunistic: as it counts now
   uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
   double share = 0;          // of all service on the device so far
-  uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
+  uint64_t group = 0;  // sessions with the same number share memory, weight and turns; 0 = it is in no group
   // What the preloaded programs of its group hold together, on the line of the group's first session; else 0.
   uint64_t held_bytes = 0;     // on the device
   uint64_t spilled_bytes = 0;  // blocks in host memory
@@ -111,7 +113,7 @@ struct SessionStatus {
   std::vector<uint64_t> iteration_times, iteration_slowdowns;
   uint64_t iteration_time_ns = 0;
   double slowdown_sum = 0;
-  // Of the request queue whose first model the session serves; see base/figures.hpp.
+  // The counts of the request queue whose first model the session serves; see base/figures.hpp.
   base::RequestCounts requests;
   // What holds these programs to their limit: "shim", or "shim+kernel" where the driver has said that its own limit is set.
   std::string held_by;
@@ -163,7 +165,7 @@ struct ImageStatus {
   uint64_t bytes = 0;       // of device memory, when it is there
   uint64_t kept_bytes = 0;  // of its first layers, while it is off
   uint64_t layers = 0;
-  uint64_t arrived = 0;  // of them, on the device
+  uint64_t arrived = 0;  // layers that are on the device
   uint64_t loads = 0;
   uint64_t sessions = 0;
   template <class Line, class Visit>

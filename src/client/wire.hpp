@@ -95,17 +95,17 @@ struct Hello {
   uint16_t flags = 0;
   uint16_t reserved[2] = {};
   uint64_t instance =
-      0;  // a number of this runtime's choice: it comes back under it after the connection broke
+      0;  // a number that the runtime chose; it uses the number again after the connection broke
   char device[256] = {};  // which of the daemon's devices; empty = the first
   char program[64] = {};  // for people
-  // Where `device` is empty: the device with this PCI address (domain << 16 | bus << 8 | device << 3 | function). A daemon whose
-  // devices have no addresses gives its first one.
+  // With an empty `device`: asks for the device with this PCI address (domain << 16 | bus << 8 | device << 3 |
+  // function). A daemon whose devices have no addresses gives its first one.
   uint64_t pci_address = 0;
 };
 
 struct Welcome {
   Header header;
-  int32_t code = 0;  // of status.h; unless it is OK, nothing but text counts
+  int32_t code = 0;  // a code of status.h; unless it is OK, only `text` counts
   uint16_t minor = kProtocolMinor;
   uint16_t reserved = 0;
   uint64_t capacity_bytes = 0;
@@ -118,9 +118,8 @@ struct Welcome {
 
 // Flags of Arrive.
 inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
-inline constexpr uint32_t kRunning =
-    4;  // declared anew to a restarted daemon while an iteration is under way
-inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it
+inline constexpr uint32_t kRunning = 4;        // declared to a new daemon while an iteration is under way
+inline constexpr uint32_t kClaimsNothing = 8;  // no other session makes room for it
 // The session has memory and turns of its own, and shares only the limits of its group with the group's
 // other sessions.
 inline constexpr uint32_t kOwnClaim = 16;
@@ -129,7 +128,8 @@ inline constexpr uint32_t kKnownBefore = 32;
 // The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back
 // only when all work in them is done. The Reply says whether the daemon does so.
 inline constexpr uint32_t kMayShareLane = 64;
-// An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
+// An opportunistic session that counts as guaranteed while there is room. Has an effect where the daemon has a
+// coordinator.
 inline constexpr uint32_t kMayUpgrade = 128;
 // With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for
 // memory. Without kMayPage (kNeverPages): the session can never be paged out.
@@ -148,18 +148,19 @@ struct Arrive {
   uint32_t flags = 0;
   uint32_t reserved = 0;
   char name[64] = {};
-  // Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns
-  // are of all of them together, as the first declares them. With kOwnClaim: the sessions of all users with this number
-  // have the limits below together.
+  // Sessions of one user with the same number other than 0 are a group. They share memory, weight, priority and turns,
+  // as the first of them declares. With kOwnClaim: the sessions of all users with this number share the limits below.
   uint64_t group = 0;
   // Since 1.5, with kOwnClaim: the limits of the group, as its first such session declares them.
   uint64_t group_memory_bytes =
-      0;                    // most that its sessions need together, those that wait included; 0 = no limit
-  double group_weight = 0;  // what its sessions that use the device divide; 0 = each has its own weight
-  // With how many of its bytes the session can still run, the rest in host memory; 0 = all of them.
+      0;  // the most that its sessions need together, waiting ones included; 0 = no limit
+  // The weight that its sessions divide while they use the device; 0 = each has its own weight.
+  double group_weight = 0;
+  // The bytes with which the session can still run, the rest being in host memory; 0 = all of them.
   uint64_t least_bytes = 0;
-  // The most of the device's time that the sessions of the group, or of the connection, get together, also
-  // while nobody else wants the device: above 0, at most 1; 0 = no cap. As the first session that names one says.
+  // The part of the device's time that the sessions of the group, or of the connection, get at most together, also
+  // while no other session wants the device: above 0, at most 1; 0 = no cap. The first session that names a cap sets
+  // it.
   double cap = 0;
 };
 
@@ -179,21 +180,23 @@ struct Need {
 // may refuse: the process then closes its context. A PageOut of a spare session may be
 // answered by Leave.
 //
-// PagePart: bytes of a page-out that goes in parts. By its first part, of 0 bytes or more, a session of a group says that from
-// now on it gets no blocks on the device. If the rest cannot follow, it says PageOutFailed and stays as it is, until PageIn. An
-// Admit then means that it may run as it is, because others have been promised what went. TurnBack: another session needs the
-// bytes of this one's page-in. The answer is Unplaced if it gives the page-in up; else PageDone is under way. A session of a
-// group ends its page-in at once and says PageDone.
+// PagePart: bytes of a page-out that goes in parts. With its first part, of 0 bytes or more, a session of a group says
+// that from now on it gets no blocks on the device. If the rest cannot follow, the session says PageOutFailed and stays
+// as it is until PageIn. An Admit then means that the session may run as it is, because the bytes that went have been
+// promised to others. TurnBack: another session needs the bytes of this one's page-in. The session answers Unplaced if
+// it gives the page-in up; otherwise its PageDone is under way. A session of a group ends its page-in at once and says
+// PageDone.
 struct SessionMessage {
   Header header;
   uint64_t session = 0;
   uint64_t value = 0;
 };
 
-// The bytes of a session's elastic ranges that their owner can be asked for. RangeAsk and RangeGive are SessionMessages
-// whose `value` is bytes; RangeAsk of 0 ends a wait. RangeAskLower is for an allocation: ranges of opportunistic sessions alone. The Reply to RangeAsk has `value` 1 while bytes are on the way,
-// and names in `text` the sessions that have not answered since the last Reply. RangeAnswer: bytes that are given in
-// all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
+// The bytes of a session's elastic ranges for which their owner can be asked. RangeAsk and RangeGive are
+// SessionMessages whose `value` is bytes; RangeAsk of 0 ends a wait. RangeAskLower is for an allocation, and asks only
+// ranges of opportunistic sessions. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text`
+// the sessions that have not answered since the last Reply. RangeAnswer: bytes that are given in all, or UINT64_MAX.
+// RangeGiven: something has changed for a session that asked.
 struct RangeHas {
   Header header;
   uint64_t session = 0;
@@ -202,12 +205,12 @@ struct RangeHas {
   double price_ns_per_byte = 0;
 };
 
-// What the session's next iteration wins if it begins by `until_ns` (CLOCK_MONOTONIC), and not later: Authority::set_worth. Sent
-// before the Ready or the Returned that asks for the iteration's turn, or will soon.
+// What the session's next iteration wins if it begins by `until_ns` (CLOCK_MONOTONIC), see Authority::set_worth. Sent
+// before the Ready or the Returned that asks for the iteration's turn; that message may follow later.
 struct Worth {
   Header header;
   uint64_t session = 0;
-  double worth = 0;  // 0, or no finite number above 0: nothing is known any more
+  double worth = 0;  // 0, or anything but a finite number above 0: no worth is known any more
   uint64_t until_ns = 0;
 };
 
@@ -216,7 +219,7 @@ struct ImageOpen {
   Header header;
   uint64_t session = 0;
   uint64_t image = 0;         // the process's number of it
-  uint64_t iteration_ns = 0;  // how long an iteration is likely to execute; 0 = as long as the load
+  uint64_t iteration_ns = 0;  // the expected length of an iteration; 0 = as long as the load
   char path[4096] = {};       // absolute
 };
 
@@ -224,8 +227,8 @@ struct ImageOpened {
   Header header;
   uint64_t image = 0;
   uint64_t image_bytes = 0;
-  uint64_t region_bytes = 0;  // of the memory that comes with ImageHere
-  int32_t code = 0;           // of status.h; unless it is OK, nothing but text counts
+  uint64_t region_bytes = 0;  // bytes of the memory that comes with ImageHere
+  int32_t code = 0;           // a code of status.h; unless it is OK, only `text` counts
   uint32_t layers = 0;
   char text[512] = {};
 };
@@ -252,8 +255,8 @@ struct Reply {
 };
 
 // The session's lane is shared: E is memory of the daemon, sent by LaneHere before the Admit, the PageIn or the Reply
-// to the Need that promises it. The process has mapped the pieces that begin below E, and no others once it says that E
-// is less, that it is paged out, or that it has gone.
+// to the Need that promises it. The process maps the pieces that begin below E. It has unmapped the others when it says
+// that E is less, that the session is paged out, or that it has gone.
 inline constexpr uint32_t kSharesLane = 1u << 31;
 
 // The largest message.
@@ -275,7 +278,7 @@ inline constexpr MessageKind kMessages[] = {{"message of no type", 0, Side::kPro
 };
 inline constexpr uint16_t kMessageTypes = sizeof(kMessages) / sizeof(kMessages[0]);
 
-// What is wrong with a message. Both sides, and preloaded programs, refuse here whatever they refuse.
+// What is wrong with a message. This is the one check of both sides and of preloaded programs.
 enum class MessageFault : uint8_t { kNone, kShort, kMark, kVersion, kType, kSize, kSide };
 inline MessageFault fault_of(const void* message, size_t bytes, Side from) {
   Header header;

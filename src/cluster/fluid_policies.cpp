@@ -40,8 +40,8 @@ bool QueuePolicy::insert(TrialRun& run, size_t trial, Width width) {
   const double own = takes(trial, width);
   double before = -std::numeric_limits<double>::infinity(), behind = std::numeric_limits<double>::infinity();
   for (const auto& [at, queue] : queues_) {
-    const auto place = std::partition_point(queue.begin(), queue.end(), [&, at = at](const Entry& entry) {
-      return takes(entry.trial, at) >= own;
+    const auto place = std::partition_point(queue.begin(), queue.end(), [&, of = at](const Entry& entry) {
+      return takes(entry.trial, of) >= own;
     });
     if (place != queue.begin()) before = std::max(before, std::prev(place)->order);
     if (place != queue.end()) behind = std::min(behind, place->order);

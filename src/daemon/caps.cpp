@@ -1,6 +1,6 @@
-// Caps: the most of a device's time that the sessions of a group, or of a process, get, also while nobody else wants
-// the device. A session whose cap has a debt is not announced to the scheduler, so other sessions see it as one without
-// work.
+// Caps: the most of a device's time that the sessions of a group, or of a process, get, also while no other session
+// wants the device. A session whose cap has a debt is not announced to the scheduler, so other sessions see it as one
+// without work.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ namespace gpushare::daemon {
 
 namespace {
 
-// The number under which others have limits with it; 0: none.
+// The number of the group with which the claim shares limits; 0: none.
 uint64_t group_of(const Claim& claim) {
   return claim.limits != nullptr ? claim.limits->group : claim.group;
 }

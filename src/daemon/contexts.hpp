@@ -1,4 +1,5 @@
-// contexts.hpp: contexts of processes on one device: bytes that no session has, and that stay until their process has ended.
+// contexts.hpp: contexts of processes on one device. Their bytes belong to no session, and stay until their process has
+// ended. The scheduler is told their sum.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,14 +22,14 @@ class Contexts {
  public:
   Contexts(sched::Scheduler& scheduler, uint64_t capacity_bytes)
       : scheduler_(scheduler), capacity_bytes_(capacity_bytes) {}
-  // The process's contexts have so many bytes until it has ended; connections of one process say the same bytes. Errors, if it
-  // `asks`: DEVICE_OUT_OF_MEMORY.
+  // The process's contexts have `bytes` until the process has ended; its connections all report the same bytes. Errors,
+  // if `asks`: DEVICE_OUT_OF_MEMORY.
   base::Status set(const Process& process, uint64_t bytes, bool asks);
   void set_own(uint64_t bytes);  // of the service itself
   void ended(const Process& process);
   uint64_t bytes(const Process& process) const;
-  // That a session can have the bytes beside contexts which stay as long as it does: its process's and the service's.
-  // Errors: EXCEEDS_CAPACITY.
+  // OK if a session can have `bytes` beside the contexts of its process and of the service, which stay as long as the
+  // session. Errors: EXCEEDS_CAPACITY.
   base::Status leave_room(const Process& process, const std::string& session, uint64_t bytes) const;
 
  private:

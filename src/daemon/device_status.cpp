@@ -96,7 +96,7 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
   return out;
 }
 
-// Why it does not run now; empty if nothing keeps it. *out_state: SessionStatus::state.
+// Why the session does not run now; empty if nothing holds it back. *out_state: SessionStatus::state.
 std::string SharedDevice::why_not_on(const RemoteSession& session, std::string* out_state) const {
   const Claim& claim = *session.claim;
   const sched::SessionState state = scheduler_.state(claim.id);

@@ -49,7 +49,7 @@ void SharedDevice::on_room(RemoteSession& session, const SessionMessage& message
 
 void SharedDevice::on_ready(RemoteSession& session, const SessionMessage&, const Request&) {
   const uint64_t now_ns = host_now_ns();
-  if (session.leased()) {  // it let the lease run out: it still has it
+  if (session.leased()) {  // the process let the lease run out, and still has it
     lease(session).extend(now_ns + kLeaseGoodNs);
     tell(session, MessageType::kGranted);
   } else if (!session.overdue()) {
@@ -59,7 +59,8 @@ void SharedDevice::on_ready(RemoteSession& session, const SessionMessage&, const
 
 void SharedDevice::on_not_ready(RemoteSession& session, const SessionMessage&, const Request&) {
   not_ready(session, host_now_ns());
-  if (session.leased()) tell(session, MessageType::kGranted);  // passed meanwhile: it gives the turn back
+  if (session.leased())
+    tell(session, MessageType::kGranted);  // passed to it meanwhile: its process returns it
 }
 
 void SharedDevice::on_returned(RemoteSession& session, const SessionMessage& message, const Request&) {

@@ -57,7 +57,7 @@ std::optional<Functions> load(const std::string& path) {
   return out;
 }
 
-// A driver of the operator's choice may have NVML's functions itself.
+// A driver library that the operator chose may have NVML's functions itself.
 const std::optional<Functions>& nvml() {
   static const auto* const loaded = new std::optional<Functions>([] {
     const char* const driver = std::getenv("GPUSHARE_CUDA_DRIVER");
@@ -116,7 +116,7 @@ GpuIdentity identity_of(uint32_t pci_address) {
   const std::vector<GpuIdentity> parts = instances(*nvml(), gpu);
   if (parts.empty()) return describe(*nvml(), gpu);
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  // Of a list CUDA shows the first instance alone. Beginnings of uuids are names, too.
+  // CUDA shows only the first instance of a list. The beginning of a uuid names a device, too.
   const std::string_view names = visible != nullptr ? visible : "", first = names.substr(0, names.find(','));
   for (const GpuIdentity& part : parts)
     if (first.starts_with("MIG-") && part.uuid.starts_with(first)) return part;

@@ -1,5 +1,5 @@
-// gpu_identity.hpp: what NVML, the library that comes with NVIDIA's driver, says of GPUs and of the instances into which MIG divides
-// them. For people and for a cluster's scheduler; nothing here is decided by it.
+// gpu_identity.hpp: the names and versions that NVML (a library of NVIDIA's driver) has for GPUs and for the instances
+// into which MIG divides them. For people and for a cluster's scheduler; gpushare decides nothing by them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,8 +18,9 @@ struct GpuIdentity {
   uint64_t total_bytes = 0;
 };
 
-// Of the CUDA device at that PCI address (as gpushare_backend_device_info has it). On a GPU in MIG mode it is the instance that
-// CUDA_VISIBLE_DEVICES names, else the first one, since CUDA shows a process one instance. Empty where there is no NVML. May block.
+// The identity of the CUDA device at a PCI address (as in gpushare_backend_device_info). On a GPU in MIG mode: of the
+// instance that CUDA_VISIBLE_DEVICES names, else of the first one, because CUDA shows a process one instance. Empty
+// where there is no NVML. May block.
 GpuIdentity identity_of(uint32_t pci_address);
 // All GPUs of the machine that this process may see; a GPU in MIG mode as its instances.
 std::vector<GpuIdentity> all_gpus();

@@ -89,7 +89,7 @@ bool SharedDevice::lend(Claim& lender, uint64_t bytes, uint64_t now_ns) {
 
 void SharedDevice::follow_limit(const Claim& claim) {
   if (kernel_limits_ == nullptr || claim.page == nullptr) return;
-  // What the programs have lent is of the same group, and so of the same cgroup.
+  // The bytes that the programs have lent are used in the same group, and so in the same cgroup.
   const GroupPage::Limit limit = claim.page->limit();
   kernel_limits_->set(claim.id, claim.members.front()->process->peer.pid,
                       base::add_saturated(limit.bytes, limit.lent_bytes));

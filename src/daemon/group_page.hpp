@@ -18,24 +18,26 @@ namespace gpushare::daemon {
 class GroupPage {
  public:
   // Null: the file is no page of this version, lies where reading may block (network and user file systems), or has no
-  // place for the device of that PCI address (as a number, shim/group.hpp). 0: the first device of the page.
-  // The programs are `user`'s, who has `patience` for what held_bytes() costs; it must outlive the page.
+  // place for the device of that PCI address (as a number, shim/group.hpp). An address of 0: the first device of the
+  // page. The programs are `user`'s. `patience` limits the CPU time of held_bytes() for that user, and must outlive the
+  // page.
   static std::unique_ptr<GroupPage> open(client::Descriptor file, uint32_t pci_address, uid_t user,
                                          Patience& patience);
 
-  // Of the device: the bytes that the programs may have, and the bytes lent to other sessions of the group; both 0 when the file cannot be read.
+  // The bytes of the device that the programs may have, and the bytes lent to other sessions of the group; both 0 when
+  // the file cannot be read.
   struct Limit {
     uint64_t bytes = 0;
     uint64_t lent_bytes = 0;
   };
   Limit limit() const;
-  // Lends so much of the limit, and leaves the rest to the programs. False, and nothing changed: there is no limit, the programs
-  // hold more than the rest, or the file is gone.
+  // Lends `bytes` of the limit, and leaves the rest to the programs. False, with nothing changed: there is no limit,
+  // the programs hold more than the rest, or the file is gone.
   bool set_lent(uint64_t bytes);
-  // The bytes that living programs of the group hold on the device, at least: those of programs that have ended, and whose slots nobody
-  // has emptied, count too where the user's patience is over.
+  // The bytes that living programs of the group hold on the device. When the user's patience is over, the sum also has
+  // the bytes of ended programs whose slots were not emptied.
   uint64_t held_bytes() const { return held().device_bytes; }
-  // The same with what they hold on the host: blocks of the device's that were spilled, and pinned memory, those blocks included.
+  // The same, with bytes on the host: spilled blocks, and pinned memory including those blocks.
   struct Held {
     uint64_t device_bytes = 0, spilled_bytes = 0, pinned_bytes = 0;
   };

@@ -224,7 +224,7 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
   GPUSHARE_ASSIGN_OR_RETURN(const Descriptor layers, client::make_table_file(client::encode_layers(table)));
   GPUSHARE_ASSIGN_OR_RETURN(use.board, client::Board::create());
   GPUSHARE_ASSIGN_OR_RETURN(Entry * entry, entry_for(image, use.process->peer.uid, use.iteration_ns));
-  // Together with what the session has otherwise it must be able to run.
+  // The session must be able to run with the image's bytes beside its own.
   uint64_t bytes = entry->image->region_bytes();
   for (const ImageUse* other : use.session->images)
     if (other->image != nullptr && other->image != entry->image) bytes += other->image->region_bytes();
@@ -241,7 +241,8 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
   answer(use, {}, descriptors);
   if (use.session->image_state != RemoteSession::ImageState::kWaits)
     use.session->image_state = RemoteSession::ImageState::kNone;
-  if (use.session->leased()) ask(*use.session);  // it may wait for it without asking for a turn again
+  if (use.session->leased())
+    ask(*use.session);  // it may wait for the image in this turn, and would not ask for another
   return {};
 }
 
@@ -268,7 +269,7 @@ void Images::fill(uint64_t cache) {
   if (const base::Status loading = load(*entry, execution_ns); !loading.ok()) fail(*entry, loading);
 }
 
-// The sessions that want it get their turns, in which their waits say why.
+// A load failed. The sessions that want the image still get their turns, and their waits return the failure.
 void Images::fail(Entry& entry, const base::Status& why) {
   base::log(base::kWarning, why.with_context("daemon").to_string());
   entry.failure = why;
@@ -343,7 +344,7 @@ bool Images::lacks(const RemoteSession& session) {
   return !session.images.empty() && session.image_state < RemoteSession::ImageState::kHas;
 }
 
-// One could not be had for the turn.
+// An image could not be had for the turn.
 void Images::retry(RemoteSession& session) {
   if (session.image_state == RemoteSession::ImageState::kHas)
     session.image_state = RemoteSession::ImageState::kRetry;
@@ -393,7 +394,8 @@ void Images::unwant(RemoteSession& session) {
 // All its images are on the device or on their way; a failed one counts.
 bool Images::there(const RemoteSession& session) {
   return std::all_of(session.images.begin(), session.images.end(), [&](const ImageUse* use) {
-    if (use->image == nullptr) return true;  // it is being read: the session's business when it waits for it
+    if (use->image == nullptr)
+      return true;  // the file is being read: a wait in the session's turn includes that
     Entry& entry = *entry_of(*use->image);
     if (!entry.failure.ok()) return true;
     const bool held =
@@ -480,7 +482,7 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
   take_read();
   bool moved = take_loaded();
   forget_unused();
-  // One after the other; those behind the first only if theirs are there anyway.
+  // One session after the other; a session behind the first gets its images only if they are there anyway.
   bool first = true;
   for (size_t i = 0; i < line_.size();) {
     RemoteSession& session = *line_[i];

@@ -1,12 +1,14 @@
-// images.hpp: the images of one device: read once, loaded into memory of the daemon, and shared with processes for reading
-// only. Whether an image is on the device is the scheduler's decision: its first layers and its rest are two caches
-// (sched::Scheduler::add_cache), wanted by a session from before its turn until after it, and kept for speed alone otherwise.
+// images.hpp: the images of one device. Each is read once, loaded into memory of the daemon, and shared with processes
+// for reading only. The scheduler decides whether an image is on the device: its first layers and its rest are two
+// caches (sched::Scheduler::add_cache). A session wants them from before its turn until after it; at other times they
+// stay for speed alone.
 //
-// A session with images gets a turn only once all of them are on the device or on their way, and its process has been sent
-// their memory. Sessions are given their images one after the other, so that no two can wait for each other. Memory is
-// given back only when every process that has it mapped says that it has not, or is dead.
+// A session with images gets a turn only once all of them are on the device or on their way, and its process has been
+// sent their memory. Sessions are given their images one after the other, so that no two can wait for each other.
+// Memory is given back only when every process that had it mapped has said that it unmapped the memory, or is dead.
 //
-// The service's thread calls everything. A thread of its own opens the device, with the first image, and reads files.
+// The service's thread calls everything. A thread of its own opens the device, opened with the first image, and reads
+// files.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -41,15 +43,15 @@ struct RemoteSession;
 struct ImageUse {
   uint64_t number = 0;  // the process's
   Process* process = nullptr;
-  RemoteSession* session = nullptr;    // null: it has left
-  std::shared_ptr<SharedImage> image;  // null: it is being read
+  RemoteSession* session = nullptr;    // null: the session has left
+  std::shared_ptr<SharedImage> image;  // null: the file is being read
   std::shared_ptr<client::Board> board;
   uint64_t iteration_ns = 0;
-  bool mapped = false;  // by its process, or on its way there
-  bool going = false;   // the process is to unmap it
+  bool mapped = false;  // its process has the memory mapped, or is being sent it
+  bool going = false;   // the process was asked to unmap it
   uint64_t going_since_ns = 0;
-  bool overdue = false;  // that was said
-  bool stuck = false;    // it cannot be told: the image stays until it is dead
+  bool overdue = false;  // the process was reported as overdue
+  bool stuck = false;    // the process cannot be told to unmap: the image stays until the process is dead
 };
 
 class Images {
@@ -61,9 +63,9 @@ class Images {
   Images(const Images&) = delete;
   Images& operator=(const Images&) = delete;
 
-  // Errors end in an ImageOpened of their own, later.
+  // Answers later, also with errors, by ImageOpened.
   void open(Process& process, RemoteSession& session, const client::ImageOpen& message);
-  // The process has unmapped it: to give it back, or because the daemon asked.
+  // The process has unmapped the image, by itself or because the daemon asked.
   void close(Process& process, uint64_t number);
   void unmapped(Process& process, uint64_t number);
   void left(RemoteSession& session);
@@ -73,33 +75,33 @@ class Images {
 
   uint64_t context_bytes() const { return context_bytes_.load(); }  // of this process, since the first image
   bool in_use(const Process& process) const;                        // it has images mapped
-  // Processes that were asked `lease_ns` ago or more to unmap an image, each image told once. *next_ns falls to when to
-  // look again.
+  // Processes that were asked `lease_ns` ago or longer to unmap an image; each image is reported once. *next_ns is
+  // lowered to the time until the next look.
   std::vector<const Process*> overdue(uint64_t now_ns, uint64_t lease_ns, uint64_t* next_ns);
 
-  // Sets a session aside until it has its images.
+  // Sets the session aside until it has its images.
   void ask(RemoteSession& session);
   // The session's turn is over, or the session does not want one any more.
   void let_go(RemoteSession& session);
-  // Whether images are in the way of a turn.
+  // True if the session lacks images and so cannot have a turn yet.
   static bool lacks(const RemoteSession& session);
 
   // The scheduler's decisions.
   void fill(uint64_t cache);
   void drop(uint64_t cache);
-  // Looks what has been read and what has arrived, and gives sessions their images: those in *out_ready have them now. True
-  // if the scheduler may have decided something meanwhile.
+  // Takes up what has been read and what has arrived, and gives sessions their images. *out_ready gets the sessions
+  // that have theirs now. True if the scheduler may have decided something meanwhile.
   bool step(std::vector<RemoteSession*>* out_ready);
   bool link_measured() const { return link_measured_; }
-  bool loading() const;  // call step() again soon: a load that fails tells nobody
+  bool loading() const;  // true: call step() again soon, because a load that fails sends no notice
   std::vector<client::ImageStatus> status() const;
 
  private:
   struct Entry {
     std::shared_ptr<SharedImage> image;
-    uint64_t first = 0, rest = 0;  // caches; first is 0 without a prefix
+    uint64_t first = 0, rest = 0;  // ids of the two caches; first is 0 without a prefix
     uint64_t user = 0;             // who may share it
-    base::Status failure;          // why it could not be loaded: it goes once nobody wants it
+    base::Status failure;          // why it could not be loaded; it is dropped once no session wants it
     uint64_t users = 0;            // sessions that want it
   };
   struct Read {
@@ -119,12 +121,12 @@ class Images {
   std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execution_ns) const;
   base::Status load(Entry& entry, uint64_t execution_ns);
   void fail(Entry& entry, const base::Status& why);
-  static bool ask_to_unmap(ImageUse& use);  // false: its process does not read
+  static bool ask_to_unmap(ImageUse& use);  // false: its process does not read the socket
   // Gives back what may go and is not mapped any more.
   void give_back(Entry& entry);
   bool mapped(const SharedImage& image) const;
   bool there(const RemoteSession& session);
-  bool want(RemoteSession& session);  // false: it did all before
+  bool want(RemoteSession& session);  // false: it wanted all of them already
   void unwant(RemoteSession& session);
   bool share(ImageUse& use);
   static void retry(RemoteSession& session);
@@ -145,7 +147,7 @@ class Images {
   std::unique_ptr<loader::ImageCache> cache_;
   std::list<Entry> entries_;
   std::list<std::unique_ptr<ImageUse>> uses_;
-  std::deque<RemoteSession*> line_;  // set aside
+  std::deque<RemoteSession*> line_;  // sessions that are set aside
 
   base::Mutex mutex_;
   base::ConditionVariable changed_;

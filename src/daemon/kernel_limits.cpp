@@ -115,7 +115,7 @@ std::set<std::string> own_lines(const std::string& path) {
   return lines;
 }
 
-// False where that cannot be told. The path came from a file, so it may be none that a cgroup can have.
+// False if that cannot be told. The path came from a file, so it may be no path of a cgroup.
 bool is_gone(const std::string& path) {
   std::error_code error;
   return !std::filesystem::exists(path, error) && error != std::errc::permission_denied;
@@ -154,8 +154,8 @@ struct KernelLimits::State {
     std::string cgroup;
     uint64_t wanted_bytes = 0;
     uint64_t asked_bytes =
-        UINT64_MAX;          // of NVML; 0: none; UINT64_MAX: nothing yet, or not since it came back
-    uint64_t set_bytes = 0;  // NVML has said that this is set; 0: nothing is
+        UINT64_MAX;  // what NVML was asked to set; 0: no limit; UINT64_MAX: not asked yet, or not since the group came back
+    uint64_t set_bytes = 0;  // the limit that NVML has said is set; 0: none
     bool gone = false;       // to be cleared
   };
 
@@ -165,13 +165,12 @@ struct KernelLimits::State {
     recorded = own_lines(places.record);
   }
   void run();
-  // Of an earlier daemon, whose group is none of this one's.
+  // Clears limits that an earlier daemon left on cgroups in which this daemon has no group.
   void clear_left();
   void load_once() {
     if (!std::exchange(loaded, true)) nvml = load(places.nvml, pci_address);
   }
-  // The thread's: `cgroup` may have a limit of the driver's, or has none.
-  // True if that is new.
+  // For the thread: notes in the file that `cgroup` may have a limit of the driver's, or has none. True if that is new.
   bool record(const std::string& cgroup, bool may_have) {
     if (!(may_have ? recorded.insert(cgroup).second : recorded.erase(cgroup) > 0)) return false;
     if (!places.record.empty()) write_lines(places.record, recorded);
@@ -179,7 +178,8 @@ struct KernelLimits::State {
   }
   // Starts the thread unless it runs; false: it cannot be had.
   static bool start(const std::shared_ptr<State>& state) GPUSHARE_REQUIRES(state->mutex);
-  // What NVML is to set for the claim; 0: nothing, since another group is in the cgroup, too, and would meet the limit.
+  // The limit that NVML is to set for the claim; 0: none, because another group is in the cgroup, too, and would be
+  // limited.
   uint64_t due_bytes(uint64_t claim, const Limit& limit) const GPUSHARE_REQUIRES(mutex) {
     return any_in(limit.cgroup, claim) ? 0 : limit.wanted_bytes;
   }
@@ -188,7 +188,8 @@ struct KernelLimits::State {
       return entry.first != but && !entry.second.gone && entry.second.cgroup == cgroup;
     });
   }
-  // The thread's: what the driver limits the cgroup to is of none of these claims, so an earlier daemon left it.
+  // For the thread: true if no claim explains the driver's limit on the cgroup, so that an earlier daemon must have
+  // left it.
   bool has_left(const std::string& cgroup) const GPUSHARE_REQUIRES(mutex) {
     return recorded.count(cgroup) > 0 && std::none_of(limits.begin(), limits.end(), [&](const auto& entry) {
              return entry.second.cgroup == cgroup && entry.second.set_bytes != 0;
@@ -217,7 +218,7 @@ struct KernelLimits::State {
 };
 
 std::map<uint64_t, KernelLimits::State::Limit>::iterator KernelLimits::State::next() {
-  // First those that are gone: a later claim may have the cgroup already, and its limit must stay.
+  // Limits of ended claims go first: a later claim may be in the same cgroup already, and its limit must stay.
   const auto gone =
       std::find_if(limits.begin(), limits.end(), [](const auto& entry) { return entry.second.gone; });
   if (gone != limits.end()) return gone;
@@ -310,7 +311,7 @@ KernelLimits::~KernelLimits() {
   state_->stop = true;
   state_->changed.notify_all();
   const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(state_->places.end_ns);
-  // An NVML that hangs is left to the thread, which holds the state.
+  // If NVML hangs, the thread is left to itself; it holds the state.
   while (!state_->ended && state_->changed.wait_until(state_->mutex, until)) {
   }
 }

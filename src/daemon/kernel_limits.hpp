@@ -1,13 +1,13 @@
-// kernel_limits.hpp: the driver's own limits of a group's memory, which the kernel enforces for all processes of a cgroup
-// (nvmlDeviceSetMemoryLimits, drivers from r615 on, root alone). They stand behind the limit that the preloaded programs check
-// themselves: programs without the library, static and setuid ones, meet them too.
+// kernel_limits.hpp: the driver's own limits of a group's memory, which the kernel enforces for all processes of a
+// cgroup (nvmlDeviceSetMemoryLimits, drivers from r615 on, root alone). They back the limit that preloaded programs
+// check themselves, and also hold for programs without the library, such as static and setuid ones.
 //
-// A limit is set only on a cgroup that is the group's own: one that `gpushare exec` made, or a container's, while no other group is
-// in it. NVML may take long or
-// hang, so a thread of its own asks it. Nothing waits for that thread but the end, for a second.
+// A limit is set only on a cgroup that is the group's own: one that `gpushare exec` made, or a container's, while no
+// other group is in it. NVML may take long or hang, so a separate thread calls it. Only the end of the daemon waits for
+// that thread, for at most a second.
 //
-// The driver keeps a limit when the daemon that set it is killed. So the cgroups are written to a file before the driver is asked,
-// and the next daemon at the same socket clears those that no group of its own is in.
+// The driver keeps a limit when the daemon that set it is killed. So the cgroups are written to a file before the
+// driver is asked. The next daemon at the same socket clears the limits of cgroups in which it has no group.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,16 +19,17 @@
 
 namespace gpushare::daemon {
 
-// What `gpushare exec` calls the cgroup of its programs, with its number behind it.
+// The name of the cgroup that `gpushare exec` makes for its programs, without the number at the end.
 inline constexpr char kCgroupName[] = "gpushare-exec-";
 
-// The cgroup of a process, as a path below the file system of cgroups; empty: there is none of version 2. `text`: /proc/PID/cgroup.
+// The cgroup of a process, as a path below the file system of cgroups; empty: the process has none of version 2.
+// `text`: /proc/PID/cgroup.
 std::string cgroup_in(const std::string& text);
 
-// Of one device. For the service's thread alone.
+// The limits of one device. Used by the service's thread alone.
 class KernelLimits {
  public:
-  // What a context takes beside the blocks, which programs without the library have as well.
+  // Bytes for contexts, which count in the driver's limit and not in that of the group.
   static constexpr uint64_t kSlackBytes = 512ull << 20;
 
   struct Places {
@@ -37,7 +38,7 @@ class KernelLimits {
     std::string cgroups = "/sys/fs/cgroup";
     // Lists the cgroups that have a limit, one a line; with the device's address behind it. Empty: nothing is written.
     std::string record;
-    uint64_t end_ns = 1'000'000'000;  // so long the end waits for NVML at most
+    uint64_t end_ns = 1'000'000'000;  // the longest time that the end waits for NVML
   };
   // `pci_address` as gpushare_backend_device_info has it.
   KernelLimits(uint32_t pci_address, Places places);
@@ -45,12 +46,13 @@ class KernelLimits {
   KernelLimits(const KernelLimits&) = delete;
   KernelLimits& operator=(const KernelLimits&) = delete;
 
-  // The claim's group, of which `process` is one, may have so many bytes of the device. The hard limit is kSlackBytes above it.
-  // Nothing happens where the limit is the same as before. One line of the log says why limits of the kernel cannot be set.
+  // Limits the claim's group, to which `process` belongs, to `limit_bytes` of the device. The hard limit is kSlackBytes
+  // above that. Does nothing if the limit is the same as before. If the kernel's limits cannot be set, one line of the
+  // log says why.
   void set(uint64_t claim, pid_t process, uint64_t limit_bytes);
   // The claim has ended, or has no limit any more.
   void clear(uint64_t claim);
-  // NVML has said that the claim's limit is set, and is asked for no other.
+  // True if NVML has said that the claim's limit is set, and no other is being asked for.
   bool holds(uint64_t claim) const;
 
  private:

@@ -1,4 +1,4 @@
-// lanes.hpp: the memory of the lanes of one device that processes share: made here, in pieces of one size, sent to each
+// lanes.hpp: the memory of one device's lanes that processes share. It is made here in pieces of one size, sent to each
 // process whose session is in the lane, and given back when no session needs it. The scheduler decides how much a lane
 // has (sched::SchedulerOptions::shared_lanes); the sender of the descriptors decides which processes may map it.
 //
@@ -28,8 +28,8 @@ class Lanes {
 
   uint64_t piece_bytes() const { return piece_bytes_; }
   uint64_t context_bytes() const { return context_bytes_; }  // of this process, since the first piece
-  // The lane of `user` has `bytes` from now on, a multiple of piece_bytes(). No process may have the pieces mapped that
-  // go. On failure the lane has the pieces that could be made. Errors: the device's.
+  // Gives the lane of `user` `bytes`, a multiple of piece_bytes(). No process may still map the pieces that go. On
+  // failure the lane has the pieces that could be made. Errors: the device's.
   base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
   uint64_t bytes(sched::LaneId lane) const { return pieces(lane) * piece_bytes_; }
   // The descriptor of the lane's piece, valid as long as the lane has the piece.
@@ -51,7 +51,7 @@ class Lanes {
   uint64_t context_bytes_ = 0;
   device::Stream stream_;
   std::vector<std::vector<Piece>> lanes_;
-  uint64_t only_user_ = 0;  // that had memory here; 0: none yet
+  uint64_t only_user_ = 0;  // the only user that has had memory here; 0: none yet
   bool several_users_ = false;
 };
 

@@ -1,4 +1,4 @@
-// log_failure.hpp: for steps of cleaning up, whose failure nobody is told of by a status.
+// log_failure.hpp: logs the failure of a step of cleaning up, which no caller gets as a status.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

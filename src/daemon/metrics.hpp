@@ -1,4 +1,4 @@
-// metrics.hpp: what the daemon tells about itself, as figures for Prometheus. Names and labels are listed in docs/metrics.md.
+// metrics.hpp: the daemon's status as figures for Prometheus. Names and labels are listed in docs/metrics.md.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,7 +14,7 @@ std::string metrics_text(const client::ServiceStatus& status);
 
 // The first 12 digits of the number of the process's container, from its cgroup; empty outside of containers, and when the process has ended.
 std::string container_of(uint64_t pid);
-// That part alone: `cgroup` is the content of /proc/PID/cgroup.
+// The same from a given text: `cgroup` is the content of /proc/PID/cgroup.
 std::string container_in(const std::string& cgroup);
 
 }  // namespace gpushare::daemon

@@ -181,7 +181,7 @@ MetricsServer::~MetricsServer() {
 
 void MetricsServer::serve() {
   std::vector<Connection> connections;
-  // Without host memory nobody is answered until there is some again.
+  // Without host memory no reader is answered until there is some again.
   while (!stop_)
     if (!base::without_throwing([&] { serve_once(connections); })) connections.clear();
 }
@@ -205,7 +205,7 @@ void MetricsServer::serve_once(std::vector<Connection>& connections) {
       if (errno == EMFILE || errno == ENFILE) (void)poll(waits.data(), 1, 100);
       break;
     }
-    // The oldest makes place, so that connections which say nothing keep nobody out.
+    // The oldest connection makes room, so that silent connections cannot keep readers out.
     if (connections.size() == kMostConnections) connections.erase(connections.begin());
     connections.push_back({std::move(socket), now_ns, {}, {}, 0});
   }

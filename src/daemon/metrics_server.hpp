@@ -1,5 +1,5 @@
-// metrics_server.hpp: answers GET /metrics over HTTP, on a TCP address or a Unix socket, from a thread of its own. Nothing of the daemon waits for a
-// reader: the thread asks for the text as any other program would.
+// metrics_server.hpp: answers GET /metrics over HTTP, on a TCP address or a Unix socket, from a thread of its own. The
+// rest of the daemon never waits for a reader, because the thread asks for the text as any other program would.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,7 +24,7 @@ class MetricsServer {
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
-  // Where it listens: with the port that the system chose for port 0.
+  // The address on which it listens, with the port that the system chose for port 0.
   const std::string& address() const { return address_; }
 
  private:
@@ -32,7 +32,7 @@ class MetricsServer {
   MetricsServer() = default;
   void serve();
   void serve_once(std::vector<Connection>& connections);
-  // Reads or writes what can be.
+  // Reads and writes as much as it can without blocking.
   bool advance(Connection& connection, uint64_t now_ns);
 
   std::string address_, path_;  // path_: of the Unix socket; empty on TCP

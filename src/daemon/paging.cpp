@@ -61,8 +61,8 @@ bool SharedDevice::answer_for_silent() {
   return !silent.empty();
 }
 
-// A group is out, or in again, when all of its members are. Where one cannot go out, none does, unless others have been
-// promised parts already.
+// A group is out, or in again, when all of its members are. If one member cannot go out, none goes, unless parts have
+// been promised to others already.
 void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
   using Bytes = Claim::Bytes;
   if (claim.bytes == Bytes::kGoing && !done) claim.bytes = Bytes::kFailing;
@@ -115,7 +115,7 @@ void SharedDevice::end_in_part(Claim& claim, uint64_t now_ns) {
   claim.persistent_bytes -= of_p;
   claim.ephemeral_bytes -= std::min(claim.ephemeral_bytes, gone - of_p);
   if (std::find(short_.begin(), short_.end(), claim.id) == short_.end()) short_.push_back(claim.id);
-  // In this order nothing of it is gone any more when the page-out ends.
+  // This order makes sure that no bytes count as gone any more when the page-out ends.
   (void)set_need(claim, claim.persistent_bytes, claim.ephemeral_bytes, now_ns);  // less is never refused
   scheduler_.page_out_failed(claim.id, now_ns);
   tell_out(claim, MessageType::kAdmit);
@@ -140,12 +140,12 @@ bool SharedDevice::regrow(Claim& claim, uint64_t now_ns) {
 void SharedDevice::come_home(Claim& claim) {
   claim.short_bytes = 0;
   std::erase(short_, claim.id);
-  // Else all of it is to come in.
+  // Otherwise all of the claim is to come in.
   if (claim.pages_now() || scheduler_.state(claim.id) != sched::SessionState::kResident) return;
   start_paging(claim, Claim::Bytes::kHoming);
 }
 
-// Room that is made for somebody comes first.
+// Room that is being made for another claim comes first.
 bool SharedDevice::regrow_all(uint64_t now_ns) {
   if (short_.empty() || room_for_ != 0 ||
       std::any_of(claims_.begin(), claims_.end(), [](const auto& each) { return each.second->has_room; }))

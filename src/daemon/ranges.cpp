@@ -17,9 +17,10 @@ using client::MessageType;
 
 namespace {
 
-constexpr uint64_t kAskAgainNs = 50'000'000;           // those who declined are asked again so long after
-constexpr uint64_t kKeptNs = 100'000'000;              // what was given for a wait is kept for it so long
-constexpr uint64_t kLongestAnswerNs = 60'000'000'000;  // what a process may take for itself
+constexpr uint64_t kAskAgainNs = 50'000'000;  // owners that declined are asked again after this time
+constexpr uint64_t kKeptNs = 100'000'000;     // how long bytes given for a wait are kept for it
+// The longest time to answer that a process may ask for.
+constexpr uint64_t kLongestAnswerNs = 60'000'000'000;
 
 }  // namespace
 

@@ -1,9 +1,10 @@
-// ranges.hpp: elastic ranges of processes that share a device. A session reports the bytes of its ranges that their owner can be
-// asked for; the daemon treats them as one range. A session that finds no room and nobody to ask in its own process asks here, and
-// the daemon asks other sessions by the rules of sched::ElasticRanges, with the owner's own deadline. A session that does not answer
-// keeps the bytes and counts as opportunistic until it gives some back. The session that asked is told its name. The daemon keeps
-// the bytes that were given for a wait from other sessions with ranges for a while, because an owner that wants them back at once is
-// faster than the process that must wake up first.
+// ranges.hpp: elastic ranges of processes that share a device. A session reports the bytes of its ranges that their
+// owner can be asked for; the daemon treats them as one range. A session that finds no room, and no range to ask in its
+// own process, asks here. The daemon asks other sessions by the rules of sched::ElasticRanges, with each owner's
+// deadline. A session that does not answer keeps the bytes and counts as opportunistic until it gives some back. The
+// session that asked is told the name of the silent one. The daemon withholds bytes that were given for a wait from
+// other sessions with ranges for a while. Otherwise an owner that wants the bytes back at once would be faster than the
+// waiting process, which must wake up first.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,29 +33,29 @@ class Ranges {
   void ask(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
   void answer(const RemoteSession& session, uint64_t bytes);
   void close(RemoteSession& session);
-  // Whether the session, which may have ranges, can grow by so much. Errors: DEVICE_OUT_OF_MEMORY.
+  // OK if the session, which may have ranges, can grow by `bytes`. Errors: DEVICE_OUT_OF_MEMORY.
   base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
   void grew(const RemoteSession& session, uint64_t bytes);
   // The session's class, or the lower one while a range of it is silent. A group has one class: the one that was told last.
   void refresh_class(RemoteSession& session, uint64_t now_ns);
-  bool expire(uint64_t now_ns);  // true if somebody is silent
+  bool expire(uint64_t now_ns);  // true if a session is silent
   uint64_t next_deadline_ns() const { return elastic_.next_deadline_ns(); }
 
  private:
   struct Range {
     RemoteSession* session = nullptr;
-    uint64_t want = 0;  // of its wait; 0: it does not wait
+    uint64_t want = 0;  // the number of its wait; 0: it does not wait
     uint64_t asked_ns = 0;
-    uint64_t since = 0;       // the first want of its wait: others' came before or after
-    uint64_t room_bytes = 0;  // most that was free during its wait
-    // Given for its wait, and kept from others so long.
+    uint64_t since = 0;       // the first number of its wait, which orders it among the waits of others
+    uint64_t room_bytes = 0;  // the most that was free during its wait
+    // Bytes given for its wait, and until when others do not get them.
     uint64_t kept_bytes = 0, kept_until_ns = 0;
-    std::string silent;  // who did not answer, for its next reply
+    std::string silent;  // the sessions that did not answer, for its next reply
   };
   Range& open(RemoteSession& session, uint64_t answer_ns, double price_ns_per_byte);
   void end_wait(Range& range);
   void tell_waits() const;
-  // Bytes that were given for waits before which the session does not come.
+  // The bytes that were given for waits that come before the session, so that it does not get them.
   uint64_t kept_from(const Range& range, uint64_t now_ns) const;
 
   sched::Scheduler& scheduler_;

@@ -64,7 +64,7 @@ std::string pci_text(uint32_t address) {
 bool send_to(const Process& process, std::span<const std::byte> message, std::span<const int> descriptors) {
   if (!process.socket) return true;
   const base::Status sent = client::send_message(process.socket.get(), message, descriptors);
-  return sent.ok() || sent.code() == GPUSHARE_UNAVAILABLE;  // its end is noticed otherwise
+  return sent.ok() || sent.code() == GPUSHARE_UNAVAILABLE;  // the end of the process is noticed elsewhere
 }
 
 base::Result<std::unique_ptr<Service>> Service::start(ServiceOptions options) {
@@ -234,8 +234,8 @@ base::Status Service::has_place(uid_t user) const {
           base::format("user %u has %zu processes connected, as many as allowed", user, count)};
 }
 
-// Connections that have not said Hello have places of their own, as many, and the oldest gives its place to a new one. So
-// they keep nobody out. Its Hello may have come meanwhile.
+// Connections that have not said Hello have as many places of their own, and the oldest gives its place to a new one.
+// So they cannot keep others out. The Hello of the oldest may have come meanwhile.
 void Service::make_place(uid_t user) {
   const std::vector<Process*> silent = connections_of(user, false);  // the oldest first
   const size_t most = options_.max_processes_per_user * devices_.size();
@@ -492,7 +492,7 @@ client::ServiceStatus Service::status(uid_t user) const {
     for (const auto& [number, session] : process->sessions)
       out.sessions.push_back(process->device->status_of(*session));
   }
-  // Images are of the service's own user, and tell what is on its disk.
+  // Images are read by the service's own user, and their status shows what is on its disk.
   if (!all) return out;
   for (const auto& device : devices_)
     for (client::ImageStatus& image : device->images().status()) out.images.push_back(std::move(image));

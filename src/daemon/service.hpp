@@ -1,16 +1,15 @@
 // service.hpp: one scheduler for the sessions of all processes of a machine: `gpushare daemon`. Processes reach it
 // through client::RemoteAuthority; protocol and leases are in src/client.
 //
-// One thread turns messages into events of sched::Scheduler and its decisions into messages. A turn is a lease:
-// while nobody else wants the device, its holder begins and ends iterations without a message. The service
-// reads the device time that the holder measured now and then, and believes at most the time for which the
-// holder had the turn.
+// One thread turns messages into events of sched::Scheduler and its decisions into messages. A turn is a lease: while
+// nobody else wants the device, its holder begins and ends iterations without a message. Now and then the service reads
+// the device time that the holder has measured. It believes at most the time for which the holder had the turn.
 //
-// Ephemeral memory is private to a process unless the operator lets lanes be shared: P and E of a session are both
-// counted as bytes that it keeps while it is resident. So the scheduler's lanes are queues of turns; there is one a
-// device unless max_lanes says otherwise, since contexts of different processes take turns on a device anyhow. With
-// shared lanes each user has a lane, whose memory is made here (lanes.hpp) and mapped by the user's processes; only the
-// session with the turn touches it.
+// Ephemeral memory is private to a process unless the operator lets lanes be shared. Without shared lanes both P and E
+// of a session count as bytes that it keeps while it is resident, and the scheduler's lanes are only queues of turns. A
+// device has one lane unless max_lanes says otherwise, because contexts of different processes take turns on a device
+// anyhow. With shared lanes each user has a lane, whose memory is made here (lanes.hpp) and mapped by the user's
+// processes; only the session with the turn touches it.
 //
 // A process is dead when the kernel says so (pidfd), never because a socket closed: until then its bytes stay promised.
 // A session that keeps its turn longer than the lease while another waits loses the turn, not its bytes.
@@ -51,17 +50,17 @@ namespace gpushare::daemon {
 struct ServiceOptions {
   std::string socket;
   std::vector<std::string> devices = {"auto"};
-  uint64_t capacity_bytes = 0;  // of each device; 0 = what is free at start, less a 64th
+  uint64_t capacity_bytes = 0;  // of each device; 0 = the bytes that are free at start, less a 64th
   std::string policy = "fair";
   uint32_t max_lanes = 1;  // turns at a time; more than 1 where kernels of several processes run side by side
-  bool share_lanes =
-      false;  // sessions of one user have their ephemeral memory together. Not with max_lanes above 1
-  uint64_t lease_ns = 10'000'000'000;            // of a turn while another waits
+  bool share_lanes = false;  // sessions of one user share ephemeral memory. Not with max_lanes above 1
+  uint64_t lease_ns = 10'000'000'000;            // the longest turn while another session waits
   uint64_t least_stay_ns = sched::kLeastStayNs;  // of sessions that take turns in the device's memory
   uint64_t images_bytes = 4ull << 30;            // of host memory, for images that are open
   std::optional<sched::CoordinatorOptions> coordination;  // of each device; else no coordinator
-  bool kill_overdue = false;  // a process that exceeded its lease, or does not let go of an image for as long
-  bool all_users = false;     // else only the service's own user may connect
+  // Kills a process that exceeded its lease, or that keeps an image mapped for as long.
+  bool kill_overdue = false;
+  bool all_users = false;                // false: only the service's own user may connect
   uint32_t max_processes_per_user = 64;  // for each device
   uint32_t max_sessions_per_user = 1024;
   RankLimits ranks;
@@ -77,14 +76,15 @@ struct RemoteSession;
 // Leases of one process, or of all processes of a user that pass turns to each other.
 struct LeaseTable {
   std::shared_ptr<client::LeasePage> page;
-  std::vector<uint64_t> epochs;  // of the last lease, by slot; they go on when the slot is another session's
+  std::vector<uint64_t>
+      epochs;  // of the last lease, by slot; they count on when another session gets the slot
   std::vector<bool> used;
 };
 
 // A connection of a process.
 struct Process {
   uint64_t id = 0;
-  client::Descriptor socket;  // empty once it closed
+  client::Descriptor socket;  // empty once the connection is closed
   client::Descriptor pidfd;
   client::Peer peer;
   uint64_t connected_ns = 0;
@@ -92,15 +92,16 @@ struct Process {
   bool dead = false;     // to be removed
   uint64_t instance = 0;
   std::string program;
-  uint32_t pci_address = 0;  // of the device as it was asked for; 0: by name, or any
+  // The address of the device that it asked for; 0: it asked by name, or for any device.
+  uint32_t pci_address = 0;
   SharedDevice* device = nullptr;
   std::shared_ptr<LeaseTable> leases;
   bool passes_turns = false;
-  std::shared_ptr<sched::TimeCap> cap;          // of its sessions that are of no group; null: none
+  std::shared_ptr<sched::TimeCap> cap;          // the cap of its sessions that are in no group; null: none
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
 };
 
-// A message at hand. answer() says no word where the process asked for none.
+// A message that is being handled. answer() sends nothing if the process asked for no answer.
 using Refusals = std::map<std::string, uint64_t>;                    // how many, by the status's name
 void count_refusal(Refusals& refusals, const base::Status& status);  // if the status is one
 
@@ -117,11 +118,12 @@ struct Request {
 struct RemoteSession {
   // kReady: waits for a turn. kOverdue: its turn was taken back, and it has not said that it is done.
   enum class Turn : uint8_t { kNone, kReady, kLeased, kOverdue };
-  // What it does with its bytes where its claim pages out or in. kHere: nothing. kTold: it has not answered. kParts: nor then,
-  // but it gets no blocks on the device from now on. kOut: it has answered, and gets none until it is in again.
+  // Its part in a page-out or page-in of its claim. kHere: none. kTold: it was told and has not answered. kParts: it
+  // has not answered, but gets no blocks on the device from now on. kOut: it has answered, and gets no blocks until it
+  // is in again.
   enum class Move : uint8_t { kHere, kTold, kParts, kOut };
-  // Its images. kWaits: set aside until they are there. kHas: for its turn. kRetry: as kHas, but one could not be had: the turn
-  // goes back, for another try.
+  // Its images. kWaits: it is set aside until they are there. kHas: it has them for its turn. kRetry: as kHas, but one
+  // image could not be had, so the turn goes back for another try.
   enum class ImageState : uint8_t { kNone, kWaits, kHas, kRetry };
   uint64_t number = 0;  // the process's
   Process* process = nullptr;
@@ -131,14 +133,14 @@ struct RemoteSession {
   Turn turn = Turn::kNone;
   Move move = Move::kHere;
   ImageState image_state = ImageState::kNone;
-  size_t pieces = 0;  // of its shared lane that it was sent
+  size_t pieces = 0;  // the pieces of its shared lane that it was sent
   uint64_t epoch = 0;
   uint64_t seen_service_ns = 0, seen_iterations = 0;
-  uint64_t unread_ns = 0;                   // of this turn, that its claim was not billed for yet
-  uint64_t service_ns = 0, iterations = 0;  // that were believed
-  std::vector<ImageUse*> images;            // none where it is of a group
-  std::vector<uint64_t> wanted_images;      // by Images, of the scheduler
-  sched::RangeId range = 0;                 // by Ranges; 0: it has said nothing of any
+  uint64_t unread_ns = 0;                   // service of this turn for which its claim was not billed yet
+  uint64_t service_ns = 0, iterations = 0;  // totals that were believed
+  std::vector<ImageUse*> images;            // none if it is in a group
+  std::vector<uint64_t> wanted_images;      // caches of the scheduler, kept by Images
+  sched::RangeId range = 0;                 // its number in Ranges; 0: it has reported no range
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 
   bool ready() const { return turn == Turn::kReady; }
@@ -157,45 +159,49 @@ struct GroupLimits {
   std::vector<Claim*> claims;
 };
 
-// A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight
-// and turns together: the first makes the claim, and the claim is the last one's too. A group has the turn while one of
-// its sessions has a lease.
+// A session of the scheduler. It stands for one session of a process, or for all sessions of a group (Arrive::group),
+// which share memory, weight and turns. The group's first session makes the claim, and the claim goes with the last. A
+// group has the turn while one of its sessions has a lease.
 struct Claim {
-  // kReady: as the scheduler knows it, a member waits for a turn. kKept: it has the turn, which is left to it although others wait
-  // (keeps()), as long as it begins its next iteration at once.
+  // kReady: the scheduler knows that a member waits for a turn. kKept: the claim has the turn, and keeps it although
+  // others wait (keeps()), as long as it begins its next iteration at once.
   enum class Turn : uint8_t { kNone, kReady, kHolds, kKept };
-  // kHere: on the device, or not admitted yet. kFailing: a member cannot go out. kReturning: so the others come in again.
-  // kHoming: bytes that it used from the host come in while it has turns; kHomingThenOut: and then it goes out at once.
+  // kHere: on the device, or not admitted yet. kFailing: a member cannot go out. kReturning: after that, the other
+  // members come in again. kHoming: bytes that it used from the host come in while it has turns. kHomingThenOut: as
+  // kHoming, and then it goes out at once.
   enum class Bytes : uint8_t { kHere, kGoing, kFailing, kOut, kComing, kReturning, kHoming, kHomingThenOut };
   uint64_t id = 0;     // the scheduler's
   uint64_t group = 0;  // 0: one session alone
   std::vector<std::unique_ptr<RemoteSession>> members;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
-  bool shares_lane = false;  // E is of the lane of its user; else it is counted like P
+  bool shares_lane = false;  // its E is memory of its user's lane; else its E is counted like P
   sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
   double weight = 1;                    // as its process said
   uint64_t limit_bytes = 0;             // by the coordinator; 0 = none
   std::shared_ptr<GroupLimits> limits;  // null: none
-  std::shared_ptr<sched::TimeCap> cap;  // with others of its group or process; null: none
+  std::shared_ptr<sched::TimeCap> cap;  // shared with others of its group or process; null: none
   std::unique_ptr<GroupPage>
-      page;  // of a group of preloaded programs; null: it has none, or the daemon cannot use it
+      page;  // the page of a group of preloaded programs; null: there is none, or the daemon cannot use it
   sched::LaneId lane = sched::kNoLane;  // of turns
   Turn turn = Turn::kNone;
   Bytes bytes = Bytes::kHere;
-  size_t pages = 0;          // members that were told to page out or in, and have not answered
-  uint64_t part_bytes = 0;   // that its members have moved out, and that nobody is promised yet
-  uint64_t short_bytes = 0;  // that it lacks and uses from the host: a page-out ended in part (end_in_part())
-  bool has_room = false;     // it was told that room is made, and has not said that it has used it
+  size_t pages = 0;  // members that were told to page out or in, and have not answered
+  // Bytes that its members have moved out, and that are promised to no other session yet.
+  uint64_t part_bytes = 0;
+  uint64_t short_bytes = 0;  // bytes that it uses from the host: a page-out ended in part (end_in_part())
+  bool has_room = false;     // it was told that room is made, and has not said yet that it has used the room
   uint64_t granted_ns = 0;
-  uint64_t believed_ns = 0;      // service since then
-  uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
-  bool slow = false;             // it did not begin at once in the turn that it kept last
+  uint64_t believed_ns = 0;      // service since granted_ns
+  uint64_t wanted_since_ns = 0;  // since when others want its turn; 0 = no other does
+  bool slow = false;             // it did not begin at once when it last kept its turn
   uint64_t returned_ns = 0;      // its turn before
-  uint64_t watched_ns = 0;  // since when its lease is idle or not, with so many iterations; 0: nobody looked
+  // Since when its lease has been seen idle or busy with the same count of iterations; 0: not looked at.
+  uint64_t watched_ns = 0;
   uint64_t watched_iterations = 0;
   bool watched_idle = false;
   uint64_t unread_ns = 0,
-           unread_iterations = 0;  // of its members in this turn, that the scheduler does not know yet
+           // Iterations of its members in this turn that the scheduler does not know of yet.
+      unread_iterations = 0;
 
   bool leased() const { return turn == Turn::kHolds || turn == Turn::kKept; }
   bool goes_out() const { return bytes == Bytes::kGoing || bytes == Bytes::kFailing; }
@@ -204,8 +210,8 @@ struct Claim {
 };
 
 void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
-void tell(const Claim& claim, client::MessageType type);  // its members
-// What the scheduler may still promise.
+void tell(const Claim& claim, client::MessageType type);  // sends the message to its members
+// The bytes that the scheduler may still promise.
 inline uint64_t free_bytes(const sched::Scheduler& scheduler) {
   const uint64_t capacity = scheduler.capacity().target_bytes;
   return capacity - std::min(capacity, scheduler.promised_bytes());
@@ -214,7 +220,7 @@ inline uint64_t free_bytes(const sched::Scheduler& scheduler) {
 // The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
 class SharedDevice {
  public:
-  // `granularity_bytes`: what the device maps; 0: it cannot share memory.
+  // `granularity_bytes`: the unit in which the device maps memory; 0: it cannot share memory.
   SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t granularity_bytes,
                const ServiceOptions& options, LogLimit& log_limit, std::unique_ptr<sched::Policy> policy,
                std::function<void()> wake);
@@ -232,18 +238,18 @@ class SharedDevice {
   }
   std::string policy_name() const { return scheduler_.policy_name(); }
 
-  // The leases that a process of the user gets.
+  // The table of leases that a process of the user gets.
   base::Result<std::shared_ptr<LeaseTable>> leases_for(uid_t user, bool passes_turns);
-  // `page`: on which the process counts with others of its group; null: none.
+  // `page`: the page on which the process and others of its group count their memory; null: none.
   base::Status arrive(Process& process, const client::Arrive& message, std::unique_ptr<GroupPage> page,
                       uint32_t* out_slot);
-  // What the session's process says of it: a message of kind EVENT. `request` answers it.
+  // Handles a message of kind EVENT from the session's process. `request` answers it.
   void handle(RemoteSession& session, client::MessageType type, std::span<const std::byte> message,
               const Request& request);
   void remove(RemoteSession& session);
-  // The connection of its process is gone, the process may live: it gets no turns.
+  // The connection of the session's process is gone, but the process may live. The session gets no more turns.
   void disconnected(RemoteSession& session);
-  // The connection of a process is gone, or the process is: after its sessions.
+  // A process or its connection is gone. Called after the same was said of its sessions.
   void disconnected(Process& process) { images_.disconnected(process); }
   void died(Process& process) {
     images_.died(process);
@@ -255,9 +261,9 @@ class SharedDevice {
   }
   uint64_t context_bytes(const Process& process) const { return contexts_.bytes(process); }
   Images& images() { return images_; }
-  // 0: all that the device began with. As sched::Authority::set_capacity.
+  // As sched::Authority::set_capacity; 0: the capacity with which the device began.
   base::Status set_capacity(uint64_t bytes);
-  // Decides what can be decided. After any event.
+  // Decides what can be decided. Called after each event.
   void pump();
   // Reads the holders' measurements, renews their leases and takes overdue ones back. Returns when to call again,
   // in nanoseconds from now; UINT64_MAX if only an event can change anything.
@@ -283,40 +289,41 @@ class SharedDevice {
 #undef GPUSHARE_ON_CALL
   base::Status need(RemoteSession& session, const client::Need& message);
   base::Status make_room(RemoteSession& session, uint64_t bytes);
-  // Somebody wants a turn or memory, or more is promised than should be: turns end at their boundaries.
+  // True if a session wants a turn or memory, or if more is promised than should be. Turns then end at their
+  // boundaries.
   bool contended() const {
     return ready_ > 0 || scheduler_.waiting() > 0 ||
            scheduler_.promised_bytes() > scheduler_.capacity().target_bytes;
   }
   Claim* find_group(uint64_t group, uid_t user) const;
-  // The limits that an arriving session has with others; null: none.
+  // The limits that an arriving session shares with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
-  // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the
-  // claim whose need grows; null: a new session. Errors: QUOTA_EXCEEDED.
+  // OK if a group may need `more_bytes` more. The group's preloaded programs lend bytes that they do not hold. `asks`:
+  // the claim whose need grows; null: a new session. Errors: QUOTA_EXCEEDED.
   base::Status within(const GroupLimits* limits, const Claim* asks, const std::string& session,
                       uint64_t more_bytes, uint64_t now_ns);
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
-  // The driver's own limit follows that on the page of the claim's preloaded programs, if they have one.
+  // Sets the driver's own limit to the limit on the page of the claim's preloaded programs, if they have one.
   void follow_limit(const Claim& claim);
-  // Preloaded programs get back what the group's other sessions no longer need.
+  // Gives preloaded programs back what the group's other sessions no longer need.
   void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
-  // The part of the declared bytes that the first of a group's preloaded programs is promised: no more than the other
+  // The part of the declared bytes that the first of a group's preloaded programs is promised: at most what the other
   // sessions leave.
   uint64_t left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page, uint64_t now_ns) const;
   // Divides the weight of a group among those of its sessions that use the device.
   void divide_weight(const GroupLimits* limits, uint64_t now_ns);
   void set_ready(Claim& claim, bool ready);
-  // A session waits for a turn, or no longer.
+  // Notes that a session waits for a turn, or does so no longer.
   void now_ready(RemoteSession& session, uint64_t now_ns);
   void not_ready(RemoteSession& session, uint64_t now_ns);
   void announce(Claim& claim, uint64_t now_ns);
-  // The cap of an arriving session, or of one that is to have this cap from now on; null: none.
+  // The cap of a session that arrives, or that is to have the cap `share` from now on; null: none.
   std::shared_ptr<sched::TimeCap> cap_of(Process& process, uint64_t group, double share, uint64_t now_ns);
   void set_cap(RemoteSession& session, double share, uint64_t now_ns);
   static bool capped(const Claim& claim) {
     return claim.cap != nullptr && claim.cap->binds();
   }
-  // Sessions whose debts are repaid wait for a turn again. Returns whether there are any.
+  // Lets sessions whose debts are repaid wait for a turn again. True if there are any.
   bool announce_repaid(uint64_t now_ns);
   // The parts of arrive(): what can be refused without looking further; a claim for a session that joins none; the scheduler's
   // description of it.
@@ -328,79 +335,81 @@ class SharedDevice {
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
   static void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
-  void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
-  // Promises others what the members of the claim have moved out, once all of them have begun to.
+  void paged(Claim& claim, bool done, uint64_t now_ns);  // called when one of its members has answered
+  // Lets others be promised the bytes that the claim's members have moved out, once all members have begun to move.
   void give_parts(Claim& claim, uint64_t now_ns);
-  // A group cannot go out whole. Bytes that others have been promised stay on the host, where the group uses it until
-  // there is room again.
+  // Ends the page-out of a group that cannot go out whole. Bytes that others have been promised stay on the host, and
+  // the group uses them there until there is room again.
   void end_in_part(Claim& claim, uint64_t now_ns);
   static void tell_out(const Claim& claim,
-                       client::MessageType type);  // its members that have begun to go out
-  bool regrow(Claim& claim, uint64_t now_ns);      // to all of its bytes; false: there is no room
-  void come_home(Claim& claim);                    // it has been promised them
-  bool regrow_all(uint64_t now_ns);                // true if one has
-  // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
+                       client::MessageType type);  // sends the message to members that have begun to go out
+  bool regrow(Claim& claim, uint64_t now_ns);      // asks for all of its bytes again; false: there is no room
+  void come_home(Claim& claim);                    // called when it has been promised them
+  bool regrow_all(uint64_t now_ns);                // true if a claim has grown
+  // Answers for members whose connections have closed: they do not go out, and members that can go out do. True if
+  // there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
   void carry_out(const sched::Action& action, Claim& claim);
   void page_out(Claim& claim);
   void page_in(Claim& claim, uint64_t now_ns);
-  bool carry_out_all();  // what the scheduler has decided; false: nothing
-  // Shared lanes. Their E is promised in whole pieces.
+  bool carry_out_all();  // carries out what the scheduler has decided; false: it was nothing
+  // For shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
   uint64_t lane_need(uint64_t ephemeral_bytes) const;
   void size_lane(sched::LaneId lane, uint64_t bytes);
   // Sends the session the pieces that it needs of its lane; false if they could not be made.
   bool send_lane(Claim& claim);
   void unplace(Claim& claim, uint64_t now_ns);
-  void leave_lane(Claim& claim);  // its process has unmapped it
-  // Nobody has a turn in the shared lane of a session that is overdue.
+  void leave_lane(Claim& claim);  // called when its process has unmapped the lane
+  // Notes whether the session is overdue. No session gets a turn in the shared lane of an overdue session.
   void set_overdue(RemoteSession& session, bool overdue);
   void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
   void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);
   void start_turn(Claim& claim, sched::LaneId lane, uint64_t granted_ns, uint64_t now_ns);
-  bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
-  // The turn stays although others wait for it.
+  bool want_back(Claim& claim, uint64_t now_ns);  // true if the turn is back
+  // True if the claim keeps its turn although others wait for it.
   bool keeps(Claim& claim, uint64_t now_ns);
-  // Says how long a turn that is asked back may still go on.
+  // Tells the claim how long a turn that is asked back may still go on.
   void time_turn(Claim& claim, uint64_t now_ns);
-  // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns
-  // that were passed.
+  // Takes all offers back and notes the turns that were passed. Offers stand only while the service sleeps, so it calls
+  // this before it decides anything.
   void take_back_offers();
   void make_offers();
   void offer(sched::LaneId lane, uint64_t now_ns);
   static bool passes(const Claim& claim) {
     return claim.group == 0 && claim.members.front()->process->passes_turns;
   }
-  // An image could not be had in this turn.
+  // True if an image could not be had in this turn.
   static bool retries(const Claim& claim) {
     return claim.members.front()->image_state == RemoteSession::ImageState::kRetry;
   }
-  // How much service may still be believed.
+  // The service that may still be believed.
   static uint64_t grace_ns(const Claim& claim, uint64_t now_ns) {
     const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
     return held_ns - std::min(held_ns, claim.believed_ns);
   }
   void collect(RemoteSession& session, uint64_t now_ns);
   void member_done(RemoteSession& session, uint64_t now_ns);
-  // The device time that the holder has measured since the last call, at most as long as it had the turn.
+  // Reads the device time that the holder has measured since the last call, and believes at most the time for which it
+  // had the turn.
   void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
   bool fill_lane(sched::LaneId lane,
-                 uint64_t now_ns);  // asks its turn back, or gives it; true if something moved
+                 uint64_t now_ns);  // asks the lane's turn back, or grants it; true if something moved
   void tell_promised();
-  // Of tick(): the lease of one holder. True if its turn was taken back.
+  // The part of tick() for the lease of one holder. True if its turn was taken back.
   bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
   void cut_off(Claim& claim, uint64_t now_ns);
   std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
-  std::string why_no_turn(const Claim& claim) const;  // of a session that waits for one
+  std::string why_no_turn(const Claim& claim) const;  // for a session that waits for one
   // room.cpp
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
-  void next_room(uint64_t now_ns);                   // for the first in the line
-  void tell_room(Claim& claim);                      // that it is made, or that there is none
-  void give_up_room(Claim& claim, uint64_t now_ns);  // nobody is there to use what is made for it
+  void next_room(uint64_t now_ns);                   // starts to make room for the first in the line
+  void tell_room(Claim& claim);                      // says that the room is made, or that there is none
+  void give_up_room(Claim& claim, uint64_t now_ns);  // called when no process is left to use the room
   base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
-  // Every session whose turn was asked back for room has ended the turn, or took too long.
+  // Called when every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
   void room_part();
@@ -412,18 +421,18 @@ class SharedDevice {
   static uint64_t& epoch_of(const RemoteSession& session) {
     return session.process->leases->epochs[session.slot];
   }
-  // The turn of a lane that its holder passes on.
+  // The offer of a lane's turn, which the holder passes on.
   struct Offer {
-    RemoteSession* to = nullptr;  // null: to nobody
+    RemoteSession* to = nullptr;  // null: there is no offer
     uint64_t epoch = 0;
     uint64_t made_ns = 0;
   };
 
-  // How long a lease is good without a sign of the daemon.
+  // How long a lease holds without a sign of life from the daemon.
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
   static constexpr uint64_t kPatienceNs = sched::kIdleForTurnNs;
-  // How long a turn may last for which nobody waits.
+  // How long a turn may last for which no other session waits.
   static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
   static constexpr uint64_t kUsesNs = 1'000'000'000;
@@ -448,21 +457,22 @@ class SharedDevice {
   std::vector<Offer> offers_;                          // likewise
   std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
   std::vector<std::weak_ptr<LeaseTable>>
-      all_tables_;  // what is promised is told in each, also to a process without sessions
+      all_tables_;  // each has the promised bytes, also for a process without sessions
   std::map<uint64_t, std::weak_ptr<GroupLimits>> limits_;   // by the group's number
   std::map<uint64_t, std::weak_ptr<sched::TimeCap>> caps_;  // likewise
-  std::vector<Claim*> in_debt_;  // they wait for a turn, and their caps for the debt to be repaid
+  std::vector<Claim*> in_debt_;  // claims that wait for a turn and whose caps have a debt
   size_t ready_ = 0;             // claims that wait for a turn
-  bool contended_ = false;       // when it was looked at last
+  bool contended_ = false;       // contended(), as of the last look
   std::deque<std::pair<uint64_t, uint64_t>>
-      room_line_;                // guaranteed claims that want room after that, and how much
-  bool room_for_lower_ = false;  // it waits for turns of opportunistic ones alone
-  uint64_t room_for_ = 0;        // the claim that pages others out, and whom: claims and caches
+      room_line_;                // guaranteed claims that wait for room behind room_for_, and the bytes
+  bool room_for_lower_ = false;  // room_for_ waits only for turns of opportunistic claims
+  uint64_t room_for_ = 0;        // the claim for which others are paged out, and these: claims and caches
   std::vector<uint64_t> room_victims_;
-  uint64_t room_free_bytes_ = 0;  // so many bytes free are enough for it
+  uint64_t room_free_bytes_ = 0;  // the free bytes that are enough for room_for_
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   std::vector<uint64_t> short_;   // claims with short bytes
-  uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
+  // Room_for_ first waits for turns to end, until then; 0 = it does not wait.
+  uint64_t room_bytes_ = 0, room_until_ns_ = 0;
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;
 };
 
@@ -501,9 +511,11 @@ class Service {
   static base::Status on_image_unmapped(const Request& request, const client::SessionMessage& message);
   base::Status welcome(Process& process, const client::Hello& message);
   void meet_again(Process& process, SharedDevice& device, uint64_t instance);
-  // The connection was a runtime's that is closed: nothing is left of it but the process's context on the device.
+  // True if the connection belongs to a runtime that is closed, so that only the process's context on the device is
+  // left of it.
   static bool is_closed(const Process& process, SharedDevice& device);
-  // A process has one context on a device, whose bytes it has just told anew: its closed runtimes count no more.
+  // Called when the process has reported its context's bytes again. A process has one context on a device, so its
+  // closed runtimes count no more.
   void forget_closed(const Process& process);
   // The device that the message means. Errors: NOT_FOUND.
   base::Result<SharedDevice*> find_device(const client::Hello& message) const;
@@ -511,7 +523,7 @@ class Service {
   void disconnect(Process& process, const std::string& why);
   void died(Process& process);
   void sweep();
-  // By age, those that have said Hello or those that have not.
+  // The user's connections that have said Hello, or those that have not, by age.
   std::vector<Process*> connections_of(uid_t user, bool welcome) const;
   base::Status has_place(uid_t user) const;
   void make_place(uid_t user);

@@ -25,8 +25,8 @@ using client::MessageType;
 
 namespace {
 
-constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
-constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // processes map no less
+constexpr uint64_t kPiecesOfDevice = 64;           // a piece of a lane is the capacity divided by this
+constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // the least that processes map
 
 sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions& service) {
   sched::SchedulerOptions options;
@@ -36,7 +36,7 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions
   options.measures = true;
   options.enqueues = false;  // offers are taken back
   options.least_stay_ns = service.least_stay_ns;
-  // Also programs that a busy host is late with.
+  // This also covers programs that a busy host runs late.
   options.keeps_lag_ns = sched::kKeepsLagNs;
   return options;
 }
@@ -172,8 +172,8 @@ sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::A
   spec.cls = claim.counts_as;
   spec.priority = options_.ranks.priority(message.priority);
   spec.weight = claim.weight;
-  // A session that fits only without the rounding to pieces gets an E of its own. So does one of a group with a limit
-  // on its memory, which counts each E: what the group has is to be as much as its limit says, and no piece more.
+  // A session that fits only without the rounding to pieces gets an E of its own. So does a session of a group with a
+  // memory limit. That limit counts each E, and rounding to pieces would let the group have more than its limit.
   claim.shares_lane = lanes_ != nullptr && claim.group == 0 && !limited &&
                       (message.flags & client::kMayShareLane) != 0 &&
                       base::add_saturated(claim.persistent_bytes, lane_need(message.ephemeral_bytes)) <=
@@ -198,7 +198,8 @@ sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::A
   return spec;
 }
 
-// `runs`: an iteration of it is under way, of which a restarted daemon hears. It has the turn, where nobody else has it already.
+// `runs`: the session reports to a new daemon that an iteration of it is under way. It then has the turn, unless
+// another session has it already.
 void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns) {
   Lease& lease = this->lease(session);
   lease.reset();
@@ -231,7 +232,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
     GPUSHARE_RETURN_IF_ERROR(
         within(claim.limits.get(), &claim, session.name, wanted_bytes - before_bytes, now_ns));
   }
-  carry_out_all();  // what is given back is back before anybody else is promised it
+  carry_out_all();  // bytes that are given back are back before they are promised to another session
   const uint64_t before_p = claim.persistent_bytes, before_e = claim.ephemeral_bytes;
   base::Status set = set_need(claim, message.persistent_bytes, message.ephemeral_bytes, now_ns);
   carry_out_all();
@@ -317,7 +318,7 @@ void SharedDevice::carry_out(const sched::Action& action) {
         offers_.resize(action.lane + 1);
       }
       return size_lane(action.lane, scheduler_.lane_size(action.lane));
-    case ActionKind::kResizeLane:  // as it is now: what was decided since may be less
+    case ActionKind::kResizeLane:  // with the present size, because a later decision may have lowered it
       return size_lane(action.lane, scheduler_.lane_size(action.lane));
     case ActionKind::kCloseLane:
       return size_lane(action.lane, 0);
@@ -369,7 +370,7 @@ bool SharedDevice::carry_out_all() {
   bool any = false;
   for (std::vector<sched::Action> actions = scheduler_.take_actions(); !actions.empty();
        actions = scheduler_.take_actions()) {
-    tell_promised();  // before a process hears of its promise: it may look at the page then
+    tell_promised();  // before a process hears of its promise, because it may then read the page
     for (const sched::Action& action : actions) carry_out(action);
     any = true;
   }
@@ -411,7 +412,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
-  ranges_.close(session);  // nobody is there to answer
+  ranges_.close(session);  // no process is left to answer
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
   if (session.pages()) silent_.push_back(session.claim->id);
   if (session.leased()) (void)want_back(*session.claim, now_ns);
@@ -428,7 +429,7 @@ void SharedDevice::pump() {
     const uint64_t now_ns = base::host_now_ns();
     moved = regrow_all(now_ns) || moved;
     if (!std::exchange(contended_, contended()) &&
-        contended_)  // who was asked before has the whole lease from now on
+        contended_)  // a holder that was asked before has the whole lease from now on
       for (Claim* holder : holders_)
         if (holder != nullptr && holder->wanted_since_ns != 0) holder->wanted_since_ns = now_ns;
     room_drained(now_ns);
@@ -457,7 +458,7 @@ bool SharedDevice::fill_lane(sched::LaneId lane, uint64_t now_ns) {
     time_turn(*holder, now_ns);
   if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) return moved;
   const auto picked = scheduler_.pick(lane, now_ns);
-  // A stay may have ended since look(): then pick() has decided who goes, and picks nobody.
+  // A stay may have ended since look(). Then pick() has decided who goes, and picks no session.
   moved = carry_out_all() || moved;
   const auto found = picked ? claims_.find(*picked) : claims_.end();
   if (found == claims_.end()) return moved;

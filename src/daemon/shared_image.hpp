@@ -44,19 +44,19 @@ class SharedImage {
   uint32_t arrived() const;
   uint64_t loads() const { return loads_; }
 
-  // Sets the first layers that may stay. kOff only; kept layers of another prefix go.
+  // Sets the first layers that may stay. Only in kOff; kept layers of another prefix are dropped.
   void set_prefix(loader::PrefixChoice prefix);
   const loader::PrefixChoice& prefix() const { return prefix_; }
-  // Bytes that are on the device though it is kOff, and the layers in them.
+  // The bytes that are on the device in kOff, and the layers in them.
   uint64_t kept_bytes() const { return state_ == State::kOff ? parts_[0].kept_bytes : 0; }
   uint32_t kept_layers() const { return kept_bytes() > 0 ? prefix_.layers : 0; }
-  void forget_prefix();  // gives them back
+  void forget_prefix();  // gives the kept layers back
 
-  // kOff only: makes the region and starts the transmission of what is not kept in groups that end at `ends`;
-  // `on_progress` is called from a thread of the device for every group. On failure nothing is left but what was
-  // kept. Errors: the device's.
+  // Only in kOff. Makes the region and starts the transmission of the layers that are not kept, in groups that end at
+  // `ends`. A thread of the device calls `on_progress` for every group. On failure only the kept layers are left.
+  // Errors: the device's.
   base::Status load(std::vector<uint32_t> ends, std::function<void()> on_progress);
-  // While kLoading: looks whether the load has ended, and becomes kResident or kFailed if so.
+  // In kLoading: becomes kResident or kFailed if the load has ended.
   void poll();
   // Device time and bytes of the load that ended last; zeros before.
   uint64_t load_ns() const { return load_ns_; }
@@ -67,10 +67,10 @@ class SharedImage {
   base::Result<std::vector<client::Descriptor>> share() const;
   // Bytes behind the first descriptor, if there are two; else 0.
   uint64_t prefix_bytes() const { return parts_[1].memory == nullptr ? 0 : parts_[0].bytes; }
-  // Gives the region's memory back, all but the prefix if that is to stay. Not kLoading.
+  // Gives the region's memory back; with `keep_prefix` all but the prefix. Not in kLoading.
   void drop(bool keep_prefix = false);
 
-  // Boards that hear of layers, both of those already there and of later ones.
+  // Adds a board that is told of the layers already there and of later ones.
   void watch(const std::shared_ptr<client::Board>& board);
   void unwatch(const client::Board* board);
 

@@ -1,4 +1,5 @@
-// Lanes that processes of one device share: what sessions need of them, the memory that is sent, and lanes that are held up.
+// Lanes that processes of one device share: the bytes that sessions need of them, the memory that is sent, and lanes
+// that are held up.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 

@@ -53,7 +53,8 @@ void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
 void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
   uint64_t turn_ns = 0;
   if (ready_ == 0) {
-    // Others wait for memory at most. A cap allows what is saved up, in all processes of the claim together.
+    // No other session waits for the turn. A cap still allows no more than its balance, in all processes of the claim
+    // together.
     turn_ns = kLongTurnNs;
     if (capped(claim)) {
       const auto members = static_cast<double>(claim.members.size());
@@ -96,7 +97,7 @@ void SharedDevice::take_back_offers() {
   // The end of a turn may page sessions out. By then the sessions that have a turn already count as running.
   for (Claim* holder : passed_on) {
     RemoteSession& from = *holder->members.front();
-    if (lease(from).look().state != LeaseState::kFree)  // of a process that does not keep to the rules
+    if (lease(from).look().state != LeaseState::kFree)  // the process does not keep to the rules
       lease(from).set({++epoch_of(from), LeaseState::kFree});
     member_done(from, now_ns);
   }
@@ -137,7 +138,8 @@ bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
   const uint64_t iterations = lease.iterations();
   read_service(claim, now_ns, false);
   if (!scheduler_.would_go_on(claim.id, claim.lane, now_ns)) return false;
-  // A session that comes no further, idle or inside an iteration, is asked for the turn, and the lease counts from then on.
+  // A session that makes no progress, idle or inside an iteration, is asked for the turn, and the lease counts from
+  // then on.
   if (claim.watched_ns == 0 || claim.watched_idle != idle || claim.watched_iterations != iterations) {
     claim.watched_ns = now_ns;
     claim.watched_idle = idle;
@@ -216,7 +218,7 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
   const uint64_t said_ns = std::exchange(claim.unread_ns, 0);
   const uint64_t spent_ns = std::min(said_ns, grace_ns(claim, now_ns));
-  // Each gets its part of what is left, so that the last one gets the rest and rounding loses nothing.
+  // Each session gets its part of what is left, so that the last one gets the rest and rounding loses nothing.
   uint64_t said_left_ns = said_ns, left_ns = spent_ns;
   for (const auto& member : claim.members)
     if (const uint64_t part_ns = std::min(std::exchange(member->unread_ns, 0), said_left_ns); part_ns > 0) {
@@ -231,7 +233,7 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
   if (claim.cap != nullptr) claim.cap->charge(spent_ns, now_ns);
-  // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
+  // In this order a session that keeps the turn always has something in flight, so it changes no lane.
   if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
   scheduler_.finished(claim.id, spent_ns, now_ns, count);
 }

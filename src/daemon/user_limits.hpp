@@ -1,5 +1,5 @@
-// user_limits.hpp: what one user may cost the daemon, and take from others: lines in its log, time for questions whose price a
-// client sets, weight and rank of sessions. For the service's thread alone.
+// user_limits.hpp: limits for one user: lines in the daemon's log, CPU time for questions whose cost a client controls,
+// weight and rank of sessions. For the service's thread alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace gpushare::daemon {
 
-// Warnings about clients. A user gets kLines of them in kWindowNs; of the rest only the number is logged.
+// Warnings about clients. A user gets kLines of them in kWindowNs; only the number of the others is logged.
 class LogLimit {
  public:
   static constexpr uint32_t kLines = 10;
@@ -35,13 +35,13 @@ class LogLimit {
   uint64_t left_out_ = 0;
 };
 
-// CPU time for questions that cost as much as the client that they are about has made them cost: locks on a file of its own, which
-// the kernel walks one by one. A user has a hundredth of the daemon's time for them. Whoever has used more is not asked about
-// until the rest of the time has passed.
+// CPU time for questions whose cost a client controls. Example: the kernel walks all locks on a file of the client's
+// one by one. Such questions about one user get a hundredth of the daemon's time. A user who has used more is not asked
+// about until the rest of the time has passed.
 class Patience {
  public:
   static constexpr uint64_t kShare = 100;
-  static constexpr uint64_t kBurstNs = 2'000'000;  // of CPU time at once
+  static constexpr uint64_t kBurstNs = 2'000'000;  // the most CPU time at once
 
   bool may(uid_t user, uint64_t now_ns) const {
     const auto owes = owes_until_ns_.find(user);
@@ -57,12 +57,12 @@ class Patience {
   std::map<uid_t, uint64_t> owes_until_ns_;
 };
 
-// What sessions may ask for at most; more counts as the limit.
+// The most that sessions may ask for; more counts as the limit.
 struct RankLimits {
   double max_weight = 100;
   int32_t max_priority = 1000;
 
-  // Weights that are no weights stay as they are, to be refused.
+  // A number that is no valid weight stays as it is, to be refused later.
   double weight(double asked) const {
     return std::isfinite(asked) && asked > max_weight ? max_weight : asked;
   }

@@ -95,7 +95,8 @@ class Device {
   bool can(uint32_t capability) const { return (info_.capabilities & capability) != 0; }
   base::Result<gpushare_backend_device_info> refresh_info();
   uint64_t now_ns() const;
-  // Bytes that the process's contexts and other libraries have of the device, also after close(). Errors: UNSUPPORTED, NOT_READY.
+  // The bytes of the device that the process's contexts and other libraries have, also after close(). Errors:
+  // UNSUPPORTED, NOT_READY.
   base::Result<uint64_t> context_bytes();
 
   base::Result<Address> alloc(uint64_t bytes);
@@ -103,20 +104,20 @@ class Device {
   base::Result<void*> host_alloc(uint64_t bytes);
   base::Status host_free(void* pointer);
   base::Result<Stream> create_stream(int32_t priority = 0);
-  // For a native stream that is somebody else's; see backend.h. Errors: UNSUPPORTED.
+  // Wraps a native stream that belongs to somebody else; see backend.h. Errors: UNSUPPORTED.
   base::Result<Stream> adopt_stream(void* native);
   base::Result<Event> create_event(uint32_t flags = GPUSHARE_EVENT_DEFAULT);
 
   base::Result<Address> va_reserve(uint64_t bytes);
   base::Status va_free(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> phys_create(uint64_t bytes);
-  // In host memory. Errors: UNSUPPORTED unless can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), HOST_OUT_OF_MEMORY.
+  // Physical memory on the host. Errors: UNSUPPORTED unless can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), HOST_OUT_OF_MEMORY.
   base::Result<gpushare_backend_memory*> phys_create_host(uint64_t bytes);
   base::Status phys_release(gpushare_backend_memory* memory);
   base::Status va_map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status va_unmap(Address address, uint64_t bytes);
-  // Group "runs", or va_map and va_unmap for each where the backend lacks it. *out_count: the first so many are unmapped,
-  // also on failure.
+  // Group "runs"; where the backend lacks the group, va_map and va_unmap for each memory. *out_count: how many, from
+  // the first on, are unmapped, also on failure.
   base::Status va_map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* memories,
                           uint64_t count);
   base::Status va_unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count);

@@ -130,7 +130,7 @@ base::Status add(Registry& registry, const gpushare_backend_ops* ops) {
                                      major, GPUSHARE_BACKEND_ABI_MAJOR));
   }
   if (ops->struct_size < GPUSHARE_BACKEND_OPS_V1_SIZE) {
-    return invalid("?", base::format("struct_size is %u, the first published table has %u", ops->struct_size,
+    return invalid("?", base::format("struct_size is %u, the first published table has %zu", ops->struct_size,
                                      GPUSHARE_BACKEND_OPS_V1_SIZE));
   }
   if (!good_name(ops->name)) {

@@ -16,8 +16,8 @@ namespace gpushare::executor {
 
 namespace {
 
-// The others are not for this driver, which has no caches; and a session that moves takes the lane that its next iteration is
-// dispatched to.
+// This driver ignores all other actions. It has no caches, and a session that moves takes the lane to which its next
+// iteration is dispatched.
 constexpr std::pair<sched::ActionKind, Action::Kind> kActions[] = {
     {sched::ActionKind::kOpenLane, Action::Kind::kOpenLane},
     {sched::ActionKind::kResizeLane, Action::Kind::kResizeLane},
@@ -50,7 +50,7 @@ void ActionRunner::collect() {
       action.session = session->shared_from_this();
     }
     if (action.kind == Action::Kind::kTurnBack)
-      actions_.push_front(std::move(action));  // before its page-in begins, if that is queued
+      actions_.push_front(std::move(action));  // in front, so that it comes before a queued page-in
     else
       actions_.push_back(std::move(action));
   }
@@ -215,7 +215,7 @@ void ActionRunner::resize(LaneSlot& lane) {
 // The session may have changed lanes since the decision.
 void ActionRunner::admit(SessionImpl& session, uint64_t bytes, Outbox& outbox) {
   const uint32_t id = runtime_.authority_->lane_of(session.id_);
-  if (id == sched::kNoLane) return;  // it has none any more, and is admitted anew
+  if (id == sched::kNoLane) return;  // it has no lane any more, and is admitted anew
   LaneSlot* const lane = runtime_.lanes_.find(id);
   if (session.heap_.load() != nullptr) {  // it has its place, and another lane now
     if (lane != nullptr && lane->memory.load() == nullptr) not_placed(session, lane->place_status, outbox);
@@ -283,9 +283,9 @@ void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, 
   }
   bool may_come = status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && runtime_.sessions_.size() > 1;
   if (!may_come && session.placed_) {
-    // Nobody tells when the failure is over, or that it never will be. A session that is alone fits by the books:
-    // missing is what others on the device have, or what blocks that it kept pin of more than one closed lane, which it
-    // may free. A lane that opens takes over one.
+    // No event says that the failure is over, or that it never will be. A session that is alone fits by the books, so
+    // the missing bytes are those of other programs on the device, or those of closed lanes that are pinned by blocks
+    // which the session kept and may free. A lane that opens takes over one such lane.
     may_come = session.tries_in_ < kMaxTriesIn;
     ++session.tries_in_;
   }
@@ -303,7 +303,7 @@ void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, 
       status.with_context("session '" + session.name() + "' cannot be placed in device memory"), outbox);
 }
 
-// Ranked out again before there was anything to move; what comes in is then new.
+// For a session that is paged out or in before it has a heap: there is nothing to move.
 void ActionRunner::page_nothing(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
   if (!out) admit_to(*lane, session, session.persistent_promise_, outbox);
   if (out) {
@@ -362,7 +362,7 @@ void ActionRunner::move_timed(SessionImpl& session, memory::PersistentHeap& heap
   if (part.given > 0) runtime_.ladder_.give_back();
 }
 
-// False: the session is out in part, and goes on.
+// Handles a part that failed. False: the session is out in part, and the move goes on.
 bool ActionRunner::part_failed(SessionImpl& session, bool out, const base::Status& status, Outbox& outbox) {
   base::log(base::kWarning, status.to_string());
   if (status.code() == GPUSHARE_DEVICE_LOST) {
@@ -421,8 +421,8 @@ void ActionRunner::page_out_done(const SessionImpl& session) {
   runtime_.authority_->page_done(session.id_, time);
 }
 
-// Nothing is copied: host memory still has the bytes that have come in. If only kept blocks are missing, it has the others
-// no more, and the page-in ends at once.
+// Gives a page-in up. Nothing is copied, because host memory still has the bytes that have come in. If only kept blocks
+// are missing, host memory does not have the others any more, and the page-in ends at once.
 void ActionRunner::turn_back(SessionImpl& session, Outbox& outbox) {
   const auto is_page_in = [&](const Action& action) {
     return action.session.get() == &session && action.kind == Action::Kind::kPageIn;
@@ -463,7 +463,7 @@ bool ActionRunner::send_out_idle(Outbox& outbox) {
   return any;
 }
 
-// As at a boundary of the session. If it begins an iteration meanwhile, that waits for the end of the move.
+// Moves blocks out as at a boundary of the session. An iteration that begins meanwhile waits for the end of the move.
 void ActionRunner::send_out(SessionImpl& session, Outbox& outbox) {
   if (session.asked_out_ == 0 || !session.idle()) return;
   if (runtime_.authority_->state(session.id_) != sched::SessionState::kResident) {
@@ -473,7 +473,7 @@ void ActionRunner::send_out(SessionImpl& session, Outbox& outbox) {
   const uint64_t bytes = std::min(session.asked_out_.load(), session.movable_bytes());
   std::unique_lock growing(session.grow_mutex_, std::try_to_lock);
   if (!growing.owns_lock() || !session.residence_gate_.try_close()) {
-    session.asked_out_ = 0;  // it is not idle
+    session.asked_out_ = 0;  // it is not idle, so its own boundaries do it
     return;
   }
   session.moves_idle_.store(true);
@@ -582,7 +582,7 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
   const bool& stop = runtime_.stop_threads_;
   Dependents& dependents = runtime_.dependents_;
   for (;;) {
-    // Who waits for room runs the parts, and stops when there is enough. Other actions come first.
+    // The thread that waits for room runs the parts, and stops when there is enough. Other actions come first.
     const auto leaves_parts = [&]() GPUSHARE_REQUIRES(books) {
       return parts_.empty() || waiting_ > 0 || (!runtime_.shared_ && runtime_.ladder_.anybody_waits());
     };

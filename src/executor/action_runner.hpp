@@ -32,8 +32,8 @@ struct Action {
     kPageIn,
     kTurnBack,  // a page-in is given up for others
     kDrop,
-    kLimit,    // a limit has come: what the session has free goes back now, what else at its boundaries
-    kSendOut,  // a guaranteed session has asked for bytes of one that has no boundaries now
+    kLimit,  // a limit was set: the session gives free bytes back now, the rest at its boundaries
+    kSendOut,  // an idle session, which passes no boundaries, sends out bytes that a guaranteed session asked for
     kTeardown
   } kind;
   uint32_t lane = UINT32_MAX;
@@ -47,8 +47,8 @@ struct Action {
 // works: by a caller that may block, or by a thread of the runner's. The thread that runs them "acts"; only one thread
 // acts at a time.
 //
-// A page-out or page-in moves no more at once than a boundary may (spill_move_bytes, spill_move_ns). The rest is left to
-// the runner's thread, a part at a time and after all other actions, so that an action waits for one part at most.
+// A page-out or page-in goes in parts. A part is at most what one boundary may move (spill_move_bytes, spill_move_ns).
+// The runner's thread moves the parts after all other actions, so that an action waits for one part at most.
 class ActionRunner {
  public:
   explicit ActionRunner(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -65,31 +65,31 @@ class ActionRunner {
   void collect() GPUSHARE_REQUIRES(books);
   // Tears the session down once it has ended and nothing of it is under way.
   void tear_down_if_over(SessionImpl& session) GPUSHARE_REQUIRES(books);
-  // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
-  // meanwhile; returns when nobody is at it.
+  // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock meanwhile.
+  // Returns once no thread acts.
   void run(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The next part of a page-out or page-in that has begun. False: there is none, or somebody acts.
   bool run_part(Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Blocks of idle sessions that others have asked for bytes go out, within the limits of one boundary for each. False if
   // there are none.
   bool send_out_idle(Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Has the thread carry out what nobody is at.
+  // Wakes the runner's thread if actions are left that no thread carries out.
   void hand_over() GPUSHARE_REQUIRES(books) {
     if (busy() && !acting_) wakes_.notify_one();
   }
   void wake() GPUSHARE_REQUIRES(books) { wakes_.notify_one(); }
-  // Asks the policy again then about the lanes that it holds back.
+  // Asks the policy again at `at` about the lanes that the policy holds back.
   void look_again(const base::Deadline& at) GPUSHARE_REQUIRES(books);
 
   bool pending() const GPUSHARE_REQUIRES(books) { return !actions_.empty(); }
   bool acting() const GPUSHARE_REQUIRES(books) { return acting_; }
   bool busy() const GPUSHARE_REQUIRES(books) { return acting_ || !actions_.empty() || !parts_.empty(); }
   bool decided_for(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
-  // A session waits that could not be placed though the books have room for it.
+  // True while a session waits that could not be placed although the books have room for it.
   bool retries() const GPUSHARE_REQUIRES(books) { return retry_at_.has_value(); }
   uint64_t paging_ns() const GPUSHARE_REQUIRES(books) { return paging_ns_; }
 
-  // Told when nobody acts any more; also when something has happened that a closing runtime waits for.
+  // Notified when a thread stops acting, and when something has happened for which a closing runtime waits.
   base::ConditionVariable& changed() { return changed_; }
 
   // While one lives nobody acts and, since memory is being looked at, nothing is granted.
@@ -123,7 +123,7 @@ class ActionRunner {
   struct Part {
     base::Status status;
     bool done = false;
-    uint64_t device_ns = 0, given = 0;  // given: what is out of P
+    uint64_t device_ns = 0, given = 0;  // given: bytes that have left P
   };
   void move_timed(SessionImpl& session, memory::PersistentHeap& heap, bool out, Part& part);
   bool part_failed(SessionImpl& session, bool out, const base::Status& status, Outbox& outbox)

@@ -25,19 +25,19 @@ base::Status iteration_ended() {
   return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
 }
 
-// The session's heap is not there: the session is queued, or has ended, which wait_admitted() tells.
+// The status of a session without a heap: it is queued, or has ended. wait_admitted() tells which.
 base::Status away() {
   return {base::kAway, "the session has no memory on the device"};
 }
 
-// How much more to promise a session's heap, in order of preference: with an eighth spare, so that growing block by
-// block stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps
-// if these can be joined to it.
+// The bytes to ask for when a session's heap grows, in order of preference: the block and an eighth more, so that
+// growth stays rare; the whole block; only what is missing beside the free bytes, which helps if the new bytes join
+// them.
 std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t needed) {
   return {std::max(needed, size / 8), needed, live + needed > size ? live + needed - size : needed};
 }
 
-// The same for a lane, which grows at its end: what is free there is part of the block's place.
+// The same for a lane. A lane grows at its end, so the free bytes at its end are part of the block's place.
 std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64_t missing) {
   return {std::max(missing, stats.size_bytes / 8), missing};
 }
@@ -55,7 +55,7 @@ base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
 
 base::Result<memory::Address> SessionImpl::attempt_unmoved(const Attempt& wanted) {
   if (quota_bytes_.load(std::memory_order_relaxed) == 0) return attempt_within_quota(wanted);
-  // Held over the allocation too, so that two threads cannot pass the quota together.
+  // The lock is held over the allocation, too, so that two threads cannot exceed the quota together.
   const base::MutexLock lock(quota_mutex_);
   if (base::Status quota = check_quota(wanted.bytes); !quota.ok()) return quota;
   return attempt_within_quota(wanted);
@@ -121,7 +121,7 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
       runtime_->note(result.status());
       return result;
     }
-    // Another try is of use once the session is resident, and never if the session has ended.
+    // Another try helps once the session is resident. If the session has ended, wait_admitted() says so.
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
   }
 }
@@ -139,7 +139,7 @@ base::Result<HeldStream> SessionImpl::hold(uint64_t timeout_ns) {
       return HeldStream(std::move(pass), lane_->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
-    const base::WorkLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
+    const base::WorkLock moved(grow_mutex_);  // a boundary that moves spilled blocks holds it
     if (!moved) return base::WorkLock::refused();
   }
 }
@@ -200,7 +200,7 @@ base::Status IterationImpl::keep(memory::Address address) {
     if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || grown) return status;
     const auto block = session_.runtime_->find(address);
     if (!block.ok()) return block.status();
-    uint64_t seen_bytes = UINT64_MAX;  // grow, whatever it has now
+    uint64_t seen_bytes = UINT64_MAX;  // so that the first call grows in any case
     const Stay stay(*session_.runtime_);
     if (!stay || !session_.grow_persistent(block->bytes, 0, &seen_bytes).ok()) return status;
   }
@@ -231,7 +231,7 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
         runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
     // The answer may have been waited for without the lock.
     if (torn_down_ || runtime.collapsed_) return runtime.check_live(*this);
-    if (ephemeral_promise_ < before_e && ephemeral_bytes == before_e) {  // it has fallen meanwhile
+    if (ephemeral_promise_ < before_e && ephemeral_bytes == before_e) {  // E has fallen meanwhile
       ephemeral_bytes = ephemeral_promise_;
       (void)runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now());
     }
@@ -293,7 +293,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
   }
   if (stats.promised_bytes > std::exchange(*seen_bytes, stats.promised_bytes)) return {};
   if (stats.lent_bytes > stats.promoted_bytes) {
-    // Lanes still hold what was lent for kept blocks that are gone: to be fetched before more is promised.
+    // Lanes still hold bytes that were lent for kept blocks which are gone. They are fetched before more is promised.
     const GatePass pass(heap_gate_);
     if (pass && heap_.load()->resize(stats.promised_bytes).ok() &&
         heap_.load()->stats().lent_bytes < stats.lent_bytes)
@@ -457,8 +457,8 @@ base::Status SessionImpl::trade_for_quota(uint64_t ephemeral_bytes,
   return traded;
 }
 
-// P stays promised, and is the session's again at the iteration's end. It would be lost for good if it were given up for a
-// larger E.
+// The borrowed bytes of P stay promised, and are the heap's again at the iteration's end. If P were lowered for a
+// larger E instead, they would be lost for good.
 base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneStats& stats, uint64_t missing,
                                       base::Status why) {
   if ((why.code() != GPUSHARE_QUOTA_EXCEEDED && why.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) ||
@@ -466,7 +466,7 @@ base::Status SessionImpl::borrow_free(const Attempt& wanted, const memory::LaneS
     return why;
   const uint64_t granule = runtime_->granularity_bytes_;
   missing = round_up(missing, granule);
-  uint64_t promised = 0;  // what the device can promise beside the free bytes of P
+  uint64_t promised = 0;  // what the device can promise in addition to the free bytes of P
   if (why.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
     BooksLock lock(runtime_->mutex_);
     promised = std::min(missing, runtime_->free_bytes() / granule * granule);

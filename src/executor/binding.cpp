@@ -15,11 +15,11 @@ namespace {
 GPUSHARE_THREAD_LOCAL Binding* t_open = nullptr;
 GPUSHARE_THREAD_LOCAL Binding* t_spare = nullptr;  // kept from one iteration to the next
 GPUSHARE_THREAD_LOCAL base::ThreadExitHook t_exit;
-// In the child of a fork: what the thread that forked had bound. It stays reachable, so that a leak checker does not report in
-// the child what the parent uses.
+// In the child of a fork: the bindings of the thread that forked. They stay reachable, so that a leak checker in the
+// child does not report what the parent uses.
 Binding* g_of_ancestors = nullptr;
 
-// Moves what `gone` is true for to the spare nodes.
+// Moves the bindings for which `gone` is true to the spare nodes.
 template <class Gone>
 void forget(Gone&& gone) {
   Binding* forgotten = nullptr;
@@ -59,7 +59,7 @@ const Binding* thread_bindings() {
 }
 
 bool watch_forks() {
-  // The parent's sessions are left alone in the child: their threads and their device are not there.
+  // The child leaves the parent's sessions alone, because their threads and their device are not in the child.
   static constinit base::ForkHook hook{[](void*) {},
                                        [](void*, bool in_child) {
                                          if (!in_child) return;

@@ -1,5 +1,5 @@
-// Limits that change at run time: what the scheduler decides about the capacity is carried out as any other action; what a
-// session has above its quota goes back here, at its boundaries.
+// Limits that change at run time. The scheduler's decisions about the capacity are carried out as any other action. A
+// session gives bytes above its quota back here, at its boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -23,7 +23,7 @@ base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
     Section lock(*this);
     GPUSHARE_RETURN_IF_ERROR(check_open());
     GPUSHARE_RETURN_IF_ERROR(authority_->set_capacity(bytes, now()));
-    // Bytes above the capacity are for others on the device.
+    // Bytes above the capacity are for other programs on the device.
     ladder_.set_gives_back(bytes < most);
     outbox.memory_changed = true;
     carry_out(nullptr, outbox);
@@ -106,7 +106,7 @@ uint64_t SessionImpl::effective_quota_bytes() const {
   return promised > sched::quota_in_granules(quota, runtime_->granularity_bytes_) ? promised : quota;
 }
 
-// Gives free bytes of P back first, which nobody uses now, then the bytes of E that iterations cannot use any more.
+// Gives free bytes of P back first, because nothing uses them; then the bytes of E that iterations cannot use any more.
 void SessionImpl::give_back_above_quota(bool begins) {
   RuntimeImpl& runtime = *runtime_;
   const Stay stay(runtime);  // the iteration may have ended, so close() does not wait for it
@@ -174,7 +174,7 @@ void SessionImpl::give_back_unused() {
   const Stay stay(runtime);
   if (!stay) return;
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
-  if (!growing.owns_lock()) return;  // who has it comes here afterwards
+  if (!growing.owns_lock()) return;  // its holder comes here afterwards
   const uint64_t granule = runtime.granularity_bytes_;
   LaneSlot* lane = nullptr;
   {
@@ -188,7 +188,7 @@ void SessionImpl::give_back_unused() {
     if (!heap.give_back_free().ok()) return;  // at the end of its page-in
     const memory::HeapStats stats = heap.stats();
     persistent = stats.promised_bytes;
-    // Blocks that it kept pin the lane up to the last of them, less what the session lends for them.
+    // The session's kept blocks pin the lane up to the last of them, less what the session lends for them.
     memory::Lane* const lane_memory = lane != nullptr ? lane->memory.load() : nullptr;
     if (stats.promoted_bytes > 0 && lane_memory != nullptr) {
       const memory::LaneStats pinned = lane_memory->stats();

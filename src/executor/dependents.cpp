@@ -64,7 +64,7 @@ void Dependents::destroy_let_go() noexcept {
     base::MutexLock lock(mutex_);
     list = std::move(let_go_);
   }
-  const CallbackScope scope;  // what goes with them may not close the runtime that this thread is of
+  const CallbackScope scope;  // objects that go with them may not close the runtime whose thread this is
   while (list != nullptr) list = std::move(list->next_);
 }
 

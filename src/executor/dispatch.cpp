@@ -1,4 +1,5 @@
-// Grants: which sessions are ready, whom the scheduler picks for a lane, and the first iterations of those of unknown need.
+// Grants: which sessions are ready, which session the scheduler picks for a lane, and the first iterations of sessions
+// of unknown need.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <optional>
@@ -10,7 +11,7 @@
 namespace gpushare::executor {
 namespace {
 
-constexpr uint32_t kMostAskedAhead = 64;  // times that a clock which stands still is asked for
+constexpr uint32_t kMostAskedAhead = 64;  // how often later times are tried on a clock that stands still
 
 bool takes_an_iteration(const LaneSlot& lane, uint32_t depth) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   return lane.holder == nullptr && lane.in_flight < depth && lane.closes == 0 &&

@@ -47,8 +47,8 @@ void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
   carry_out(nullptr, outbox);
 }
 
-// By default the failure is the iteration's: its ticket tells of it, or the next begin() where it has none. The function runs
-// before its iteration's end on the device, so that the ticket is still in the lane's ring.
+// By default only the iteration fails. Its ticket reports the failure, or the next begin() if there is no ticket. The
+// function runs before its iteration's end on the device, so the ticket is still in the lane's ring.
 void RuntimeImpl::fail_work(SessionImpl& session, LaneSlot& lane, uint64_t serial, base::Status status) {
   if (session.options_.fail_on_error) return fail_session(session, std::move(status));
   BooksLock lock(mutex_);
@@ -89,7 +89,7 @@ void RuntimeImpl::collapse() noexcept {
   stop_threads_ = true;
   for (const auto& [id, session] : sessions_) {
     for (PushItem& item : session->pushes_) complete_collapsed(item.ticket);
-    if (session->granted_ != nullptr) {  // to a call that has not taken it, and will not
+    if (session->granted_ != nullptr) {  // granted to a call that has not taken the turn, and will not
       session->granted_->holder = nullptr;
       session->granted_ = nullptr;
       session->open_ = false;
@@ -100,7 +100,7 @@ void RuntimeImpl::collapse() noexcept {
   }
   for (const auto& lane : lanes_.all()) {
     if (lane == nullptr) continue;
-    if (lane->pushed != nullptr) {  // granted, and nobody will run it
+    if (lane->pushed != nullptr) {  // granted, and no worker will run it
       lane->holder->open_ = false;
       lane->holder = nullptr;
     }
@@ -147,7 +147,7 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
       gate = session->launch_gate_;
     }
     if (gate != nullptr) gate->shut();
-    for (;;) {  // each goes without the lock
+    for (;;) {  // each is destroyed without the lock
       PushItem item;
       BooksLock lock(mutex_);
       if (session->pushes_.empty()) break;

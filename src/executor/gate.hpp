@@ -32,7 +32,7 @@ class Gate {
     while ((state_.load(std::memory_order_acquire) & ~kClosed) != 0) std::this_thread::yield();
   }
   void open() { state_.fetch_and(~kClosed, std::memory_order_release); }
-  // Unless somebody is inside.
+  // Closes the gate unless a user is inside. True if the gate is closed now.
   bool try_close() {
     uint32_t nobody = 0;
     return state_.compare_exchange_strong(nobody, kClosed, std::memory_order_acq_rel);
@@ -77,7 +77,7 @@ class WideGate {
   std::array<Stripe, kStripes> stripes_;
 };
 
-// Inside while it lives, if it could enter.
+// Enters the gate when it is made, if the gate is open; leaves the gate when it is destroyed.
 class GatePass {
  public:
   explicit GatePass(Gate& gate) : gate_(gate.enter() ? &gate : nullptr) {}

@@ -14,7 +14,7 @@ namespace gpushare::executor {
 base::Status read_interference(const std::string& path, sched::MeasuredInterference& into);
 // The file is replaced whole or not at all. Errors: IO_ERROR.
 base::Status write_interference(const std::string& path, const std::string& text);
-// Seconds since 1970, which ages in the file are counted from.
+// Seconds since 1970: the time now, from which the table counts the age of its entries.
 uint64_t unix_seconds();
 
 }  // namespace gpushare::executor

@@ -7,9 +7,9 @@
 // does not take it: an iteration or session keeps its memory from going away with a Gate. On a shared device it is let go
 // while the daemon's answer is awaited.
 //
-// What waits for the device is ordered by WorkMutexes (base/work_mutex.hpp): SessionImpl::grow_mutex_, then
-// LaneSlot::size_mutex, then those of memory. They are taken before any lock; builds with
-// GPUSHARE_CHECK_WAITS prove that no lock is held at a wait.
+// WorkMutexes (base/work_mutex.hpp) order what waits for the device: SessionImpl::grow_mutex_, then
+// LaneSlot::size_mutex, then those of memory. A thread takes them before any lock. Builds with GPUSHARE_CHECK_WAITS
+// prove that a thread holds no lock when it waits.
 //
 // A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in
 // order, one at a time, without the lock, by a caller that may block or by a thread of the runtime's
@@ -69,13 +69,13 @@ class RangeImpl;
 class Outbox;
 struct LaneSlot;
 
-// The first iterations of a session of undeclared need run with the free bytes. Its promise is then their use plus
-// a margin.
+// Iterations that are profiled when a session opens without a declared need. They run with the free bytes. Afterwards
+// the session is promised what they used, plus a margin.
 inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 16;
-// How long after a session could not be placed it is tried again; doubles from the first to the last.
+// The time from a failed try to place a session until the next try. The time doubles from the first to the last.
 inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
-// A session that cannot come back, and waits for the room of no other session, is given up after so many tries: 0.6 s.
+// Tries, in 0.6 s, to page a session in that waits for no other session's room. The session then fails.
 inline constexpr uint32_t kMaxTriesIn = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
@@ -85,11 +85,10 @@ class TicketImpl final : public Ticket {
   TicketImpl(std::shared_ptr<RuntimeImpl> runtime, std::shared_ptr<SessionImpl> session)
       : runtime_(std::move(runtime)), session_(std::move(session)) {}
   base::Status wait(uint64_t timeout_ns) override;
-  // The ticket's iteration has run, or never will.
+  // Says that the ticket's iteration has run, or never will.
   void complete(base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
-  // For the runtime and its sessions.
-  // With `poll` the device is asked, and nothing is waited for.
+  // For the runtime and its sessions. With `poll` the call asks the device and does not wait.
   base::Status wait_until(const base::Deadline& deadline, bool poll);
 
   const std::shared_ptr<RuntimeImpl> runtime_;
@@ -134,8 +133,9 @@ class IterationImpl final : public Iteration {
   SessionImpl& session_;
   mutable Gate gate_;  // open while the iteration is
   std::atomic<LaneSlot*> lane_{nullptr};
-  InFlight* slot_ = nullptr;         // of the iteration granted or under way: its events
-  uint64_t borrowed_word_ = 0;       // it began with a lent turn: for LentTurn::give_back(); else 0
+  InFlight* slot_ = nullptr;  // of the iteration granted or under way: its events
+  // The word for LentTurn::give_back() if the iteration began with a lent turn; else 0.
+  uint64_t borrowed_word_ = 0;
   std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
   // The serial of a pulled iteration, from its grant to the first end() or fail(), which wins the right to end it; else 0.
   std::atomic<uint64_t> can_end_{0};
@@ -190,7 +190,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<memory::Address> attempt(const Attempt& wanted);
   base::Result<memory::Address> attempt_within_quota(const Attempt& wanted);
   base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
-  // The same while granules of the heap do not move.
+  // As attempt(), while the caller keeps the heap's granules from moving.
   base::Result<memory::Address> attempt_unmoved(const Attempt& wanted);
   // OK at once if there is more already than *seen_bytes, what there was when the caller last tried: another
   // thread has grown it.
@@ -202,7 +202,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
   // While one lives no other thread asks for a larger need of the session: the answer may be waited for without the lock.
   class NeedTurn;
-  // When that finds nothing more to promise, which is `why`: free bytes of the heap serve the iteration until its end.
+  // The next step when no more can be promised (`why` says so): free bytes of the heap serve the iteration until its
+  // end.
   base::Status borrow_free(const Attempt& wanted, const memory::LaneStats& stats, uint64_t missing,
                            base::Status why);
   base::Status trade_for_quota(uint64_t ephemeral_bytes, const std::function<base::Status()>& apply,
@@ -212,7 +213,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // and calls `apply`; takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                        const std::function<base::Status()>& apply);
-  // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
+  // Grows a range. Where a quota leaves no room, free bytes of the heap are given back for that.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
   // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries.
@@ -225,11 +226,12 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // spilled.cpp
   bool may_move() const;
   uint64_t movable_bytes() const GPUSHARE_REQUIRES(books);  // device bytes that it could send out
-  // At a boundary: its thread is about to begin an iteration. Brings blocks home, or sends them out. Errors:
-  // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
+  // Called at a boundary by the thread that is about to begin an iteration. Brings blocks home, or sends them out.
+  // Errors: DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they
+  // are.
   base::Status move_spilled(LaneSlot& lane);
   base::Status send_out(const device::Stream& stream, uint64_t bytes);
-  // It has nothing in flight and nothing to begin.
+  // True if the session has nothing in flight and nothing to begin.
   bool idle() const GPUSHARE_REQUIRES(books) {
     return !open_ && in_flight_ == 0 && granted_ == nullptr && !pull_waits_ && pushes_.empty();
   }
@@ -241,7 +243,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool guaranteed() const {
     return class_.load(std::memory_order_relaxed) == sched::SessionClass::kGuaranteed;
   }
-  // In turns and at gates it is of the better of its own class and the one as which it counts where bytes are asked for.
+  // The class for turns and launch gates: the better of the session's own class and the class as which its bytes count.
   sched::SessionClass turn_class() const {
     return std::min(class_.load(std::memory_order_relaxed), options_.cls);
   }
@@ -250,10 +252,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);
-  // Once retired, and with no iteration open or to come: all of its promise but what lives goes back.
+  // For a retired session without an iteration, open or to come: gives its promise back, except for its live blocks.
   void give_back_unused();
 
-  // owner.cpp. The stream of the open iteration's lane, else as hold().
+  // owner.cpp. The stream of the open iteration's lane; without an open iteration, as hold().
   base::Result<HeldStream> hold_home();
   // Work enqueued on `later` from now on runs after the work already on `home`.
   base::Status order_after(const device::Stream& home, const device::Stream& later);
@@ -274,13 +276,13 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::WorkMutex grow_mutex_;  // one growth of its promises, or move of its blocks, at a time
   base::Mutex order_mutex_;     // held for the two calls of order_stream()
   device::Event order_event_ GPUSHARE_GUARDED_BY(order_mutex_);  // until its memory goes
-  base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
-  std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // what holds of the two below; 0 = none
-  std::atomic<sched::SessionClass> class_{options_.cls};     // as it counts: a coordinator may change it
+  base::Mutex quota_mutex_;  // with a quota: from the check to the allocation
+  std::atomic<uint64_t> quota_bytes_{
+      options_.quota_bytes};                              // the quota in force, from the two below; 0 = none
+  std::atomic<sched::SessionClass> class_{options_.cls};  // as it counts: a coordinator may change it
   std::atomic<bool> dropped_{false};
   std::atomic<bool> retired_{false};
-  std::atomic<bool> above_quota_{
-      false};  // may be promised more than the quota: to be looked at at its next boundary
+  std::atomic<bool> above_quota_{false};  // the promise may exceed the quota: the next boundary checks
 
   // Blocks that move. Written by the thread that begins the session's iteration, but for asked_out_.
   std::atomic<uint64_t> home_promise_{0};  // the part of range_promise_ that is for blocks that came home
@@ -288,7 +290,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::atomic<bool> moves_idle_{false};    // another thread moves them, and has grow_mutex_
   std::atomic<uint64_t> spilled_ephemeral_{0};  // what the last iteration spilled, for its lane to grow
   uint32_t home_rest_ = 0, out_rest_ = 0;       // boundaries before it tries to come home, or go out, again
-  sched::MoveRest move_rest_;                   // of the thread that begins its iterations
+  sched::MoveRest move_rest_;                   // used by the thread that begins the session's iterations
 
   uint64_t own_quota_bytes_ GPUSHARE_GUARDED_BY(books) = options_.quota_bytes;
   uint64_t limit_bytes_ GPUSHARE_GUARDED_BY(books) = 0;  // by the coordinator, in whole granules
@@ -298,14 +300,16 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
-  // What a host function threw whose iteration has no ticket: for the next begin(). has_failure_ says that there is something.
+  // The failure of a host function whose iteration has no ticket. The next begin() reports it. has_failure_ says
+  // whether there is one.
   base::Status failure_ GPUSHARE_GUARDED_BY(books);
   std::atomic<bool> has_failure_{false};
   bool placed_ GPUSHARE_GUARDED_BY(books) = false;        // its heap exists; by SessionTable::placed()
   bool out_unplaced_ GPUSHARE_GUARDED_BY(books) = false;  // it was paged out before it had a heap
   bool asks_need_ GPUSHARE_GUARDED_BY(books) = false;     // a NeedTurn lives
   base::ConditionVariable need_asked_;
-  bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
+  // One of its ranges is silent: the scheduler counts the session as opportunistic.
+  bool silent_ GPUSHARE_GUARDED_BY(books) = false;
   uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
   uint32_t waits_in_ GPUSHARE_GUARDED_BY(books) = 0;    // threads that wait until it is on the device
   bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
@@ -317,7 +321,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // The lane whose stream orders the heap. Written by the thread of the iteration, or without one by the thread that acts.
   std::atomic<LaneSlot*> stream_lane_{nullptr};
   std::deque<PushItem> pushes_ GPUSHARE_GUARDED_BY(books);
-  // Pushes run in order, so all are done once this one is. The queue of pushes owns the ticket, and the ticket owns the session.
+  // Pushes run in order, so all are done once this one is done. The queue of pushes owns the ticket, and the ticket
+  // owns the session.
   std::weak_ptr<TicketImpl> last_submitted_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_order_ GPUSHARE_GUARDED_BY(books) = 0;
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(books) = 0;
@@ -325,7 +330,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t persistent_promise_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t ephemeral_promise_ GPUSHARE_GUARDED_BY(books) = 0;
   std::atomic<uint64_t> range_promise_{
-      0};  // the part of P that its elastic ranges have; written under the lock
+      0};  // the part of P that the session's elastic ranges have; written under the lock
   uint32_t profile_left_ GPUSHARE_GUARDED_BY(books) = 0;  // iterations yet to be profiled
   uint64_t profile_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
@@ -335,13 +340,13 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t service_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   base::IterationHistogram
-      histogram_;  // of done iterations; with a lent turn the thread of the iteration writes without the lock
+      histogram_;  // of iterations that are done; with a lent turn the iteration's thread writes without the lock
   uint64_t room_waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t queued_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waiting_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t resident_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
-  // A page-out or page-in that goes in parts: since when, and of how many bytes.
+  // A page-out or page-in that goes in parts: when it began, and its bytes.
   enum class Moving : uint8_t { kNot, kOut, kIn } moving_ GPUSHARE_GUARDED_BY(books) = Moving::kNot;
   uint32_t tries_out_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t moving_since_ns_ GPUSHARE_GUARDED_BY(books) = 0, moving_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
@@ -355,7 +360,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint32_t progress_calls_ GPUSHARE_GUARDED_BY(books) = 0;  // in outboxes; close waits for them
   uint64_t works_ GPUSHARE_GUARDED_BY(books) = 0;  // submitted and not destroyed yet; close waits for them
   base::ConditionVariable turn_came_;              // for the pull that waits
-  // Which that pull waits on instead while others decide; null: it does not.
+  // The bell on which that pull waits instead while another process decides; null: the pull waits on turn_came_.
   std::shared_ptr<base::Bell> bell_ GPUSHARE_GUARDED_BY(books);
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
@@ -380,7 +385,7 @@ base::Status check_target_slowdown(double target);  // session.cpp
 class Outbox {
  public:
   explicit Outbox(RuntimeImpl& runtime) : runtime_(runtime) {}
-  // May be unwound by a progress function that ends the thread.
+  // May throw: a progress function that ends the thread unwinds through it.
   ~Outbox() noexcept(false) { flush(); }
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
@@ -408,7 +413,7 @@ class Outbox {
   RuntimeImpl& runtime_;
 };
 
-// While one lives, the calling thread runs a callback of a runtime, which it may not close.
+// While one lives, the calling thread runs a callback of a runtime. The callback may not close that runtime.
 class CallbackScope {
  public:
   CallbackScope();
@@ -423,7 +428,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   RuntimeImpl() = default;
   ~RuntimeImpl() override;
   base::Status open(RuntimeOptions options);
-  // The process was forked from the one that opened it.
+  // True in a process that was forked from the one that opened the runtime.
   bool inherited() const { return fork_depth_ != base::fork_depth(); }
   // The last pointer handed out goes: ends what this thread has open, and closes.
   void drop();
@@ -461,19 +466,20 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   device::Device& device() override { return *device_; }
   std::string check() override;
 
-  // ---- for the parts of the executor, which alone see this header ----
-  // Null without one. INVALID_STATE: the stream's runtime is closed.
+  // ---- for the parts of the executor, which alone see this header ---- The owner of an allocation for `stream`; null
+  // without one. INVALID_STATE: the stream's runtime is closed.
   base::Result<std::shared_ptr<Session>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
   base::Status arrive(const std::shared_ptr<SessionImpl>& session, const sched::SessionSpec& spec,
                       uint64_t time, bool may_wait, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Waits until the spare sessions that are to go have left. False: there are none.
   bool wait_for_drops(Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Drops spare sessions of `bytes` or more although the bytes are free, in pieces that are too small. False: there are none.
+  // Drops spare sessions of `bytes` or more where enough bytes are free, but in pieces that are too small. False: there
+  // are no such sessions.
   bool drop_to_join(uint64_t bytes);
   uint64_t now() const { return device_->now_ns(); }
   bool virtual_time() const { return virtual_time_; }
-  // The authority has news: a thread of its own calls this.
+  // Called by a thread of the authority's when the authority has news.
   void authority_changed();
   // Connects to the daemon and puts its choices into the options.
   static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options,
@@ -482,7 +488,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<sched::SchedulerOptions> scheduling(const RuntimeOptions& options);
   base::Status make_authority(RuntimeOptions& options, std::unique_ptr<client::RemoteAuthority> remote);
   base::Status check_options(const SessionOptions& options) const;
-  // The scheduler's view of a session; `complete`: with what the environment adds.
+  // A session as the scheduler is told of it. `complete`: the options with what the environment adds.
   sched::SessionSpec spec_of(const SessionOptions& options, const SessionOptions& complete, uint64_t id,
                              bool may_wait) const GPUSHARE_REQUIRES(books);
   base::Status check_close() const;
@@ -496,18 +502,18 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
-  // The session's lane, if that has as much in flight as it may; else null.
+  // The session's lane, if the lane has as much in flight as it may have; else null.
   LaneSlot* full_lane(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
 
-  // The thread that waits to begin an iteration of the session does so no longer. A turn that it has been granted meanwhile goes
-  // back, as if it had never been picked.
+  // Called when the thread that waits to begin an iteration of the session gives up. A turn that was granted meanwhile
+  // goes back, as if the session had never been picked.
   void withdraw(SessionImpl& session, Outbox& outbox) noexcept GPUSHARE_REQUIRES(books);
 
   // ---- waits.cpp: what waiting calls wait for ----
   // One sentence, without a full stop: what the session's next iteration waits for, or that it waits for nothing.
   std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
-  // Refuses a wait for the session's next iteration that could never end, as far as that is known, because open
-  // iterations of the calling thread itself hold the lane or memory. OK if the wait may end.
+  // Refuses a wait for the session's next iteration that could never end, because iterations that the calling thread
+  // has open hold the lane or the memory. OK if the wait may end, as far as that is known.
   base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status check_lane_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status check_memory_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
@@ -522,16 +528,17 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns)
       GPUSHARE_REQUIRES(books);
   void look_at_coordinator() GPUSHARE_REQUIRES(books);
-  // After anything that the scheduler was told: new actions, new grants.
+  // Carries out new actions and new grants. Called after each change that the scheduler was told of.
   void carry_out(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Lends the session its turn in `lane`, which it has just given back, if nobody else could want it now.
+  // Lends the session the turn in `lane` that it has just given back, if nobody else could want that turn now.
   void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
   bool nobody_else_acts() const GPUSHARE_REQUIRES(books);
-  // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
+  // Called when a lent turn was taken back. Enters the iterations that have run, and one still under way, into the
+  // books.
   void account_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
 
-  // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
-  // The iteration granted to `session` begins: memory, events. Without the lock.
+  // ---- iteration.cpp: an iteration on the host, from its grant to its end ---- Begins the iteration granted to
+  // `session`: gives it memory and events. Called without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
   base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
   // The iteration ends with `outcome`; `begun` is the result of start_iteration. `fatal`: a bad outcome ends the session,
@@ -543,7 +550,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   struct HostEnd {
     base::Status device;
     bool passed = false, planned = false, marked = false;
-    bool lent = false;  // the turn stays lent: nothing else is to be done
+    bool lent = false;  // the turn stays lent, and nothing else is to be done
     uint64_t peak = 0;
   };
   void end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t borrowed, base::Status& outcome,
@@ -556,10 +563,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work);
   bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
 
-  // ---- session.cpp: a turn that somebody waits for ----
-  // Tells the pull that waits.
+  // ---- session.cpp: a turn that somebody waits for ---- Wakes the pull that waits.
   static void tell_turn(SessionImpl& session) GPUSHARE_REQUIRES(books);
-  // Takes the turn of the session if it is there.
+  // Takes the session's turn if it has come.
   void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
   // ---- failure.cpp: what ends before its time ----
@@ -568,15 +574,16 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void fail_session(SessionImpl& session, base::Status status);
   // A host function of the session's iteration `serial`, in this lane, threw.
   void fail_work(SessionImpl& session, LaneSlot& lane, uint64_t serial, base::Status status);
-  // The device is gone: everything ends, once.
+  // Called when the device is gone: ends all sessions, once.
   void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void note(const base::Status& status);  // lose(), if that is what it says; without the lock
-  // The host had no memory for a step of the books, which was left half done: they are not touched again. Every
-  // call fails from now on, waiting ones return, and close() gives everything back. Allocates nothing.
+  // Calls lose() if `status` says that the device is lost; without the lock.
+  void note(const base::Status& status);
+  // Called when the host had no memory for a step of the books. The step is half done, so the books are not touched
+  // again. Every call fails from now on, waiting calls return, and close() gives everything back. Allocates nothing.
   void collapse() noexcept GPUSHARE_REQUIRES(books);
   void complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept GPUSHARE_REQUIRES(books);
-  void left() GPUSHARE_REQUIRES(books);  // one of staying_
-  // Threads are inside that use, after they have waited, what close() gives back.
+  void left() GPUSHARE_REQUIRES(books);  // one of staying_ has left
+  // True while threads are inside that will use, after their wait, what close() gives back.
   bool has_users() const GPUSHARE_REQUIRES(books);
   // close() for a runtime that collapsed: waits for running iterations, and gives their memory back.
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
@@ -585,7 +592,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // ---- section.cpp: for the outbox, once the lock is let go ----
   static void tell(const Outbox::Finished& call);
   static void told(const Outbox::Finished& call) noexcept;
-  // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
+  // Destroys `work` without a lock of the runtime's, and tells a close() that waits for that.
   static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(books);
 
@@ -598,20 +605,20 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<memory::DeviceMemory> memory_;
-  WideGate memory_gate_;  // calls into memory_ that belong to no session or iteration
+  WideGate memory_gate_;  // for calls into memory_ that belong to no session or iteration
   bool virtual_time_ = false;
   uint32_t fork_depth_ = 0;  // of the process that opened it
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   bool shared_ = false;                     // the authority is the daemon's
-  std::string socket_, shared_device_;      // then: of the daemon, and its name for the device
+  std::string socket_, shared_device_;      // if shared_: the daemon's socket, and its name for the device
   std::string interference_file_;           // written when the runtime closes; empty: none
   std::shared_ptr<client::Images> images_;  // the daemon's; set when the runtime opens
   uint32_t depth_ = 2;
   base::MoveBudget move_budget_;
   double spill_move_loss_ = kSpillMoveLoss;
-  uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
-  // How lanes can share the compute units out; zeros without partitions.
+  uint64_t granularity_bytes_ = 1;  // of memory; known also after memory has gone
+  // The compute units that lanes can have for themselves, and in what steps; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
   ProgressFunction on_progress_;
 
@@ -631,17 +638,18 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint64_t switches_ GPUSHARE_GUARDED_BY(books) = 0;
   std::vector<LaneSlot*> asked_lanes_ GPUSHARE_GUARDED_BY(books);  // room for lanes_to_ask()
   RangeTable ranges_{*this};
-  uint32_t staying_ GPUSHARE_GUARDED_BY(books) = 0;  // Stays, and progress calls that are due or under way
+  // The Stays that live, and the progress calls that are due or under way.
+  uint32_t staying_ GPUSHARE_GUARDED_BY(books) = 0;
   SideStreams side_streams_;
   Dependents dependents_;
   Timeline timeline_ GPUSHARE_GUARDED_BY(books);
-  // Null until a session has asked for its gate: until then nothing is watched.
+  // Null until a session has asked for its launch gate. Nothing is measured before that.
   std::shared_ptr<OpGate> op_gate_ GPUSHARE_GUARDED_BY(books);
   double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;  // 0: the controller's default
 };
 
-// While one lives, close() waits: for a thread that uses outside of gates what close() gives back, or runs a function of
-// the caller's. False if the runtime closes already.
+// While one lives, close() waits. For a thread that runs a function of the caller's, or that uses, outside of all
+// gates, what close() gives back. False if the runtime closes already.
 class Stay {
  public:
   explicit Stay(RuntimeImpl& runtime);
@@ -655,7 +663,7 @@ class Stay {
   bool entered_ = false;
 };
 
-// The runtime's lock for changing its books; left by an exception, the runtime collapses.
+// The runtime's lock, held to change the books. If an exception leaves the section, the runtime collapses.
 class GPUSHARE_SCOPED_CAPABILITY Section {
  public:
   explicit Section(RuntimeImpl& runtime) GPUSHARE_ACQUIRE(books) : runtime_(runtime) {
@@ -679,7 +687,7 @@ class GPUSHARE_SCOPED_CAPABILITY Section {
   bool held_ = true;
 };
 
-// A stretch without a lock that is held before and after it, however it ends.
+// While one lives, a lock is let go; it is taken again at the end, also after an exception.
 class GPUSHARE_SCOPED_CAPABILITY Unlocked {
  public:
   explicit Unlocked(Books& mutex) GPUSHARE_RELEASE(books) : mutex_(mutex) { mutex_.unlock(); }

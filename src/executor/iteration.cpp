@@ -162,7 +162,7 @@ void RuntimeImpl::mark_end(const SessionImpl& session, const device::Stream& str
                            base::Status& outcome, HostEnd& end) {
   end.device = stream.record(slot.end);
   if (end.device.code() == GPUSHARE_INVALID_STATE) {
-    // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
+    // A graph's capture was never ended, for example because of an exception. Only this session fails.
     const auto dropped = stream.drop_capture();
     if (dropped.ok() && *dropped) {
       if (outcome.ok())
@@ -211,7 +211,7 @@ void RuntimeImpl::end_on_host(SessionImpl& session, LaneSlot& lane, uint64_t bor
   if (!end.passed && query.code() != GPUSHARE_NOT_READY) end.device = query;
 }
 
-// What the end on the host means for what is in flight on the lane. `device` becomes the call's result.
+// Enters the end on the host into the lane's iterations in flight. `device` becomes the call's result.
 void RuntimeImpl::retire_ended(LaneSlot& lane, const base::Status& begun, bool passed, base::Status& device,
                                Outbox& outbox) {
   const uint64_t sequence = lane.next - 1;
@@ -219,7 +219,7 @@ void RuntimeImpl::retire_ended(LaneSlot& lane, const base::Status& begun, bool p
     device = lost_;
     reaper_.retire(lane, sequence, outbox);
   } else if (!begun.ok() && begun.code() != GPUSHARE_DEVICE_LOST) {
-    // Nothing was enqueued: it is over, once those before it are.
+    // Nothing was enqueued, so the iteration is over once those before it are over.
     device = {};
     if (lane.in_flight == 1) reaper_.retire(lane, sequence, outbox);
   } else if (!device.ok()) {

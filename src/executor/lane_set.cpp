@@ -95,8 +95,8 @@ base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
 }
 
 void LaneSet::drop_stream(LaneSlot& slot) {
-  // Sessions that were paged out from here free their blocks in the order of this stream: no longer, and only
-  // once all its work is done.
+  // Sessions that were paged out from this lane freed their blocks in the order of its stream. From now on they do not
+  // use the stream, and all its work must be done first.
   (void)slot.stream->device_stream().synchronize();
   std::vector<std::shared_ptr<SessionImpl>> users;
   {
@@ -150,7 +150,7 @@ base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) 
     if (status.ok() && runtime_.record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
   }
   if (slot == nullptr) {
-    failure_ = status;  // for the sessions that were to be admitted there
+    failure_ = status;  // for the sessions that were to be admitted to the lane
     return status;
   }
   slot->place_status = status;
@@ -237,14 +237,14 @@ base::Status LaneSet::apply_size(LaneSlot& lane, bool grow_on_demand) {
 void LaneSet::fit(LaneSlot& lane) {
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return;
   {
-    // Promised already, but others have yet to give it back.
+    // The bytes are promised already, but other sessions have yet to give them back.
     Outbox outbox(runtime_);
     Section lock(runtime_);
     runtime_.actions_.run(true, outbox);
   }
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
-  // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves. The search
-  // counts whole granules, so each step halves what is left and it ends whatever the sizes are.
+  // All free bytes were promised for profiling. Where they lie in pieces (contiguous layout), only the largest piece
+  // serves. The search counts whole granules and halves the range in each step, so it ends whatever the sizes are.
   const uint64_t granule = runtime_.memory_->granularity_bytes();
   const uint64_t applied = lane.applied_bytes.load(), wanted = lane.want_bytes.load();
   uint64_t fits = applied / granule, too_many = base::round_up(wanted, granule) / granule;

@@ -27,7 +27,7 @@ class TicketImpl;
 struct InFlight {
   // Recorded by the session that has the lane. Then any thread may query them and wait for them, until the slot is granted again.
   device::Event start, end;
-  // The events are this iteration's; else it is over as soon as those before it are.
+  // The events belong to this iteration. False: the iteration is over as soon as those before it are.
   bool marked GPUSHARE_GUARDED_BY(books) = false;
   uint64_t peak_bytes GPUSHARE_GUARDED_BY(books) = 0;  // ephemeral, for the timeline
   uint64_t waited_ns GPUSHARE_GUARDED_BY(books) = 0;   // for its turn
@@ -60,7 +60,7 @@ struct LaneSlot {
     base::MutexLock lock(owner_mutex);
     return owner;
   }
-  // Returns the one before, for the caller to let go where it may.
+  // Returns the previous owner. The caller lets that pointer go where a session may end.
   std::shared_ptr<SessionImpl> set_owner(std::shared_ptr<SessionImpl> session) {
     base::MutexLock lock(owner_mutex);
     owner.swap(session);
@@ -69,26 +69,28 @@ struct LaneSlot {
   }
 
   SessionImpl* holder GPUSHARE_GUARDED_BY(books) = nullptr;  // has an iteration open here
-  // The number of decided actions that close the lane. Decisions for the lane now hold after these.
+  // The number of decided actions that close the lane. A decision made now for a lane of this number holds after these
+  // actions.
   uint32_t closes GPUSHARE_GUARDED_BY(books) = 0;
-  // For counting switches, also over a lane that was closed between.
+  // Counts switches, also when the lane was closed in between.
   uint64_t last_session_id GPUSHARE_GUARDED_BY(books) = 0;
   // depth + 1: the one before the head keeps its end event for the timeline.
   std::vector<InFlight> ring GPUSHARE_GUARDED_BY(books);
   uint64_t head GPUSHARE_GUARDED_BY(books) = 0;  // sequence number of the oldest in flight
   uint64_t next GPUSHARE_GUARDED_BY(books) = 0;  // of the next to be granted
   uint32_t in_flight GPUSHARE_GUARDED_BY(books) =
-      0;  // ended by the host, not by the device; by LaneSet::count_flight()
+      0;  // iterations ended on the host and not by the device; LaneSet::count_flight() changes it
   size_t flying_at GPUSHARE_GUARDED_BY(books) = 0;    // in LaneSet::flying(), while anything is in flight
   uint64_t opened_at GPUSHARE_GUARDED_BY(books) = 0;  // its place in LaneSet::opened(): larger is later
   bool reaping GPUSHARE_GUARDED_BY(books) = false;    // somebody waits for the head's end event
   std::atomic<bool> profiling{false};                 // its holder is being profiled
-  // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
-  // between them is exact only if it is short.
+  // For the timeline. The place of an event on the device's clock is found from the event before it, because elapsed
+  // times are exact only if they are short.
   device::Event anchor;                               // recorded when the lane opened, by who acts
   uint64_t anchor_ns GPUSHARE_GUARDED_BY(books) = 0;  // device clock there
-  bool chained GPUSHARE_GUARDED_BY(books) = false;    // head - 1 has an end event; else the anchor has to do
-  uint64_t last_end_ns GPUSHARE_GUARDED_BY(books) = 0;      // device clock at it
+  // Head - 1 has an end event; else the anchor takes its place.
+  bool chained GPUSHARE_GUARDED_BY(books) = false;
+  uint64_t last_end_ns GPUSHARE_GUARDED_BY(books) = 0;      // device clock at that event
   std::unique_ptr<Work> pushed GPUSHARE_GUARDED_BY(books);  // granted, for the lane worker
   base::ConditionVariable worker_wakes, reaper_wakes;
   bool reaper_sleeps GPUSHARE_GUARDED_BY(books) = false;
@@ -101,7 +103,7 @@ struct LaneSlot {
 class LaneSet {
  public:
   explicit LaneSet(RuntimeImpl& runtime) : runtime_(runtime) {}
-  // Null if no lane of that number was ever opened.
+  // The lane of that number, also when it is closed; null if it was never opened.
   LaneSlot* find(uint32_t id) const GPUSHARE_REQUIRES(books) {
     return id < slots_.size() ? slots_[id].get() : nullptr;
   }
@@ -110,7 +112,7 @@ class LaneSet {
   const std::vector<std::unique_ptr<LaneSlot>>& all() const GPUSHARE_REQUIRES(books) { return slots_; }
   // The lanes that have something in flight, in no order.
   const std::vector<LaneSlot*>& flying() const GPUSHARE_REQUIRES(books) { return flying_; }
-  // One iteration more or less is in flight in the lane.
+  // Counts one iteration more, or one less, in flight in the lane.
   void count_flight(LaneSlot& lane, bool begins) GPUSHARE_REQUIRES(books);
   // The runtime closes.
   std::vector<std::unique_ptr<LaneSlot>> take_all() GPUSHARE_REQUIRES(books) {
@@ -118,10 +120,11 @@ class LaneSet {
     flying_.clear();
     return std::move(slots_);
   }
-  // Why a lane could not be made at all.
+  // Why the last lane could not be made.
   const base::Status& failure() const GPUSHARE_REQUIRES(books) { return failure_; }
 
-  // The size promised last. Growth by an allocation looks at it, wherever in the queue the action that makes it so is.
+  // Notes the size promised last. An allocation that grows the lane goes by this size, also while the action that
+  // applies the size is still queued.
   void want(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(books);
   // Called by the thread that acts. They release the lock meanwhile.
   base::Status open(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(books);
@@ -131,10 +134,11 @@ class LaneSet {
   // HOST_OUT_OF_MEMORY (a thread could not be started; the next call tries again).
   base::Status start_workers() GPUSHARE_REQUIRES(books);
 
-  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
+  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // to the size that the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
-  base::Status reapply_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
-  void fit(LaneSlot& lane);                   // before an iteration, by whoever begins it; not for failing
+  base::Status reapply_size(
+      LaneSlot& lane);       // the same size: makes room beside kept blocks, waiting if need be
+  void fit(LaneSlot& lane);  // called before an iteration by the thread that begins it; reports no errors
 
  private:
   base::Result<LaneSlot*> make_slot(uint32_t id);
@@ -154,7 +158,7 @@ class LaneSet {
   uint64_t openings_ GPUSHARE_GUARDED_BY(books) = 0;
   std::vector<uint64_t> wants_ GPUSHARE_GUARDED_BY(books);  // sizes promised last, by lane id
   base::Status failure_ GPUSHARE_GUARDED_BY(books);
-  bool have_workers_ GPUSHARE_GUARDED_BY(books) = false;  // somebody has submitted
+  bool have_workers_ GPUSHARE_GUARDED_BY(books) = false;  // a session has submitted an iteration
 };
 
 }  // namespace gpushare::executor

@@ -25,8 +25,8 @@ class SessionImpl;
 struct InFlight;
 struct LaneSlot;
 
-// One word says the state and counts the iterations of all loans. The lender holds the runtime's lock; the borrower is
-// the thread that begins or ends an iteration of the session.
+// One word has the state and the number of iterations of all loans. The lender holds the runtime's lock; the borrower
+// is the thread that begins or ends an iteration of the session.
 //
 //   none -> idle    lender
 //   idle -> busy    borrower: an iteration begins
@@ -34,10 +34,10 @@ struct LaneSlot;
 //   idle -> none    lender: takes the turn back
 //   busy -> none    lender: the same; the iteration under way is from now on an ordinary one
 //
-// The count never falls, so a word that was seen once does not come again.
+// The count never falls, so no word comes twice.
 class LentTurn {
  public:
-  // The use of the iterations of a loan.
+  // What the iterations of one loan have used.
   struct Totals {
     uint64_t service_ns = 0, planned = 0, peak_bytes = 0;
   };
@@ -50,7 +50,7 @@ class LentTurn {
     SessionImpl* session = nullptr;
     LaneSlot* lane = nullptr;
     uint64_t iterations = 0;
-    bool busy = false;  // one more is under way
+    bool busy = false;  // one more iteration is under way
     Totals totals;
   };
 
@@ -90,7 +90,7 @@ class LentTurn {
     if (!word_.compare_exchange_strong(word, borrowed.word, std::memory_order_acq_rel)) return std::nullopt;
     return borrowed;
   }
-  // False if the turn has been taken back: the iteration ends by the books.
+  // False if the turn has been taken back: the iteration then ends as an ordinary one.
   bool give_back(uint64_t borrowed, const Totals& iteration) {
     if (word_.load(std::memory_order_relaxed) != borrowed) return false;
     const uint64_t count = borrowed / kStates;
@@ -103,7 +103,8 @@ class LentTurn {
 
  private:
   static constexpr uint64_t kNone = 0, kIdle = 1, kBusy = 2, kStates = 4;
-  // The totals up to the count of its parity: the borrower writes the next one while the lender may read this one.
+  // The totals up to a count. Even and odd counts have a cell each: the borrower writes the next cell while the lender
+  // may read this one.
   struct Cell {
     std::atomic<uint64_t> service_ns{0}, planned{0}, peak_bytes{0};
   };
@@ -175,7 +176,7 @@ class Books : private base::Mutex {
 
   RuntimeImpl& runtime_;
   LentTurn turn_;
-  std::shared_ptr<SessionImpl> granted_;  // for wake_later(); of who has the lock
+  std::shared_ptr<SessionImpl> granted_;  // set by wake_later(); belongs to the holder of the lock
 };
 
 class GPUSHARE_SCOPED_CAPABILITY BooksLock {

@@ -64,7 +64,7 @@ memory::HeapDoor* SessionImpl::open_door(const void* name) {
   if (!inside || quota_bytes_.load() > 0) return nullptr;
   memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
   memory::HeapDoor* const door = heap.open_door(name);
-  // A quota that came meanwhile has closed the door before it was opened here, or finds it open.
+  // A quota that is set meanwhile either is seen here, or closes the open door itself.
   if (quota_bytes_.load() == 0) return door;
   heap.close_door();
   return nullptr;
@@ -76,7 +76,7 @@ base::Status SessionImpl::order_after(const device::Stream& home, const device::
   if (!order_event_) {
     GPUSHARE_ASSIGN_OR_RETURN(order_event_, runtime_->device_->create_event());
   }
-  // A stream waits for what the event marks now, whatever it marks later: one event serves all.
+  // A stream waits for the mark that the event has at the call, so one event serves all streams.
   const device::Event* const event = &order_event_;
   GPUSHARE_RETURN_IF_ERROR(home.record(*event));
   base::Status status = later.wait(*event);

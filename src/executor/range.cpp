@@ -34,7 +34,7 @@ class RangeImpl final : public Range {
   RangeImpl(std::shared_ptr<SessionImpl> session, RangeOptions options)
       : session_(std::move(session)), runtime_(*session_->runtime_), options_(std::move(options)) {}
   ~RangeImpl() override {
-    base::without_throwing([this] { (void)close_now(); });  // unless it was
+    base::without_throwing([this] { (void)close_now(); });  // unless it was closed already
   }
   base::Status open();
 
@@ -68,7 +68,7 @@ class RangeImpl final : public Range {
   const std::shared_ptr<SessionImpl> session_;
   RuntimeImpl& runtime_;  // the session's
   RangeOptions options_;
-  memory::ElasticRange* memory_ = nullptr;  // for those who have passed gate_ and the session's heap_gate_
+  memory::ElasticRange* memory_ = nullptr;  // for threads inside gate_ and the session's heap_gate_
   mutable Gate gate_;
   sched::RangeId id_ = 0;
 
@@ -194,7 +194,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     room.let_go();
     if (status.code() == GPUSHARE_NOT_READY) {
       if (NoWaitScope::active()) return {GPUSHARE_DEVICE_OUT_OF_MEMORY, describe() + ": " + status.message()};
-      // With nothing held: a host function before the fences may want this very range.
+      // Nothing is held here, because a host function before the fences may want this very range.
       memory::wait_all(busy);
       continue;
     }
@@ -228,7 +228,7 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
     if (missing == 0) return {};
   }
   {
-    // A range that waits already goes first, unless it is of a lower class.
+    // A range that already waits goes first, unless it is of a lower class.
     BooksLock lock(runtime_.mutex_);
     wait.bytes = missing;  // other waiting threads read it
     wait.change = runtime_.ranges_.change();
@@ -261,7 +261,7 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& dea
     if (wait.want == 0) ++info_.waits;
     if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
   }
-  // Nobody is left to ask: sessions of lower rank are paged out.
+  // No range is left to ask, so sessions of lower rank are paged out.
   *room = runtime_.ladder_.make_room(*session_, wait.bytes, deadline);
   if (*room) {
     wait.made_room = true;
@@ -371,7 +371,7 @@ void RangeImpl::run() {
     }
     BooksLock lock(runtime_.mutex_);
     base::MutexLock newer(thread_mutex_);
-    if (has_request_) continue;  // the answer is of a request that is over
+    if (has_request_) continue;  // the answer belongs to a request that is over
     newer.unlock();
     runtime_.ranges_.answer(*this, answer);
   }
@@ -490,7 +490,7 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
       wait.asked_ns = now_ns;
       wait.room_bytes = 0;
     }
-    // Allocations do not stand in the line.
+    // Allocations do not wait in the line of commits.
     if (free < wait.room_bytes) {
       elastic_.taken(wait.want);
       wait.room_bytes = free;
@@ -498,7 +498,7 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     const auto requests = elastic_.ask(wait.asker, wait.want, missing, now_ns);
     for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
     if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) {
-      // Nobody is left in this process.
+      // No range is left to ask in this process.
       std::string silent;
       wait.asks_daemon = true;
       const bool coming =

@@ -13,17 +13,18 @@
 
 namespace gpushare::executor {
 
-// Asked to give `bytes` back within so many ns. Returns how many it gives by then, those decommitted already included;
-// 0: none. Called on a thread of the range, one call at a time, with no lock held; may call the runtime and decommit
-// there or elsewhere. An exception counts as no answer.
+// A request to give `bytes` back within `within_ns`. Returns the bytes that the range gives by then, with those that it
+// has decommitted already; 0: none. Called on a thread of the range, one call at a time, with no lock held. The
+// function may call the runtime, and may decommit in the call or on another thread. An exception counts as no answer.
 using GiveBackFunction = std::function<uint64_t(uint64_t bytes, uint64_t within_ns)>;
 
 struct RangeOptions {
   std::string name;  // empty = "range-N"
   uint64_t reserved_bytes = 0;
-  uint64_t answer_ns = 0;        // 0 = 100 ms
-  double price_ns_per_byte = 0;  // of giving back and restoring; 0 = as a copy to the host and back, 0.2
-  GiveBackFunction give_back;    // empty: nobody asks it
+  uint64_t answer_ns = 0;  // 0 = 100 ms
+  // The price of giving bytes back and restoring them; 0 = a copy to the host and back, 0.2.
+  double price_ns_per_byte = 0;
+  GiveBackFunction give_back;  // empty: the range is never asked
 };
 
 struct RangeInfo {
@@ -32,10 +33,10 @@ struct RangeInfo {
   uint64_t granule_bytes = 0;
   uint64_t committed_bytes = 0;
   uint64_t peak_bytes = 0;
-  uint64_t requests = 0;         // times that it was asked to give back
-  uint64_t requested_bytes = 0;  // in these
+  uint64_t requests = 0;         // times that the range was asked to give back
+  uint64_t requested_bytes = 0;  // asked for in these requests
   uint64_t silences = 0;         // requests that it did not answer
-  bool silent = false;           // its session counts as opportunistic for that
+  bool silent = false;           // its session counts as opportunistic because the range did not answer
   uint64_t waits = 0;            // commits that did not find room at once
   uint64_t waited_ns = 0;
   uint64_t longest_wait_ns = 0;
@@ -49,11 +50,11 @@ class Range {
   // Gives everything back, in the order of the session's stream and of recorded uses. Waits for calls on the range and
   // for its function. INVALID_STATE from that function, and when closed already.
   virtual base::Status close() = 0;
-  // close() has given back what it could: a further one is refused.
+  // True once close() has given the memory back; another close() is then refused.
   virtual bool closed() const = 0;
   // Puts memory behind the granules of [offset, offset + bytes) that have none; all or none. Blocks at most timeout_ns
-  // for room (and for a copy that makes room, which is carried through), and while the session is queued or paged out;
-  // inside a callback not at all. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT
+  // for room; a copy that makes room is finished first. Blocks also while the session is queued or paged out. Inside a
+  // callback it does not block. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT
   // (names who kept silent), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT, INVALID_STATE (closed), CANCELLED,
   // DEVICE_LOST.
   virtual base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) = 0;

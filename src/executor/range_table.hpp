@@ -19,18 +19,18 @@ class RangeImpl;
 class RuntimeImpl;
 class SessionImpl;
 
-// A commit, or an allocation of a guaranteed session, that waits for room. In the runtime's list from its first refusal on;
-// it leaves with all that it asked for.
+// A commit, or an allocation of a guaranteed session, that waits for room. It is in the runtime's list from its first
+// refusal until it has all that it asked for, or gives up.
 struct RangeWait {
   SessionImpl* session = nullptr;
   RangeImpl* range = nullptr;  // null: an allocation
   sched::RangeId asker = 0;    // the range's id, or one for this allocation
   uint64_t want = 0;
   uint64_t bytes = 0;
-  uint64_t change = 0;  // RangeTable::change() when it looked for room
+  uint64_t change = 0;  // RangeTable::change() at its last look for room
   uint64_t since_ns = 0;
   uint64_t asked_ns = 0;    // when `want` was numbered
-  uint64_t room_bytes = 0;  // most that was free when somebody gave
+  uint64_t room_bytes = 0;  // the most that was free after a range gave bytes
   bool made_room = false;
   bool asks_daemon = false;
   std::string silent;  // who did not answer
@@ -43,31 +43,31 @@ class RangeTable {
   sched::RangeId next_id() GPUSHARE_REQUIRES(books) { return next_range_++; }
   void open(RangeImpl& range) GPUSHARE_REQUIRES(books);
   void close(RangeImpl& range) GPUSHARE_REQUIRES(books);
-  // The session goes, and its ranges with it.
+  // Called when the session goes: removes its ranges.
   void forget(const SessionImpl& session) GPUSHARE_REQUIRES(books);
-  // The range has so much now.
+  // Notes the bytes that the range has now.
   void set_bytes(RangeImpl& range, uint64_t committed_bytes) GPUSHARE_REQUIRES(books);
   void answer(const RangeImpl& range, uint64_t bytes) GPUSHARE_REQUIRES(books);
   bool silent(const RangeImpl& range) const GPUSHARE_REQUIRES(books);
 
-  // The wait in front of `wait`, unless `wait` is of a higher class; null if there is none.
+  // The wait that stands before `wait` and is of the same class or a higher one; null if there is none.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
-  // `wait` waits for wait.bytes; the first that waits asks others to give back. Allocations wait before all commits, and ask
-  // ranges of opportunistic sessions of this process alone. Sleeps at most until `deadline`, or until something may have
-  // changed since wait.change. False at once if nobody is left to ask.
+  // Waits for wait.bytes of room. The first wait in the line asks ranges to give bytes back. Allocations stand before
+  // all commits, and ask only ranges of opportunistic sessions of this process. Sleeps until `deadline`, or until
+  // something may have changed since wait.change. False at once if no range is left to ask.
   bool sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // The same without asking anybody.
+  // As sleep(), but asks no range.
   void sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   void leave(RangeWait& wait) GPUSHARE_REQUIRES(books);
-  // Others of the daemon miss bytes: the session's ranges are asked.
+  // Called when sessions of other processes miss bytes: asks the session's ranges for `bytes`.
   void asked(sched::SessionId session, uint64_t bytes) GPUSHARE_REQUIRES(books);
-  // Something may have changed for those that wait.
+  // Wakes all waits, because something may have changed for them.
   void told() GPUSHARE_REQUIRES(books) {
     ++change_;
     room_.notify_all();
   }
-  uint64_t change() const GPUSHARE_REQUIRES(books) { return change_; }  // a number of the last told()
+  uint64_t change() const GPUSHARE_REQUIRES(books) { return change_; }  // a number that each told() changes
 
  private:
   void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
@@ -89,7 +89,7 @@ class RangeTable {
   uint64_t next_range_ GPUSHARE_GUARDED_BY(books) = 1;
   uint64_t next_want_ GPUSHARE_GUARDED_BY(books) = 1;
   uint64_t change_ GPUSHARE_GUARDED_BY(books) = 0;
-  base::ConditionVariable room_;  // those that free some tell it here
+  base::ConditionVariable room_;  // notified by whoever frees bytes
 };
 
 }  // namespace gpushare::executor

@@ -40,7 +40,7 @@ void Reaper::retire_head(LaneSlot& lane, uint64_t time, Outbox& outbox) {
   runtime_.actions_.tear_down_if_over(session);
 }
 
-// What the head of the lane took on the device, which the timeline gets too; 0: unknown.
+// The device time of the lane's head, which also goes to the timeline; 0: unknown.
 uint64_t Reaper::device_time(LaneSlot& lane, const InFlight& slot, uint64_t time, Outbox& outbox) {
   if (!runtime_.lost_.ok() || !slot.marked) return 0;
   const auto elapsed = slot.end.elapsed_since(slot.start);
@@ -58,7 +58,7 @@ uint64_t Reaper::device_time(LaneSlot& lane, const InFlight& slot, uint64_t time
   return device_ns;
 }
 
-// Tells the gates and the scheduler.
+// Tells the launch gates and the scheduler.
 void Reaper::tell_finished(SessionImpl& session, const InFlight& slot, uint64_t device_ns, uint64_t time) {
   if (session.launch_gate_ != nullptr) {
     if (session.in_flight_ == 0 && !session.open_) session.launch_gate_->under_way(false);
@@ -126,7 +126,7 @@ void Reaper::poll(Outbox& outbox) {
   }
 }
 
-// While one lives a thread waits for the device: somebody looks at what is in flight.
+// While one lives there is demand: a thread looks at what is in flight.
 class Reaper::Demanding {
  public:
   explicit Demanding(Reaper& reaper) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : reaper_(reaper) {
@@ -222,7 +222,7 @@ base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only)
   for (const auto& [lane, target] : targets) {
     while (lane->head < target && lane->in_flight > 0) {
       if (runtime_.collapsed_) return runtime_.lost_;
-      if (!poll_only && NoWaitScope::active())  // also where the time is over already
+      if (!poll_only && NoWaitScope::active())  // also if the time is over already
         return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
       if (poll_only || deadline.passed())
         return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};

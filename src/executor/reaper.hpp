@@ -1,5 +1,5 @@
-// reaper.hpp: the end of iterations on the device: which threads wait for it, and the accounts after it has passed.
-// Other folders do not include it.
+// reaper.hpp: the end of iterations on the device: which threads wait for the end, and what is entered in the books
+// after it. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,8 +19,8 @@ class SessionImpl;
 struct InFlight;
 struct LaneSlot;
 
-// Threads that wait for something of the runtime's wait for the device themselves where they can. A lane's own thread
-// does so only when somebody has demand, so a virtual clock moves only then.
+// A thread that waits for something of the runtime's waits for the device itself where it can. A lane's own thread
+// waits for the device only while there is demand, so a virtual clock moves only then.
 class Reaper {
  public:
   explicit Reaper(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -29,12 +29,12 @@ class Reaper {
   void add_demand() GPUSHARE_REQUIRES(books) { ++demand_; }
   void drop_demand(uint64_t reasons = 1) GPUSHARE_REQUIRES(books) { demand_ -= reasons; }
   uint64_t demand() const GPUSHARE_REQUIRES(books) { return demand_; }
-  void wake() GPUSHARE_REQUIRES(books);  // the lanes' threads that are wanted
+  void wake() GPUSHARE_REQUIRES(books);  // wakes the lanes' threads that the demand needs
 
   // ---- accounts
   void granted() GPUSHARE_REQUIRES(books) { ++under_way_; }
   bool any_under_way() const GPUSHARE_REQUIRES(books) { return under_way_ > 0; }
-  // Iterations that were begun and ended by a lent turn.
+  // Enters iterations that were begun and ended with a lent turn.
   void account(uint64_t iterations, uint64_t device_ns) GPUSHARE_REQUIRES(books) {
     iterations_done_ += iterations;
     busy_ns_ += device_ns;
@@ -45,19 +45,19 @@ class Reaper {
   // ---- ends
   // Retires the lane's iterations up to `sequence`, whose end events have passed.
   void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Retires what has finished, without waiting.
+  // Retires the iterations that have finished, without waiting.
   void poll(Outbox& outbox) GPUSHARE_EXCLUDES(books);
-  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
-  // reaping.
+  // Waits for the head of the lane and retires it. Releases the lock meanwhile. The lane must have something in flight,
+  // and no other thread may be reaping it.
   void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Waits until all that the lanes have now has finished. Errors: TIMED_OUT, DEVICE_LOST, INVALID_STATE.
+  // Waits until all iterations that the lanes have now have finished. Errors: TIMED_OUT, DEVICE_LOST, INVALID_STATE.
   base::Status synchronize(const base::Deadline& deadline, bool poll_only) GPUSHARE_EXCLUDES(books);
   // Some thread is between synchronize()'s waits.
   bool anybody_synchronizes() const GPUSHARE_REQUIRES(books) { return sync_waiters_ > 0; }
-  void told() GPUSHARE_REQUIRES(books) { retired_.notify_all(); }  // for those that synchronize
+  void told() GPUSHARE_REQUIRES(books) { retired_.notify_all(); }  // wakes the threads that synchronize
 
-  // ---- waits, with demand
-  // Waits on `changed` once, or flushes the outbox; may return for no reason. False if `deadline` has passed.
+  // ---- waits, with demand Waits on `changed` once, or flushes the outbox. May return without a reason. False if
+  // `deadline` has passed.
   bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   void wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)

@@ -331,7 +331,7 @@ base::Status RuntimeImpl::close() {
   sched::Authority* told = nullptr;
   {
     BooksLock lock(mutex_);
-    told = authority_.get();  // stays until below
+    told = authority_.get();  // kept until the end of this function
   }
   told->stop();
   dependents_.close();
@@ -405,7 +405,7 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   Outbox outbox(*this);
   Section lock(*this);
   if (!check_open().ok() || memory_->layout() == memory::Layout::kVirtual) return false;
-  if (free_bytes() < bytes) return false;  // more is missing than that pieces be joined
+  if (free_bytes() < bytes) return false;  // bytes are missing, not only joined pieces
   const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
   if (any) (void)wait_for_drops(outbox);
   if (any && authority_ != nullptr) authority_->room_used(sched::kNoSession, now());
@@ -459,7 +459,7 @@ base::Status RuntimeImpl::arrive(const std::shared_ptr<SessionImpl>& session, co
   // On a shared device the lock is let go for the daemon's answer, and the session may be admitted before arrive() returns.
   if (shared_) sessions_.add(session);
   base::Status arrived = authority_->arrive(spec, time);
-  // Refused, but spare sessions are on their way out for it.
+  // The session was refused, but spare sessions are on their way out for it.
   while (arrived.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && may_wait && wait_for_drops(outbox)) {
     arrived = check_open();
     if (arrived.ok()) arrived = authority_->arrive(spec, now());
@@ -592,7 +592,7 @@ base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
 
 void RuntimeImpl::destroy_later(std::unique_ptr<Dependent> dependent) noexcept {
   if (!dependents_.let_go(dependent)) return;  // destroyed here
-  BooksLock lock(mutex_);                      // a service thread that has just looked is asleep by now
+  BooksLock lock(mutex_);  // after this a service thread that has just looked is asleep, and hears the notice
   actions_.wake();
 }
 

@@ -7,8 +7,8 @@
 // return INVALID_STATE. All methods may be called from any thread unless they say otherwise. A method blocks
 // only if its comment says so. No lock is held while a caller's function runs, except for policies.
 //
-// Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. On a device with virtual time only a
-// thread that waits for the device moves the clock: completion is noticed when somebody waits or asks.
+// Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. On a device with virtual time only a thread
+// that waits for the device moves the clock, so a completion is noticed when a thread waits or asks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -51,7 +51,7 @@ inline constexpr std::string_view kSharedDevice = "shared";
 inline constexpr uint32_t kMaxDepth = 64;
 inline constexpr uint32_t kMaxQueuedIterations = 65536;  // of one session
 
-// After an iteration has finished on the device.
+// What a progress function is told after an iteration has finished on the device.
 struct Progress {
   uint32_t lane = 0;
   uint64_t session_id = 0;
@@ -60,10 +60,10 @@ struct Progress {
   uint64_t service_ns = 0;        // of this session
   uint64_t device_ns = 0;         // of this iteration
 };
-// Called on the thread that noticed the end: the thread that ends an iteration, a waiting thread, or a thread
-// of the runtime. It may call the runtime but must not wait: calls that would block there return INVALID_STATE.
-// An exception is logged and dropped. It is never called inside itself on one thread. Several threads may be in
-// it at once, so two iterations of a session may be reported in either order.
+// Called on the thread that noticed the end: the thread that ends an iteration, a waiting thread, or a thread of the
+// runtime. It may call the runtime but must not wait: calls that would block there return INVALID_STATE. An exception
+// is logged and dropped. A thread never calls the function inside itself. Several threads may call it at once, so two
+// iterations of a session may be reported in either order.
 using ProgressFunction = std::function<void(const Progress&)>;
 
 // Called on the allocating thread when an allocation of `bytes` for `session_id` is about to fail. It returns
@@ -80,15 +80,16 @@ struct RuntimeOptions {
   uint32_t max_lanes = 0;                 // 0 = as the policy says, at most kMaxLanes
   uint32_t enqueue_depth = 0;      // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2
   uint64_t spill_limit_bytes = 0;  // host memory for spilled blocks; 0 = a quarter of what the host has
-  uint64_t spill_move_bytes = 0;   // moved at a boundary at most, home or out; 0 = as base::MoveBudget
-  uint64_t spill_move_ns = 0;      // and for so long at most; 0 likewise
+  uint64_t spill_move_bytes = 0;   // the most that one boundary moves, home or out; 0 = as base::MoveBudget
+  uint64_t spill_move_ns = 0;      // the longest time that one boundary moves blocks; 0 likewise
   double spill_move_loss =
-      0;  // of a session's time, that moving its blocks to and fro may take; 0 = kSpillMoveLoss
+      0;  // the part of a session's time that moving its blocks may take; 0 = kSpillMoveLoss
   bool record_timeline = false;
   bool record_allocations = false;
   ProgressFunction on_progress;
   std::optional<sched::LaneFinderKind> lane_finder;  // without: as the policy says
-  std::string interference_file;  // what was measured: read when opened, written when closed; empty = none
+  std::string
+      interference_file;  // what was measured: read when the runtime opens, written when it closes; empty = none
 };
 
 struct RuntimeInfo {
@@ -99,11 +100,11 @@ struct RuntimeInfo {
   uint32_t sessions_queued = 0;
   uint32_t sessions_paged_out = 0;
   uint64_t capacity_bytes = 0;            // the target, where it has been lowered
-  uint64_t effective_capacity_bytes = 0;  // what is promised above the target still, else the target
+  uint64_t effective_capacity_bytes = 0;  // the promised bytes, if they are above the target; else the target
   uint64_t promised_bytes = 0;            // never above effective_capacity_bytes
   uint32_t compute_units = 0;             // of the device
-  // Compute units that lanes can have for themselves in all, the granularity of that, and the units that they
-  // have now; 0 without partitions.
+  // The compute units that lanes can have for themselves in all, the steps in which they get them, and the units that
+  // lanes have now; 0 without partitions.
   uint32_t partitionable_compute_units = 0;
   uint32_t granularity_compute_units = 0;
   uint32_t promised_compute_units = 0;
@@ -139,14 +140,15 @@ struct SessionOptions {
   double weight = 1.0;  // finite, > 0
   bool allow_queueing = true;
   bool may_claim =
-      true;  // before it is refused or waits, spare sessions (Session::set_spare) make room for it
-  bool may_page = true;  // else it is not paged out before allow_paging(): what fills it need not wait
+      true;              // spare sessions (Session::set_spare) make room for it before it is refused or waits
+  bool may_page = true;  // false: it is not paged out before allow_paging(), so that filling it need not wait
   bool allow_spill = false;
   bool plan_iterations = false;
-  bool fail_on_error = false;  // an iteration that fails ends it; else the iteration alone is abandoned
+  // True: a failing iteration ends the session; false: only the iteration is abandoned.
+  bool fail_on_error = false;
   // For a coordinator (Runtime::set_coordination).
-  uint64_t least_bytes = 0;  // with how many of its bytes it can still run, if it may spill; 0 = all
-  bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
+  uint64_t least_bytes = 0;  // the bytes with which it can still run, if it may spill; 0 = all
+  bool may_upgrade = false;  // an opportunistic session counts as guaranteed while there is room
 };
 
 struct SharedImageOptions {
@@ -160,32 +162,33 @@ struct SessionInfo {
   uint64_t session_id = 0;
   base::Status status;  // why it failed
   uint32_t lane = UINT32_MAX;
-  uint32_t compute_units = 0;  // that its lane has for itself, 0 = shares
+  uint32_t compute_units = 0;  // units that its lane has for itself; 0 = the lane shares the device
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
   uint64_t peak_bytes = 0;
   uint64_t promised_persistent_bytes = 0;
   uint64_t promised_ephemeral_bytes = 0;
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as it counts now
-  uint64_t limit_bytes = 0;            // that a coordinator allows it; 0 = no such limit
-  uint64_t quota_bytes = 0;            // 0 = none
-  uint64_t effective_quota_bytes = 0;  // what it is promised above its quota still, else the quota
+  uint64_t limit_bytes = 0;  // that a coordinator allows it; 0 = no such limit
+  uint64_t quota_bytes = 0;  // 0 = none
+  // What it is still promised, if that is above its quota; else the quota.
+  uint64_t effective_quota_bytes = 0;
   uint64_t promoted_bytes = 0;
   uint64_t spilled_bytes = 0;
-  uint64_t home_bytes = 0;  // device memory behind spilled blocks that came home
+  uint64_t home_bytes = 0;  // device memory of spilled blocks that came home
   uint64_t iterations_done = 0;
   uint64_t iterations_queued = 0;
   uint64_t service_ns = 0;
   uint64_t queued_ns = 0;
   uint64_t waited_ns = 0;
-  uint64_t room_waited_ns = 0;  // allocations, for room
+  uint64_t room_waited_ns = 0;  // the time that allocations waited for room
   base::IterationCounts histogram;
   uint64_t remaining_ns = UINT64_MAX;
   uint64_t planned_iterations = 0;
 };
 
-// A stream of the device that stays as long as this object: how other folders reach the device itself. Hold it for
-// short stretches, and do not wait for the runtime meanwhile.
+// A stream of the device, which exists at least as long as this object. Other folders reach the device through it. Hold
+// it for short stretches, and do not wait for the runtime meanwhile.
 class HeldStream {
  public:
   HeldStream(GatePass pass, const device::Stream& stream) : pass_(std::move(pass)), stream_(&stream) {}
@@ -202,17 +205,17 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual bool is_lane() const = 0;
-  // The session that has the stream's lane, or had it last; null for a side stream, and before the first. Errors:
-  // INVALID_STATE (the runtime is closed).
+  // The session that has the stream's lane, or had it last; null for a side stream, and before the lane's first
+  // session. Errors: INVALID_STATE (the runtime is closed).
   virtual base::Result<std::shared_ptr<Session>> owner() const = 0;
-  // All fail with INVALID_STATE once the stream was released or the runtime closed.
+  // Every function below fails with INVALID_STATE once the stream was released or the runtime closed.
   virtual base::Result<void*> native() const = 0;
-  virtual base::Status synchronize() = 0;  // blocks; in a NoWaitScope INVALID_STATE unless the work is done
+  virtual base::Status synchronize() = 0;  // blocks; in a NoWaitScope: INVALID_STATE unless the work is done
   virtual base::Status launch_host(gpushare_host_function function, void* user_data) = 0;
   virtual base::Status copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) = 0;
   virtual base::Status fill(memory::Address address, uint8_t value, uint64_t bytes) = 0;
   virtual base::Status work(const gpushare_backend_work& work) = 0;
-  // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
+  // Waits for the stream's work and destroys the stream. Blocks. INVALID_ARGUMENT for a lane's stream.
   virtual base::Status release() = 0;
   // The device's stream, to record and wait for events. The caller passes the results of calls on it to checked(),
   // after it has let the stream go.
@@ -223,23 +226,23 @@ class Stream {
   virtual const Runtime* runtime() const = 0;
 };
 
-// Something built on a runtime that holds parts of its device (events, pinned memory).
+// An object built on a runtime. It holds parts of the runtime's device (events, pinned memory).
 class Dependent {
  public:
   virtual ~Dependent() = default;
-  // The runtime closes: its sessions are gone, its streams and its device still exist. The dependent gives its resources
-  // back and returns when no thread uses them any more.
+  // Called when the runtime closes. Its sessions are gone; its streams and its device still exist. The dependent gives
+  // its resources back, and returns when no thread uses them any more.
   virtual void runtime_closing() = 0;
 
  protected:
-  // For the destructor, when it holds nothing of the device any more and still has its runtime: a runtime that closes
-  // meanwhile waits for that.
+  // The destructor calls it when the dependent holds nothing of the device any more. Until then a runtime that closes
+  // waits.
   void detach() { life_.reset(); }
 
  private:
   friend class Dependents;
   std::shared_ptr<void> life_;
-  std::unique_ptr<Dependent> next_;  // of those let go with Runtime::destroy_later
+  std::unique_ptr<Dependent> next_;  // the next in the list of Runtime::destroy_later
 };
 
 // While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends
@@ -260,15 +263,15 @@ class Iteration {
  public:
   virtual ~Iteration() = default;
   virtual uint64_t session_id() const = 0;
-  // O(1), no driver call and no lock shared with other lanes, within the promise. Above it: the out-of-memory
-  // ladder, which may block. Errors: DEVICE_OUT_OF_MEMORY, QUOTA_EXCEEDED, INVALID_ARGUMENT, INVALID_STATE
-  // (not open).
+  // Within the promise: O(1), no driver call, and no lock shared with other lanes. Above the promise: the out-of-memory
+  // ladder, which may block. Errors: DEVICE_OUT_OF_MEMORY, QUOTA_EXCEEDED, INVALID_ARGUMENT, INVALID_STATE (not open).
   virtual base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
-  // Allocates a block of each of the sizes from the `served`-th on; those before have blocks in `out` already. All or
-  // none: if one fails, the blocks of all are freed. Errors: as alloc.
+  // Allocates a block for each size from the `served`-th on; the sizes before have their blocks in `out` already. All
+  // or none: if one fails, the blocks of all sizes are freed. Errors: as alloc.
   virtual base::Status alloc_many(std::span<const uint64_t> bytes, uint64_t alignment, memory::Address* out,
                                   size_t served) = 0;
-  // Promotes an ephemeral block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (stays ephemeral), QUOTA_EXCEEDED.
+  // Makes an ephemeral block persistent. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the block stays ephemeral),
+  // QUOTA_EXCEEDED.
   virtual base::Status keep(memory::Address address) = 0;
   // The lane's stream.
   virtual base::Result<std::shared_ptr<Stream>> stream() = 0;
@@ -276,10 +279,10 @@ class Iteration {
   // by other threads. A pushed iteration is ended by the runtime when its function returns: INVALID_STATE.
   // Errors (it is ended all the same): DEVICE_LOST, INVALID_STATE (its stream captured; the session goes on).
   virtual base::Status end() = 0;
-  // The same, and its session ends as failed with `status` (2xx to 4xx; other codes count as
-  // CALLBACK_FAILED).
+  // As end(); the session also ends as failed with `status` (2xx to 4xx; other codes count as CALLBACK_FAILED).
   virtual base::Status fail(base::Status status) = 0;
-  // The quick way to its blocks, for the thread that began it, before it ends. Empty where each allocation must be checked.
+  // The quick way to the iteration's blocks. Used by the thread that began the iteration, before it ends. Empty where
+  // each allocation must be checked.
   virtual memory::LanePass pass() const { return {}; }
 
   // An object that the code which hands the iteration out keeps here, for as long as the session exists. Used by the
@@ -291,13 +294,13 @@ class Iteration {
 class Ticket {
  public:
   virtual ~Ticket() = default;
-  // Blocks until the device work has finished: OK, what the function returned, CANCELLED, DEVICE_LOST; or
-  // TIMED_OUT. INVALID_STATE from an iteration of the same lane, with a timeout above 0 and no outcome yet.
+  // Blocks until the device work has finished. Returns OK, what the function returned, CANCELLED, DEVICE_LOST, or
+  // TIMED_OUT. INVALID_STATE inside an iteration of the same lane, with a timeout above 0 and no outcome yet.
   virtual base::Status wait(uint64_t timeout_ns) = 0;
 };
 
-// The function of a submitted iteration. It is destroyed exactly once, with no lock held, when it has run or
-// never will. Its destruction must not close a runtime.
+// The function of a submitted iteration. The runtime destroys it exactly once, with no lock held, when it has run or
+// never will. The destructor must not close a runtime.
 class Work {
  public:
   virtual ~Work() = default;
@@ -324,9 +327,9 @@ class Session {
   // iterations on this thread, and when closed already. A close that overlaps another waits for it and then returns
   // INVALID_STATE.
   virtual base::Status close() = 0;
-  // True once it was closed, or its runtime, and has no memory left.
+  // True once the session or its runtime was closed, and the session has no memory left.
   virtual bool closed() const = 0;
-  // Stops at the next boundary. Its memory returns when its last iteration has finished. Does not block.
+  // Stops the session at its next boundary. Its memory returns when its last iteration has finished. Does not block.
   virtual base::Status cancel() = 0;
   // Errors: TIMED_OUT, CANCELLED, DEVICE_LOST, or why the session failed.
   virtual base::Status wait_admitted(uint64_t timeout_ns) = 0;
@@ -339,61 +342,61 @@ class Session {
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
-  // The session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`
-  // (base::host_now_ns), and nothing later; forgotten when it begins. Beside others of its rank, in this process and where the
-  // daemon decides in others, it goes first when it would win nothing otherwise, within its part of the device
-  // (Authority::set_worth). Errors: why the session ended.
-  // When that iteration has ended, the same is said of `waiting`, if there is one, for the iteration after it.
+  // Says that the session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`
+  // (base::host_now_ns), and nothing if it begins later. The worth is forgotten when the iteration begins. Among
+  // sessions of its rank, in this process and under the daemon also in others, the session goes first when it would win
+  // nothing otherwise, within its part of the device (Authority::set_worth). Errors: why the session ended. When that
+  // iteration has ended, `waiting` (may be null) says the worth of the iteration after it.
   virtual base::Status set_worth(double worth, uint64_t until_ns,
                                  std::shared_ptr<const WaitingWork> waiting = nullptr) = 0;
   // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's
   // target. INVALID_ARGUMENT for opportunistic sessions.
   virtual base::Status set_target_slowdown(double target) = 0;
-  // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on
+  // The launch gate of the session: the same object each time, always open for a guaranteed session. UNSUPPORTED on
   // virtual time.
   virtual base::Result<std::shared_ptr<LaunchGate>> gate() = 0;
   virtual base::Status allow_paging() = 0;
-  // With a worth the session is spare: its bytes can be had again, and it stays for speed alone until somebody needs
-  // the room. The runtime then ends it, at a boundary and without a copy, and spares it only where others are worth
-  // less; close() is left to do. The worth is the time to bring the bytes back times the requests for them; it halves
-  // every minute. Without a worth, or with its next iteration, the session is as others again. Errors: CANCELLED (it
-  // has been dropped, or is about to be), and why the session ended.
+  // Makes the session spare (with a worth) or ordinary again (without one; its next iteration does that too). The bytes
+  // of a spare session can be had again, and it stays for speed alone. When another session needs the room, the runtime
+  // ends the spare sessions of the least worth, at a boundary and without a copy; close() is left to do. The worth is
+  // the time to bring the bytes back times the requests for them; it halves every minute. Errors: CANCELLED (the
+  // session has been dropped, or is about to be), and why the session ended.
   virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
   // The counts of the request queue that the session serves, for readers at the daemon. No effect without a daemon, or once the session has ended.
   virtual void note_requests(const base::RequestCounts& counts) = 0;
   // Whether the session was spare and has been dropped, so that its bytes are others' now. Takes no lock.
   virtual bool dropped() const = 0;
-  // The session is over but for blocks that somebody still has. From now on it is promised the granules in which its blocks
-  // lie, and no more: at once, after its open and queued iterations, and with each further call, for blocks freed since. It can
-  // still allocate, which grows its promise again.
+  // Says that the session is over, except for blocks that its users still have. From its last iteration on, open or
+  // queued, the session is promised no more than the granules in which its blocks lie. Each further call lowers the
+  // promise by what was freed since. The session can still allocate, which raises its promise again.
   virtual void retire() = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
   virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // Frees a persistent block of this session, also while it is paged out. INVALID_STATE once it has ended: its
-  // blocks went with it.
+  // Frees a persistent block of this session, also while the session is paged out. INVALID_STATE once the session has
+  // ended: its blocks went with it.
   virtual base::Status free(memory::Address address) = 0;
   // The session's own stream. As long as it is held, the session's persistent bytes stay on the device, so that the caller can
   // enqueue work on them outside an iteration. That work must come after what the session's stream has been given, because
   // blocks are reused in its order, and must be recorded (Runtime::record_use) before the stream is let go. Blocks while the
   // session is queued or paged out, at most timeout_ns. Errors: as wait_admitted.
   virtual base::Result<HeldStream> hold(uint64_t timeout_ns) = 0;
-  // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when none is
-  // open; else as Iteration::alloc.
+  // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when no
+  // iteration is open. Other errors: as Iteration::alloc.
   virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
-  // A number of the iteration that is open, another one for each; 0 when none is. `out_pass` (may be null) gets the quick
-  // way to the iteration's blocks, as Iteration::pass().
+  // The number of the open iteration, different for each iteration; 0 when none is open. `out_pass` (may be null) gets
+  // the quick way to the iteration's blocks, as Iteration::pass().
   virtual uint64_t open_iteration(memory::LanePass* out_pass = nullptr) const = 0;
-  // The quick way to the session's persistent blocks, for as long as it has them on the device, for callers who know `name`.
-  // Null where each allocation must be checked.
+  // The quick way to the session's persistent blocks, while they are on the device, for callers who know `name`. Null
+  // where each allocation must be checked.
   virtual memory::HeapDoor* open_door(const void* name) = 0;
-  // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may
-  // be used there. Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the
-  // session is queued or paged out with no iteration open. Errors: as hold.
+  // Makes work that is enqueued on `stream` from now on run after the work already on the session's own stream, so that
+  // bytes freed there may be used on `stream`. Does nothing if `stream` is the session's own. The host waits only while
+  // `stream` captures a graph. Blocks while the session is queued or paged out with no iteration open. Errors: as hold.
   virtual base::Status order_stream(const Stream& stream) = 0;
   // An elastic range of the session (range.hpp). Blocks while the session is queued. Errors: as gpushare_range_open.
   virtual base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) = 0;
-  // Peaks of its memory count from now on: SessionInfo::peak_bytes.
+  // Makes SessionInfo::peak_bytes count from now on.
   virtual void reset_peak() = 0;
   // An image that the daemon shares (shared_image.hpp). Waits until the daemon has read the file. Errors: UNSUPPORTED (no shared
   // runtime, or a daemon of another user), TIMED_OUT, UNAVAILABLE (the daemon has gone), EXCEEDS_CAPACITY, those of reading,
@@ -416,10 +419,11 @@ class Runtime {
   static base::Result<std::shared_ptr<Runtime>> open(RuntimeOptions options);
   virtual ~Runtime() = default;
 
-  // Cancels and closes every session, waits for work on the device and for threads that are inside, in functions of
-  // the caller's too, joins all threads of its own, gives everything back. Blocks. INVALID_STATE from a function that
-  // this runtime called, from inside an iteration on this thread, and when closed already. The verdict is the device's
-  // (objects leaked) or OK. Also done, verdict dropped, when the last pointer to an open runtime goes.
+  // Cancels and closes every session, waits for work on the device and for threads that are inside (also in functions
+  // of the caller's), joins the runtime's threads, and gives everything back. Blocks. INVALID_STATE from a function
+  // that this runtime called, from inside an iteration on this thread, and when closed already. Otherwise returns OK,
+  // or what the device says (objects leaked). When the last pointer to an open runtime goes, close() runs too, and its
+  // result is dropped.
   virtual base::Status close() = 0;
 
   // Errors: as gpushare_session_open. Does not wait for admission.
@@ -428,18 +432,19 @@ class Runtime {
   // The measured interference of sessions; empty where nobody measures. Errors: INVALID_STATE.
   virtual base::Result<std::vector<sched::MeasuredInterference::Entry>> interference() = 0;
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
-  // sched::Authority::set_capacity; 0: the capacity that the runtime was opened with. Memory above it goes back to the device
-  // (virtual layout). On a shared device it sets the daemon's capacity, for the daemon's user and root only. Errors:
-  // EXCEEDS_CAPACITY, UNAVAILABLE, INVALID_STATE.
+  // As sched::Authority::set_capacity; 0: the capacity with which the runtime was opened. Memory above the capacity
+  // goes back to the device (virtual layout). On a shared device it sets the daemon's capacity, for the daemon's user
+  // and root only. Errors: EXCEEDS_CAPACITY, UNAVAILABLE, INVALID_STATE.
   virtual base::Status set_capacity(uint64_t bytes) = 0;
-  // sched::Authority::set_coordination; nullopt: no coordinator. Does not block.
+  // As sched::Authority::set_coordination; nullopt: no coordinator. Does not block.
   virtual base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options) = 0;
   // The target slowdown of guaranteed sessions that have none of their own.
   virtual base::Status set_target_slowdown(double target) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
-  // Blocks until every iteration submitted before has run or was given up, then like synchronize(). Only the
-  // tickets report the results of these iterations. Errors: as synchronize(); INVALID_STATE as Ticket::wait.
+  // Blocks until every iteration submitted before the call has run or was given up, and then until synchronize() would
+  // return. Only the tickets report the results of these iterations. Errors: as synchronize(); INVALID_STATE as
+  // Ticket::wait.
   virtual base::Status drain(uint64_t timeout_ns) = 0;
 
   // `stream` may be null. Owner: the iteration that has the lane of `stream`, else the innermost open
@@ -453,10 +458,10 @@ class Runtime {
   // As memory::DeviceMemory::free_at_home; false when the runtime is closed.
   virtual bool free_at_home(memory::Address address, const void* native, base::Status* out_status) = 0;
   virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
-  // As memory::DeviceMemory::pin. The result goes before the runtime closes.
+  // As memory::DeviceMemory::pin. The result must go before the runtime closes.
   virtual base::Result<std::shared_ptr<const void>> pin(memory::Address address) = 0;
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
-  // False if no live block begins there, or the runtime is closed.
+  // False if no live block begins at `address`, or the runtime is closed.
   virtual bool look_up(memory::Address address, memory::BlockInfo* out_info) = 0;
   // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes the
   // runtime. For dependents that are dropped inside a NoWaitScope. Does not wait, does not throw.
@@ -465,17 +470,19 @@ class Runtime {
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;
   // priority: clamped to what the device has.
   virtual base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) = 0;
-  // The stream behind a native handle (Stream::native): a lane's or a side stream of this runtime, else a new side stream for a
-  // native stream that somebody else made and destroys, later than it is used. Errors: UNSUPPORTED (such a one on a device
-  // without native streams).
+  // The stream with a native handle (Stream::native): a lane's or a side stream of this runtime, else a new side stream
+  // around it. In the second case the caller made the native stream, and destroys it after its last use here. Errors:
+  // UNSUPPORTED (the device has no native streams).
   virtual base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) = 0;
-  // The measured time of the link to the device for a byte, which is the price of paging. Ignored unless finite and above 0.
+  // The measured time that the link to the device takes for a byte. It is the price of paging. Ignored unless finite
+  // and above 0.
   virtual void set_link(double ns_per_byte) = 0;
   // Gives what memory keeps for speed back to the device; returns the bytes. Calls the driver.
   virtual base::Result<uint64_t> trim() = 0;
-  // RuntimeInfo::peak_bytes counts from now on.
+  // Makes RuntimeInfo::peak_bytes count from now on.
   virtual void reset_peak() = 0;
-  // `dependent` is told when the runtime closes, those attached last first. INVALID_STATE when it has closed.
+  // Has `dependent` told when the runtime closes. Dependents are told in the reverse order of their attaching.
+  // INVALID_STATE when the runtime has closed.
   virtual base::Status attach(std::weak_ptr<Dependent> dependent) = 0;
 
   // INVALID_STATE unless recording (events need record_allocations).

@@ -64,7 +64,7 @@ base::Status SessionImpl::close() {
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.carry_out(nullptr, outbox);
-  // Inside a work's destructor the wait would include that work, which would wait for itself.
+  // Inside the destructor of a work the wait would include that work, so the thread would wait for itself.
   const auto works_left = [&]() GPUSHARE_REQUIRES(books) {
     return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active();
   };
@@ -113,7 +113,8 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
     const sched::SessionState state = runtime.authority_->state(id_);
     if (placed_ && state == sched::SessionState::kResident) return {};
     if (state == sched::SessionState::kPagedOut) {
-      // Later page-outs keep it in line (ActionRunner::page_out_done): it may come back and go again before this thread runs.
+      // Later page-outs keep the session in line (ActionRunner::page_out_done), because it may come back and go again
+      // before this thread runs.
       runtime.authority_->wake(id_, runtime.now());
       runtime.carry_out(nullptr, outbox);
     }
@@ -309,7 +310,7 @@ base::Status SessionImpl::set_spare(std::optional<double> worth_ns) {
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   const bool done = runtime_->authority_->set_spare(id_, worth_ns, runtime_->now());
-  state_changed_.notify_all();  // for who waits until it is dropped
+  state_changed_.notify_all();  // for threads that wait until it is dropped
   runtime_->carry_out(nullptr, outbox);
   if (done) return {};
   return {GPUSHARE_CANCELLED, "session '" + name() + "' is being dropped: others need its memory"};
@@ -386,7 +387,7 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
     if (lane != nullptr) {
       const uint64_t sequence = lane->next - 1;
       InFlight& slot = lane->at(sequence);
-      slot.outcome = base::no_memory();  // any failure: it does not count as done
+      slot.outcome = base::no_memory();  // any failure serves: the iteration does not count as done
       slot.marked = false;
       lane->holder = nullptr;
       session.open_ = false;

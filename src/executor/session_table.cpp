@@ -194,8 +194,9 @@ void SessionTable::profile_ask(SessionImpl& session, LaneSlot& lane) {
   const SessionImpl::NeedTurn alone(session);
   if (profiled_ != &session || session.torn_down_ || runtime_.collapsed_) return;
   sched::Authority& authority = *runtime_.authority_;
-  // A quarter stays for persistent blocks that first iterations make (optimizer state). Where lanes that were profiled before
-  // have not given back yet what they took, a sixteenth stays at least, so that a session that grows finds something.
+  // A quarter of the free bytes stays for persistent blocks that first iterations make (optimizer state). While lanes
+  // that were profiled before have not given their bytes back yet, at least a sixteenth stays, so that a session that
+  // grows finds some.
   uint64_t coming = 0;
   for (const LaneSlot* each : runtime_.lanes_.opened()) {
     const uint64_t held = authority.lane_bytes(each->id);
@@ -220,7 +221,8 @@ void SessionTable::profile_end(SessionImpl& session, LaneSlot& lane, uint64_t pe
   lane.profiling = false;
   --session.profile_left_;
   const auto with_margin = [](uint64_t bytes) { return bytes + bytes / kProfileMarginDivisor; };
-  // Blocks of a later iteration may lie in the margin although they would fit below it: that is no larger need.
+  // Blocks of a later iteration may lie in the margin although they would fit below it. A peak inside the margin is
+  // therefore no larger need.
   if (peak_bytes > with_margin(session.profile_peak_bytes_)) session.profile_peak_bytes_ = peak_bytes;
   const uint64_t wanted = std::min(with_margin(session.profile_peak_bytes_), session.ephemeral_promise_);
   if (runtime_.authority_->set_need(session.id_, session.persistent_promise_, wanted, runtime_.now()).ok())

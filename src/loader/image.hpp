@@ -32,16 +32,16 @@ struct Layer {
   uint64_t bytes = 0;
 };
 
-// The part of the host memory for this process that is available (base/host_memory.hpp: of the machine, or of the container); 1 where the system
-// does not tell.
+// The available part of the host memory that this process may use: that of the machine or of the container
+// (base/host_memory.hpp). 1 where the system does not tell.
 double system_memory_available();
 
 // How many chunks of released images a pool keeps for the next image, and for how long. Fresh memory costs a page fault for
 // every page, and a call of the driver where it is pinned; a kept chunk costs neither.
 struct KeepOptions {
   uint64_t bytes = UINT64_MAX;   // upper limit of what is kept
-  uint64_t ns = 10'000'000'000;  // a chunk that was unused for so long goes back; UINT64_MAX: no such time
-  double (*available_share)() = &system_memory_available;  // tests have others
+  uint64_t ns = 10'000'000'000;  // a chunk that was unused for this time goes back; UINT64_MAX: never
+  double (*available_share)() = &system_memory_available;  // tests give another function
 };
 
 // Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it,
@@ -102,7 +102,7 @@ class ChunkPool {
   };
   void run();
   void end_thread();
-  // Chunks that have to go now, the oldest first; they are the pool's no more.
+  // Chunks that have to go now, the oldest first. They do not belong to the pool any more.
   std::vector<char*> take_due(bool memory_is_short, uint64_t now_ns) GPUSHARE_REQUIRES(mutex_);
   std::vector<char*> take_oldest(size_t count) GPUSHARE_REQUIRES(mutex_);
 
@@ -138,10 +138,10 @@ class Image {
 
   const std::string& name() const { return name_; }
   std::span<const Layer> layers() const { return layers_; }
-  // The files that it was read from; none if it is from memory.
+  // The files from which it was read; none if it was made from memory.
   std::span<const Source> sources() const { return sources_; }
   uint64_t bytes() const { return bytes_; }  // layout's end, padding included
-  // Host memory that it takes: whole chunks.
+  // The host memory that it takes, in whole chunks.
   uint64_t held_bytes() const { return chunks_.size() * pool_.chunk_bytes(); }
   bool is_of(const ChunkPool& pool) const { return &pool_ == &pool; }
   // Measured execution times of the image's layers, for planning its transmission.
@@ -175,13 +175,13 @@ class Image {
 struct ReadOptions {
   uint32_t reads_in_flight = 4;      // 1 to 64
   uint64_t read_bytes = 8ull << 20;  // of each, 4 KiB to 1 GiB
-  // kAuto: kBuffered where the page cache has the file, else kDirect or kBuffered, as the first reads are quicker.
-  // kMapped: a file that is truncated meanwhile ends the process (SIGBUS), so it is never chosen by itself.
+  // kAuto: kBuffered where the page cache has the file, else kDirect or kBuffered, whichever is quicker in the first
+  // reads. kMapped: a file that is truncated during the load ends the process (SIGBUS), so kAuto never chooses it.
   enum class Path : uint8_t { kBuffered, kDirect, kMapped, kAuto } path = Path::kBuffered;
   bool drop_page_cache = false;  // tell the system that the file's pages are not needed again
   std::vector<std::string>
       order;  // tensor names in execution order; empty = as `sort` says. Must name every tensor.
-  // Without an order: as the bytes lie in the files, or as the names tell (order.hpp).
+  // The order if `order` is empty: that of the bytes in the files, or the one that the names suggest (order.hpp).
   enum class Sort : uint8_t { kBytes, kNames } sort = Sort::kBytes;
   bool once = false;      // the cache forgets the image with its last user
   std::string checksums;  // path of a file with a CRC-32C a tensor (checksum.hpp), verified; empty = none
@@ -207,11 +207,11 @@ class ImageCache {
   // Errors: load_image's; HOST_OUT_OF_MEMORY when the image does not fit beside those in use (message has the
   // numbers).
   base::Result<std::shared_ptr<const Image>> get(const std::string& path) { return get(path, options_); }
-  // Read with `options` if it is not there yet. An image that all its users opened `once` leaves the cache with the last of them,
-  // and its chunks go to the pool.
+  // As get() above, but a missing image is read with `options`. An image that all its users opened `once` leaves the
+  // cache with the last of them, and its chunks go to the pool.
   base::Result<std::shared_ptr<const Image>> get(const std::string& path, const ReadOptions& options);
-  // An image copied from the caller's memory, `sources[i]` being the bytes of layer i. Counts against the limit
-  // while somebody holds it; get() does not find it. Errors: HOST_OUT_OF_MEMORY, INVALID_ARGUMENT.
+  // An image copied from the caller's memory, `sources[i]` being the bytes of layer i. The image counts against the
+  // limit while it is held; get() does not find it. Errors: HOST_OUT_OF_MEMORY, INVALID_ARGUMENT.
   base::Result<std::shared_ptr<const Image>> create(std::string name, std::vector<Layer> layers,
                                                     std::span<const void* const> sources);
   uint64_t bytes() const;
@@ -219,18 +219,18 @@ class ImageCache {
   uint64_t images() const;
   uint64_t hits() const;
   uint64_t misses() const;
-  // Forgets every image; those in use stay with their holders. Nobody may be in get() or create().
+  // Forgets every image; images in use stay with their holders. No thread may be in get() or create().
   void clear();
 
  private:
   struct Entry {
-    std::string key;                     // empty: from memory, or no longer what is on the disk
+    std::string key;                     // empty: made from memory, or the file on the disk has changed
     std::shared_ptr<const Image> image;  // null while it is being read
     uint64_t bytes = 0;                  // of the limit
     bool once = false;                   // goes with its last user
   };
   using Entries = std::list<Entry>;
-  // Takes `bytes` of the limit for `entry`, evicting others.
+  // Takes `bytes` the bytes of the limit that it takes for `entry`, evicting others.
   base::Status reserve(Entries::iterator entry, const std::string& name, uint64_t bytes)
       GPUSHARE_REQUIRES(mutex_);
   Entries::iterator erase(Entries::iterator entry) GPUSHARE_REQUIRES(mutex_);

@@ -1,4 +1,4 @@
-// The cache of images: who stays within the limit, and who waits for whose read.
+// The cache of images: which images stay within the limit, and which threads wait for another's read.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
@@ -102,7 +102,7 @@ base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& pa
       ++hits_;
       const bool once = options.once && still != entries_.end() && still->once;
       if (still != entries_.end()) {
-        still->once = once;  // one who does not open it once wants it kept
+        still->once = once;  // a user who does not open it once wants it kept
         entries_.splice(entries_.begin(), entries_, still);
       }
       lock.unlock();

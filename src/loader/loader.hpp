@@ -1,6 +1,5 @@
-// loader.hpp: a runtime's way from files to sessions: images in host memory, and the link that they go over. An
-// image loaded into a session is a Model (model.hpp). A Switcher (switcher.hpp) decides which session is
-// active.
+// loader.hpp: brings models from files into sessions: images in host memory, and the link over which they are sent. An
+// image loaded into a session is a Model (model.hpp). A Switcher (switcher.hpp) decides which session is active.
 //
 // The loader's own stream carries all copies, in the order of the loads: all copies share one link, and the
 // first model's layers should not wait for the second's. The costs of the link are calibrated on demand, given,
@@ -36,8 +35,8 @@ struct LoaderOptions {
 class Model;
 
 struct LoadOptions {
-  std::vector<uint32_t> ends;        // a grouping of the caller's; empty: planned
-  std::vector<double> execution_ms;  // of each layer, for the plan; empty: as the image's profile says
+  std::vector<uint32_t> ends;        // the caller's grouping; empty: it is planned
+  std::vector<double> execution_ms;  // the time of each layer, for the plan; empty: as in the image's profile
   GroupCallback on_group;            // may throw; must not wait for the runtime
   bool profile = true;               // learn execution times from make_usable (model.hpp)
   // Result of an earlier load_prefix() of the same image. Its layers are copied from device memory instead of
@@ -50,7 +49,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
  public:
   // 12 GB/s, 10 us a call, 20 us a group: PCIe 3, before anything is measured.
   static constexpr LinkCosts kAssumedLink{0.010, 12e6, 0.020};
-  // A transmission below this teaches nothing about bandwidth.
+  // Nothing about bandwidth is learned from a transmission of fewer bytes.
   static constexpr uint64_t kTeachingBytes = 4ull << 20;
 
   // Errors: INVALID_ARGUMENT (chunk_bytes not a power of two from 64 KiB to 1 GiB), INVALID_STATE (the runtime is
@@ -75,8 +74,8 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::Result<std::shared_ptr<Model>> load(const std::shared_ptr<executor::Session>& session,
                                             std::shared_ptr<const Image> image, LoadOptions options);
 
-  // Only the first `layers`, to a block of kind model with room for them (and nothing more). The model that is
-  // returned has no other layers. Errors: as load.
+  // Loads only the first `layers`, to a block of kind model with room for just these. The returned model has no other
+  // layers. Errors: as load.
   base::Result<std::shared_ptr<Model>> load_prefix(const std::shared_ptr<executor::Session>& session,
                                                    std::shared_ptr<const Image> image, uint32_t layers);
 
@@ -87,13 +86,13 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   bool link_known() const;
 
   executor::Runtime& runtime() const { return *runtime_; }
-  // An image goes with the loader that made it.
+  // True if this loader made the image. An image can be loaded only by the loader that made it.
   bool made(const Image& image) const { return image.is_of(pool_); }
   void runtime_closing() override;
 
  private:
   friend class Model;
-  // Counts a call; fails when the runtime closes, which waits for those counted.
+  // Counts a call; fails when the runtime closes. The runtime waits for the counted calls.
   class Use {
    public:
     explicit Use(Loader& loader);
@@ -127,7 +126,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   // Enqueues the copies on `stream`, in an order that is right for the block. `*out` may be set although it fails.
   base::Status enqueue(const Delivery& what, const executor::Stream& stream,
                        std::unique_ptr<Transmission>* out);
-  // A stream that has failed stays so: the next load gets another.
+  // Replaces a stream that has failed, because it stays failed.
   void replace_if_failed(const std::shared_ptr<executor::Stream>& stream);
   base::Status check(const executor::Session& session, const Image& image) const;
   base::Result<std::vector<uint32_t>> plan(const Image& image, const LoadOptions& options);
@@ -150,7 +149,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::ConditionVariable unused_;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   uint32_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t whole_models_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // that hold events of the device
+  uint64_t whole_models_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // models that hold events of the device
   LinkCosts link_ GPUSHARE_GUARDED_BY(mutex_);
   bool link_known_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool link_given_ GPUSHARE_GUARDED_BY(mutex_) = false;

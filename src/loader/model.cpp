@@ -77,7 +77,7 @@ base::Status Model::unload() {
   } catch (const std::bad_alloc&) {  // the session gives the block back when it ends
     freed = base::no_memory();
   }
-  // Gone with its session, which is what was wanted.
+  // The block went with its session, which is what was wanted.
   if (freed.code() == GPUSHARE_INVALID_STATE || freed.code() == GPUSHARE_NOT_FOUND) return {};
   return freed;
 }
@@ -88,7 +88,7 @@ void Model::shut() {
   loader_->model_apart();
 }
 
-// Once, when all of it is there: what the transmission tells of the link.
+// Learns about the link from the transmission, once all of it has arrived.
 void Model::arrived_whole() {
   if (!learned_.exchange(true)) loader_->learn(*transmission_);
 }
@@ -127,7 +127,7 @@ base::Status Model::begin_layers(uint32_t first, uint32_t end, const executor::S
   return marking_ ? open_run(first, end, *lane) : base::Status();
 }
 
-// Between a graph's nodes there is nothing to mark: an execution that is captured teaches nothing.
+// Marks cannot be set between a graph's nodes, so nothing is learned from an execution that is captured.
 template <class F>
 base::Status Model::marked(base::Status status, F&& keep) {
   if (status.code() == GPUSHARE_INVALID_STATE) {

@@ -1,8 +1,8 @@
 // model.hpp: an image's layers in a session's memory, arriving or arrived.
 //
-// Profiling. make_usable says which layers the following work on that stream executes. Marks (timing events) on
-// the stream, behind the wait and before the next wait, give the time of that work to the image's profile.
-// mark_end closes an execution. The first kProfiledRuns executions are profiled, then one in kProfileEvery.
+// Profiling. make_usable says which layers the following work on that stream executes. Marks (timing events) on the
+// stream, one behind the wait and one before the next wait, measure that work for the image's profile. mark_end closes
+// an execution. The first kProfiledRuns executions are profiled, then one in kProfileEvery.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,7 +35,7 @@ class Model {
   // INVALID_ARGUMENT (no such layers, a stream of another runtime), INVALID_STATE (the stream captures a graph and the
   // layers have not arrived), what a copy failed with.
   base::Status make_usable(uint32_t first, uint32_t end, const executor::Stream& stream);
-  // The work of the layers made usable last has been enqueued: the execution ends here.
+  // Says that the work of the layers made usable last has been enqueued, so that the execution ends here.
   base::Status mark_end(const executor::Stream& stream);
   // Blocks until `layer` has arrived. Errors: TIMED_OUT, INVALID_ARGUMENT, what a copy failed with.
   base::Status wait(uint32_t layer, uint64_t timeout_ns);
@@ -43,7 +43,8 @@ class Model {
   // Device time from the start of the first copy until group `group` was there. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group);
 
-  // This model's layers as a prefix for another transmission of its image: they stay on the device while the loan lives.
+  // This model's layers, lent as a prefix for another transmission of its image. They stay on the device while the loan
+  // lives.
   struct Loan {
     executor::GatePass model;
     executor::HeldStream session;
@@ -53,8 +54,8 @@ class Model {
   // loan ends. Does not wait. Errors: TIMED_OUT (paged out), the error of a failed copy.
   base::Result<Loan> lend(const device::Stream& copies);
 
-  // Does not block, but waits for other threads' calls on this model. The block is freed (unless its session has
-  // ended and taken it along). OK also the second time.
+  // Frees the block, unless its session has ended and taken the block along. Does not block, except for other threads'
+  // calls on this model. A second call returns OK, too.
   base::Status unload();
   // Before the device goes: waits for the copies.
   void shut();
@@ -73,13 +74,13 @@ class Model {
     bool closed = false;
   };
   static base::Status gone();
-  bool claim();  // the right to take it apart: true for one caller
+  bool claim();  // the right to take the model apart: true for one caller
   std::unique_ptr<Transmission> take_apart();
   base::Status begin_layers(uint32_t first, uint32_t end, const executor::Stream& stream);
   base::Status end_execution(const executor::Stream& stream);
   base::Status close_run(const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
   base::Status open_run(uint32_t first, uint32_t end, const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
-  // Does `keep` if a mark was recorded; on a stream that captures a graph gives the execution's marks up instead.
+  // Calls `keep` if a mark was recorded. On a stream that captures a graph, gives the execution's marks up instead.
   template <class F>
   base::Status marked(base::Status status, F&& keep) GPUSHARE_REQUIRES(mutex_);
   void collect() GPUSHARE_REQUIRES(mutex_);
@@ -103,7 +104,7 @@ class Model {
   uint32_t reached_ GPUSHARE_GUARDED_BY(mutex_) = 0;                      // layers made usable by it
   bool marking_ GPUSHARE_GUARDED_BY(mutex_) = false;                      // it is profiled
   std::vector<Run> runs_ GPUSHARE_GUARDED_BY(mutex_);                     // of the execution under way
-  std::vector<Run> ended_ GPUSHARE_GUARDED_BY(mutex_);                    // the one whose times are awaited
+  std::vector<Run> ended_ GPUSHARE_GUARDED_BY(mutex_);  // of the execution whose times are awaited
   std::vector<Run> spare_ GPUSHARE_GUARDED_BY(mutex_);  // has room for every run that was made
   size_t runs_made_ GPUSHARE_GUARDED_BY(mutex_) = 0;
 };

@@ -73,8 +73,8 @@ base::Result<PrefixChoice> choose_prefix(std::span<const LayerCost> layers, cons
     choice.saves_ms = without - overhead_ms;
     return choice;
   };
-  // Whatever does well enough has at least the layers of the step before, and so at least the copy of those: each step
-  // leaves less time for waiting, until one keeps within it.
+  // Each step raises the number of layers, and so the time of their copy, which leaves less time for waiting. The
+  // search ends when a step keeps within the time that is left.
   uint32_t count = 0;
   for (int step = 0; step < kSteps; ++step) {
     const double left_ms = aim_ms - copying(count);

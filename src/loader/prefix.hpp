@@ -1,7 +1,7 @@
 // prefix.hpp: how many of a model's first layers should stay on the device while it is on standby. Nothing executes
-// before the first layer is there, and no grouping hides that layer's transmission; a prefix that stays does. The
-// transmission plan tells how much a prefix saves: the choice is the smallest prefix with which a load takes at most the
-// aimed time more than a fully resident model.
+// before the first layer is there, and no grouping hides that layer's transmission. A prefix that stays on the device
+// hides it. The transmission plan tells how much a prefix saves. The choice is the smallest prefix with which a load
+// takes longer than a fully resident model by at most the aimed time.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,16 +21,17 @@ inline constexpr double kStandbyAim = 0.05;
 struct PrefixLimits {
   uint64_t most_bytes = UINT64_MAX;
   uint64_t granule_bytes = 256;  // its bytes are rounded up to
-  // With these costs a load copies it on the device, before anything else; null: it is used where it lies.
+  // The costs of copies on the device, if a load copies the prefix there first; null: the prefix is used where it lies.
   const LinkCosts* copied = nullptr;
 };
 
 struct PrefixChoice {
-  uint32_t layers = 0;  // 0: none is wanted, or none that is allowed saves anything
+  uint32_t layers = 0;  // 0: no prefix is wanted, or no allowed one saves anything
   uint64_t bytes =
       0;  // from the first layer's first byte, with the padding between layers, of whole granules
-  double overhead_ms = 0;  // predicted: the optimal plan with it, less the execution with all layers there
-  double saves_ms = 0;     // of the overhead without it
+  // Predicted: the optimal plan with the prefix, less the execution with all layers on the device.
+  double overhead_ms = 0;
+  double saves_ms = 0;  // the part of the overhead without a prefix that it saves
 };
 
 // The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load

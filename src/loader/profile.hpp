@@ -1,10 +1,9 @@
-// profile.hpp: what executions of an image have taught about its layers, and the plan that follows from it.
+// profile.hpp: what was learned about an image's layers from executions, and the transmission plan that follows.
 //
-// Execution times come in for runs of layers (a stream is marked where it pleases, not at each layer). A
-// run's time is shared among its layers as their estimates stand to each other, by bytes where there are none
-// yet, and each estimate moves a quarter of the way. A plan once made is kept until the optimum under the
-// present estimates is better by kWorth of the makespan: grouping changes addresses of nothing, but who
-// compares runs wants them alike.
+// Execution times come in for runs of layers, because a stream is not marked at each layer. A run's time is divided
+// among its layers in proportion to their estimates, or to their bytes where there are no estimates yet. Each estimate
+// then moves a quarter of the way. A plan is kept until the optimum under the present estimates is better by kWorth of
+// the makespan, so that runs stay comparable.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,8 +32,8 @@ struct LinkCosts {
   uint64_t send_ns(uint64_t bytes) const;
   // Time to copy a prefix on the device; 0 without a prefix.
   double device_copy_ms(uint64_t bytes) const;
-  // For a plan. The first `copied_bytes` are copied on the device, by the stream that then sends the rest: until that is done,
-  // neither the link nor the lane has anything to do.
+  // The costs for a plan. The stream first copies `copied_bytes` on the device and then sends the rest; until the copy
+  // is done, neither the link nor the lane has anything to do.
   GroupingCosts grouping(uint32_t resident_layers = 0, uint64_t copied_bytes = 0) const;
 };
 
@@ -42,7 +41,7 @@ struct LinkCosts {
 class Profile {
  public:
   static constexpr double kWeight = 0.25;  // of a new observation
-  static constexpr double kWorth = 0.02;   // of the makespan: what a new plan must gain
+  static constexpr double kWorth = 0.02;   // the part of the makespan that a new plan must gain
 
   explicit Profile(std::vector<uint64_t> layer_bytes) : bytes_(std::move(layer_bytes)) {}
 

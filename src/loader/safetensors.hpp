@@ -1,6 +1,5 @@
-// safetensors.hpp: where each tensor of a safetensors file lies. The header is treated as hostile: nothing
-// outside it is read, nothing is allocated on its word alone, and every way to lie about offsets is refused
-// by name.
+// safetensors.hpp: where each tensor of a safetensors file lies. The header is treated as hostile: nothing outside it
+// is read, its numbers alone cause no allocation, and every wrong offset is refused with an error that names it.
 //
 // Format (huggingface/safetensors, format description): 8 bytes little-endian N, N bytes of JSON, then the
 // data. The JSON maps tensor names to {dtype, shape, data_offsets [begin, end)} relative to the data, and
@@ -33,14 +32,14 @@ struct Tensor {
   uint64_t bytes() const { return file_end - file_begin; }
 };
 
-// A file that a model was read from, and what told its content when it was opened (File::version).
+// A file from which a model was read, and the version of its content when it was opened (File::version).
 struct Source {
   std::string path;
   std::string version;
   bool operator==(const Source&) const = default;
 };
 
-// IO_ERROR naming the first that is another file by now, or has gone.
+// Errors: IO_ERROR naming the first file that was replaced or has gone.
 base::Status check_unchanged(std::span<const Source> sources);
 
 // Tensors in the order of their bytes in the files. Writers sort them by type and name, so that this is seldom the

@@ -1,11 +1,11 @@
 // standby.hpp: the first layers of a switcher's members on standby, on the device within a budget, so that a switch
-// does not begin with waiting for them. They are copies of their own, sent from the image and never shown to
-// anybody: whatever an iteration does to its weights, the next load gets the image's bytes. A load copies
-// them into the member's block, on the device, in place of sending them.
+// does not begin with waiting for them. They are separate copies, sent from the image, and no iteration sees them. So
+// whatever an iteration does to its weights, the next load gets the image's bytes. A load copies them into the member's
+// block, on the device, in place of sending them.
 //
 // Each prefix has a session with the executor, of its member's class, which is spare (executor::Session::set_spare):
 // its bytes are admitted and counted like all others, and the scheduler drops it where room is needed and others are
-// worth more. Which members ask for one within the budget is decided by sched::give_up from what a prefix saves
+// worth more. sched::give_up decides which members ask for a prefix within the budget, from what the prefix saves
 // (prefix.hpp) and how often its member is wanted.
 //
 // Threads: calls that change something are for one thread at a time (the switcher's switching_); add and the rest are for
@@ -29,15 +29,15 @@
 namespace gpushare::loader {
 
 inline constexpr base::Role
-    has_entries;  // who holds a Standby's mutex: it guards what is known of each member
+    has_entries;  // the role of the holder of a Standby's mutex, which guards what is known of each member
 
 class Standby {
  public:
   // A member as update() sees it.
   struct Use {
     uint64_t member = 0;
-    double requests = 0;  // rate, by any measure that is the same for all
-    bool away = false;    // nothing else of it is on the device
+    double requests = 0;  // the rate of requests, in any unit that is the same for all
+    bool away = false;    // no other bytes of the member are on the device
     bool active = false;
   };
 
@@ -51,8 +51,8 @@ class Standby {
   std::shared_ptr<Model> prefix(uint64_t member) const;
   // The member's execution times may have changed since its wish was worked out. The wish stays until refresh().
   void learned(uint64_t member);
-  // Works out anew what wishes are out of date; update() takes them up. Milliseconds for a model of hundreds of layers, so it
-  // is for when nobody waits for a switch. For any thread. Does not throw.
+  // Computes the wishes that are out of date; update() uses them. Takes milliseconds for a model of hundreds of layers,
+  // so call it when no thread waits for a switch. For any thread. Does not throw.
   void refresh() noexcept;
 
   // Brings the device in line with the members' present wishes: drops prefixes that lost against others, and sends
@@ -60,7 +60,7 @@ class Standby {
   // active member keeps its own if they leave room for it, which saves sending it again. While sessions queue for room
   // no member gets a new prefix. Prefixes that do not fit are left out.
   void update(std::span<const Use> uses);
-  // The member's prefix makes no room for others from here on, or does again. False: there is none.
+  // With `held` the member's prefix makes no room for others; without it, it does again. False: there is no prefix.
   bool hold(uint64_t member, bool held);
   // Drops all prefixes. Needs no memory and does not throw.
   void clear() noexcept;
@@ -75,8 +75,8 @@ class Standby {
     const std::shared_ptr<const Image> image;
     const std::vector<double> execution_ms;
     const sched::SessionClass cls;
-    std::optional<PrefixChoice> wish GPUSHARE_GUARDED_BY(has_entries);   // none: not worked out yet
-    bool out_of_date GPUSHARE_GUARDED_BY(has_entries) = false;           // and nobody is at it
+    std::optional<PrefixChoice> wish GPUSHARE_GUARDED_BY(has_entries);  // none: not worked out yet
+    bool out_of_date GPUSHARE_GUARDED_BY(has_entries) = false;  // and no thread is computing the next one
     std::optional<PrefixChoice> fresh GPUSHARE_GUARDED_BY(has_entries);  // the next wish
     double worth_ns GPUSHARE_GUARDED_BY(has_entries) = 0;                // at the last update()
     uint64_t bytes GPUSHARE_GUARDED_BY(has_entries) = 0;

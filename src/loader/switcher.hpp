@@ -12,9 +12,8 @@
 // With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp),
 // because no grouping can hide their transmission. They are spare likewise.
 //
-// Calls of begin get their turns in the order in which they arrive; one iteration of a switcher is open at a
-// time. The kept bytes of a member are on the device, are given up when the runtime closes, and are loaded
-// again after a failure.
+// Calls of begin get the switcher's turn in the order of their arrival; one iteration of a switcher is open at a time.
+// The kept bytes of a member stay on the device until the runtime closes. They are loaded again after a failure.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -37,7 +36,8 @@ namespace gpushare::loader {
 
 using MemberId = uint64_t;
 
-inline constexpr base::Role has_members;  // who holds a Switcher's mutex: it guards what its members have
+inline constexpr base::Role
+    has_members;  // the role of the holder of a Switcher's mutex, which guards what its members have
 
 struct SwitcherOptions {
   sched::ResidencyPolicy policy = sched::ResidencyPolicy::kLeastRecentlyUsed;
@@ -86,17 +86,17 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
 
   // A new member, on standby. Errors: INVALID_ARGUMENT, EXCEEDS_CAPACITY (it could not run alone).
   base::Result<MemberId> add(MemberOptions options);
-  // Begins that wait for it fail with CANCELLED. Blocks until its iteration has ended. Errors: NOT_FOUND,
-  // INVALID_STATE (the thread has an iteration of the switcher open).
+  // Removes a member. Its begins that wait fail with CANCELLED. Blocks until its iteration has ended. Errors:
+  // NOT_FOUND, INVALID_STATE (the thread has an iteration of the switcher open).
   base::Status remove(MemberId member);
 
   struct Turn {
-    std::shared_ptr<executor::Iteration> iteration;  // to be ended as any pulled one
+    std::shared_ptr<executor::Iteration> iteration;  // the caller ends it as any pulled iteration
     std::shared_ptr<Model> model;
-    bool loaded = false;  // its session is new: blocks that its iterations kept are gone
+    bool loaded = false;  // its session is new, so blocks that its iterations kept are gone
   };
-  // Waits for its turn, switches if another member is active, begins an iteration. Errors: TIMED_OUT, CANCELLED
-  // (removed), NOT_FOUND, DEVICE_OUT_OF_MEMORY (not even with all others dropped), DEVICE_LOST, INVALID_STATE
+  // Waits for the member's turn, switches if another member is active, and begins an iteration. Errors: TIMED_OUT,
+  // CANCELLED (removed), NOT_FOUND, DEVICE_OUT_OF_MEMORY (not even with all others dropped), DEVICE_LOST, INVALID_STATE
   // (closed; the thread has one open), and those of loading. After an error the member may be on standby.
   base::Result<Turn> begin(MemberId member, uint64_t timeout_ns);
 
@@ -115,7 +115,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
     MemberId id = 0;
     uint64_t persistent_bytes = 0;  // P
     bool removed GPUSHARE_GUARDED_BY(has_members) = false;
-    // Null: standby. Who has the turn changes it, and the model.
+    // Null: the member is on standby. The thread that has the turn changes the session and the model.
     std::shared_ptr<executor::Session> session GPUSHARE_GUARDED_BY(has_members);
     std::shared_ptr<Model> model GPUSHARE_GUARDED_BY(has_members);
     uint64_t ephemeral_bytes GPUSHARE_GUARDED_BY(has_members) =
@@ -132,7 +132,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
 
   // The reason why nothing can be begun for `member` any more. Null: the caller removes a member.
   base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_, has_members);
-  // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
+  // Takes the switcher's turn: no other thread switches or has an iteration open. Needs the lock.
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_, has_members);
   void give_turn() noexcept;
@@ -141,12 +141,12 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
   base::Status make_active(Member& member);
   base::Status load(Member& member);
-  // `held`: the member's first layers make no room for others. False afterwards: they had to.
+  // `held`: the member's first layers make no room for others. It is false afterwards if they had to.
   base::Status load_from_first_layers(Member& member, bool& held);
   base::Result<std::shared_ptr<executor::Session>> open_session(Member& member, bool& held);
   // Lets go of members that the scheduler has dropped.
   void take_leave();
-  // Kept members make room for others, `active` does not.
+  // Makes the sessions of kept members spare, except that of `active`.
   void tell_worths(MemberId active);
   void learn_need(Member& member, const executor::Session& session);
   bool usable(const Member& member) const;
@@ -166,7 +166,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  bool taken_ GPUSHARE_GUARDED_BY(mutex_) = false;      // somebody has the turn
+  bool taken_ GPUSHARE_GUARDED_BY(mutex_) = false;      // a thread has the turn
   std::thread::id holder_ GPUSHARE_GUARDED_BY(mutex_);  // who
   uint64_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;      // threads inside
   // The session whose begin is under way, set by the thread that has the turn. That begin may wait until the

@@ -26,7 +26,8 @@ using GroupCallback = std::function<void(size_t group, uint32_t first, uint32_t 
 // The first layers of an image, on the device already.
 struct Prefix {
   uint32_t layers = 0;
-  device::Address copy = 0;  // where: laid out like the image, copied from there; 0: in the block itself
+  // The place of a copy, laid out like the image; 0: the prefix lies in the block itself.
+  device::Address copy = 0;
 };
 
 // One image, or the first layers of one, on its way to one device block. Owns the events; holds the image until the last copy has

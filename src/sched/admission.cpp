@@ -11,7 +11,7 @@
 namespace gpushare::sched {
 namespace {
 
-// Only so many waiting sessions are tried that the policy keeps out.
+// The most waiting sessions that are tried although the policy keeps them out.
 constexpr size_t kMostRefused = 64;
 
 // The work that is left in the lane. A session whose remaining time is unknown counts as the longest of the others.
@@ -80,7 +80,7 @@ bool Scheduler::Impl::may_open_another(Share::Kind kind) const {
 }
 
 Placement Scheduler::Impl::placement(const SessionRecord& session) const {
-  // Somebody has to go as it is: nobody joins, not even for nothing.
+  // Sessions have to go already, so no session joins, not even one without bytes.
   if (promised() > capacity.target_bytes || session.persistent_bytes > free_bytes()) return {};
   const LaneFinderKind finder =
       options.lane_finder.value_or(asks.lane_finder.value_or(LaneFinderKind::kSalus));
@@ -126,7 +126,7 @@ bool Scheduler::Impl::own_lane_comes(const SessionRecord& session, const LaneRec
 }
 
 bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
-  // Whether it passes others is for those who choose it.
+  // Whether the session passes others is checked where it is chosen.
   if (may_join(session, residents, false) != MayJoin::kYes) return false;
   const Placement found = placement(session);
   if (found.kind == Placement::Kind::kNone) return false;
@@ -330,8 +330,8 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
   return false;
 }
 
-// A session that is out in part and wants to be in cannot turn back. A session that it outranks waits until it is out, and then it
-// comes first: else it would have the other one out again.
+// A session whose page-out has moved a part, and that wants to be in, cannot turn back. A session that it outranks
+// waits until it is out, and then it comes in first. Otherwise it would have the other session paged out again.
 bool Scheduler::Impl::is_for_one_that_goes_out(const SessionRecord& waits) const {
   if (evicting == 0) return false;
   for (const LaneRecord& lane : lanes)
@@ -345,13 +345,14 @@ bool Scheduler::Impl::is_for_one_that_goes_out(const SessionRecord& waits) const
 void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   lower(now_ns);
   stays_end_ns = kUnknown;
-  if (!cache_line.empty() && hold_waiting(now_ns)) return;  // what comes back meanwhile is for it
+  if (!cache_line.empty() && hold_waiting(now_ns))
+    return;  // bytes that come back meanwhile are for the cache
   if (place_for != kNoSession && give_place(now_ns)) return;
   admit_in_line(now_ns);
   merge_waiting(now_ns);
   alternate(now_ns);
   if (!waiting.empty() || evicting > 0) return;
-  // Idle paged-out sessions come back only into room that nobody wants.
+  // Idle paged-out sessions come back only into room that no other session wants.
   for (WaitingList::Position at = idle.first_fit(idle.begin(), room()); at < idle.end();
        at = idle.first_fit(at, room()))
     at = place(idle.at(at), now_ns) ? idle.erase(at) : idle.next(at);

@@ -38,25 +38,29 @@ struct SessionSpec {
   double weight = 1.0;
   uint64_t persistent_bytes = 0;     // P
   uint64_t ephemeral_bytes = 0;      // E
-  bool named = true;                 // false: the name was made up, and says nothing of what the session does
+  bool named = true;                 // false: the name was made up and says nothing about the session's work
   uint64_t remaining_ns = kUnknown;  // declared
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
-  uint64_t quota_bytes = 0;          // limit on P + E, see set_quota(); 0 = none
-  uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
+  uint64_t quota_bytes = 0;          // the most that P + E may be, see set_quota(); 0 = no limit
+  // Units that its lane has for itself; 0 = the lane shares the device with all such lanes.
+  uint32_t compute_units = 0;
   uint64_t trust_group =
-      0;                  // it shares a lane only with sessions of the same; SchedulerOptions::shared_lanes
+      0;  // its trust group: it shares a lane only with sessions of that group; SchedulerOptions::shared_lanes
   bool may_queue = true;  // false: arrive() refuses a session that cannot be admitted at once
   bool may_page = true;   // false: the session is not paged out before allow_paging()
   bool may_claim = true;  // false: nothing is dropped or paged out so that it gets in
-  // For a coordinator (set_coordination). How many bytes of P + E it can still run with, the rest in host memory; 0: all of them.
+  // For a coordinator (set_coordination). The bytes of P + E with which the session can still run, the rest being in
+  // host memory; 0: all of them.
   uint64_t least_bytes = 0;
-  bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
-  // Once its stay is over (stays.hpp) the session is paged out for one that waits for memory, under every policy.
+  bool may_upgrade = false;  // an opportunistic session counts as guaranteed while there is room
+  // True: once its stay is over (stays.hpp), the session is paged out for a session that waits for memory, under every
+  // policy.
   bool alternates = false;
-  bool never_pages = false;  // with may_page false: nor after allow_paging(), which never comes
-  // The need is unknown. The session is admitted with all free bytes as E, in a lane of its own where one may
-  // be opened, once at least persistent_bytes + ephemeral_bytes (here the least to start with) are free.
-  // set_need() ends profiling.
+  // Used with may_page false: allow_paging() is never called, so the session never pages.
+  bool never_pages = false;
+  // True: the need is unknown, and persistent_bytes and ephemeral_bytes are the least to start with. Once that much is
+  // free, the session is admitted with all free bytes as E, in a lane of its own where one may be opened. set_need()
+  // ends profiling.
   bool profiling = false;
 };
 
@@ -66,16 +70,16 @@ enum class SessionState : uint32_t { kQueued, kResident, kPagedOut };
 enum class ActionKind : uint32_t {
   kOpenLane,    // lane, bytes, compute_units
   kResizeLane,  // lane, bytes: holds for iterations dispatched from now on; a shrink is promised to others
-                // only when those dispatched before have finished
+                // only when the iterations dispatched before have finished
   kCloseLane,   // lane: no session of it is left, nothing of it is in flight
   kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
   kPageIn,      // session, lane: reserve P again, copy back, then page_done()
-  kTurnBack,    // session: give its page-in up, then unplaced(); nothing if that is done already
-  kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
-  kDrop,        // session: it is spare; end it without a copy, then leave()
-  kFillCache,   // session is the cache's id: its bytes are promised; send them
-  kDropCache,   // likewise: give its bytes back, then cache_dropped()
+  kTurnBack,    // session: give its page-in up, then unplaced(); nothing if the page-in is done already
+  kMove,  // session, lane: its iterations run in that lane from now on; nothing of it is in flight or being copied
+  kDrop,       // session: it is spare; end it without a copy, then leave()
+  kFillCache,  // session is the cache's id: its bytes are promised; send them
+  kDropCache,  // likewise: give its bytes back, then cache_dropped()
   kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class where bytes are asked for, and has at
   // most so many bytes of P + E (0: no such limit), which the driver reaches at boundaries like a quota. In turns and at
   // gates it is of the better of this class and its own.
@@ -90,7 +94,8 @@ struct Action {
   SessionClass cls = SessionClass::kGuaranteed;
 };
 
-// Bytes of a session that can go without the rest of it: blocks that may lie in host memory, an elastic range.
+// Bytes of a session that can leave the device while the rest of the session stays: blocks that may lie in host memory,
+// or an elastic range.
 struct Part {
   SessionId session = kNoSession;
   uint64_t bytes = 0;
@@ -123,12 +128,12 @@ class Authority {
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
   // `iterations` above 1: a run of equal iterations dispatched as one. 0: the turn was given back unused.
   virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
-  // may_lend() was true: the session has run so many equal iterations since it last finished one, one after the other.
-  // The same as ready(), dispatched() and finished().
+  // Allowed where may_lend() was true. The session has run `iterations` equal iterations, one after the other, since
+  // its last finished(). Has the effect of ready(), dispatched() and finished() for each.
   virtual void ran_alone(SessionId session, LaneId lane, uint64_t device_ns, uint64_t now_ns,
                          uint64_t iterations) = 0;
-  // For readers in other processes, where the sessions of several processes are shown together: an iteration is done, which took
-  // so much device time and had waited so long for its turn; and the counts of the request queue that the session serves.
+  // Figures for readers in other processes, which see the sessions of several processes together: the device time of a
+  // finished iteration and its wait for the turn; the counts of the request queue that the session serves.
   virtual void note_iteration(SessionId /*session*/, uint64_t /*device_ns*/, uint64_t /*waited_ns*/) {}
   virtual void note_requests(SessionId /*session*/, const base::RequestCounts& /*counts*/) {}
   // The session has ended, with nothing in flight. The actions that follow give its promise to others.
@@ -144,71 +149,73 @@ class Authority {
   // fit any more waits until the capacity is raised. Errors: EXCEEDS_CAPACITY (more than there is), UNSUPPORTED
   // (another process decides it).
   virtual base::Status set_capacity(uint64_t bytes, uint64_t now_ns) = 0;
-  // Bytes of the device that what no session has uses: contexts, code in them, other libraries (of the process; of all
-  // processes, where the scheduler itself is called). Nothing refuses them and nobody can take them back: sessions and
-  // caches make room for them at their boundaries, as for a lower capacity.
+  // Bytes of the device that are used outside of all sessions: contexts, code in them, other libraries. They are those
+  // of the process, or those of all processes where the scheduler itself is called. They cannot be refused or taken
+  // back, so sessions and caches make room for them at their boundaries, as for a lower capacity.
   virtual void set_context_bytes(uint64_t bytes, uint64_t now_ns) = 0;
   // Changes how many bytes may be promised to the session (P + E, each rounded up); 0: no limit. If the limit
   // is below the session's need, the need does not grow, and the driver gives back free bytes of it at
   // boundaries, by set_need(). Nobody is paged out for it.
   virtual void set_quota(SessionId session, uint64_t bytes) = 0;
-  // From now on a coordinator with these options (all but the capacity, which is this one's) decides which sessions
-  // run, in which class and with how many bytes; nullopt: none does, as at first. Errors: UNSUPPORTED (another process
-  // decides it).
+  // From now on a coordinator with these options decides which sessions run, in which class and with how many bytes.
+  // The capacity in the options is ignored: that of the authority counts. nullopt: no coordinator, as at first. Errors:
+  // UNSUPPORTED (another process decides it).
   virtual base::Status set_coordination(const std::optional<CoordinatorOptions>& options,
                                         uint64_t now_ns) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
-  // Which class the session counts as from now on.
+  // Changes the class as which the session counts.
   virtual void set_class(SessionId session, SessionClass cls, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
-  // With a worth the session is spare: nobody runs iterations of it, its bytes can be had again, and it stays for
-  // speed alone (a model kept for its next request, first layers on standby). Spare sessions make room before all
-  // others, by class, then by price; kDrop is the action. The price is `worth_ns`: the time to bring the bytes back
-  // times the requests for them; it halves every kRequestHalfLifeNs. Without a worth, or when it becomes ready, the
-  // session is an ordinary one again. False: the session is being dropped already.
+  // With a worth the session is spare: it runs no iterations, its bytes can be had again, and it stays for speed alone
+  // (a model kept for its next request, first layers on standby). Spare sessions make room before all others, by class,
+  // then by price; kDrop is the action. The price is `worth_ns`: the time to bring the bytes back times the requests
+  // for them; it halves every kRequestHalfLifeNs. Without a worth, or when it becomes ready, the session is an ordinary
+  // one again. False: the session is being dropped already.
   virtual bool set_spare(SessionId session, std::optional<double> worth_ns, uint64_t now_ns) = 0;
   // Measured time of the link for a byte: the price of paging.
   virtual void set_link(double ns_per_byte) = 0;
   // Device time still needed from now on (kUnknown: estimate again).
   virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
-  // The session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`, and nothing later.
-  // Where it would win nothing if it waited for another session of its rank, it goes first, as long as it has part of the device
-  // left that it did not use (kMostUnusedNs). Of several such sessions the one of the greatest worth goes first. Forgotten when an
-  // iteration begins; a worth that is not finite and above 0 forgets it at once. The worth of a spare session is another
-  // (set_spare). Said while an iteration runs, it is of the one after it: the session is then expected back at once.
+  // The session's next iteration wins `worth` (requests served, in their costs) if it begins by `until_ns`, and nothing
+  // if it begins later. The session goes first where it would win nothing after a wait for another session of its rank,
+  // as long as it has an unused part of the device left (kMostUnusedNs). Of several such sessions the one of the
+  // greatest worth goes first. The worth is forgotten when an iteration begins, and at once if a worth comes that is
+  // not finite and above 0. A call while an iteration runs is about the iteration after it; the session is then
+  // expected back at once. The worth of set_spare() is another thing.
   virtual void set_worth(SessionId session, double worth, uint64_t until_ns) = 0;
-  // Sessions admitted stay admitted, also above the new policy's limits.
+  // Changes the policy. Admitted sessions stay admitted, also above the new policy's limits.
   virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;
   // The driver could not place an admitted session's bytes (contiguous layout, fragmented): the session goes
   // back to the queue until something is freed. Caches that nobody uses are dropped for it.
   virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
-  // A kPageOut action is under way: so many bytes of P more are out, and others may have them. page_done() follows.
+  // Part of a kPageOut action is done: `bytes` more of P are out, and others may have them. page_done() follows.
   virtual void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
   // Called when a resident session needs `bytes` more than can be promised. For a guaranteed session, opportunistic
-  // ones whose page-in is under way turn back. If that is not enough, drops spare sessions, then starts paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
-  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For
-  // kNoSession only what is spare goes.
+  // ones whose page-in is under way turn back. If that is not enough, drops spare sessions, then starts paging out
+  // sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest rank first.
+  // Returns false if there are no such sessions. The bytes that come free are promised to no other session until
+  // room_used(session). For kNoSession only spare sessions and caches go.
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
-  // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next
-  // boundaries, until a guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room()
-  // tells until when. Returns false if all of them would not do, or if the session is not guaranteed. An authority that
-  // decides elsewhere does so in make_room().
+  // Called after make_room() has returned false. Opportunistic sessions that have something in flight are paged out at
+  // their next boundaries, until a guaranteed session has `bytes` more; they begin no iteration meanwhile.
+  // making_room() tells when that is over. Returns false if all of them together would not do, or if the session is not
+  // guaranteed. An authority that decides elsewhere does all of this in make_room().
   virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
     return false;
   }
-  // The session no longer waits for boundaries that have not come: the sessions that were to be paged out there go on.
+  // The session no longer waits for boundaries. Sessions whose boundary has not come yet are not paged out.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // Room that make_room() or make_room_at_boundaries() began to make for the session is still under way. For a guaranteed
+  // True while room that make_room() or make_room_at_boundaries() makes for the session is under way. For a guaranteed
   // session, room for others counts too.
   virtual bool making_room(SessionId session) const = 0;
-  // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still
-  // on its way, is for everybody. A driver also calls it for kNoSession when memory outside of the books may have come
-  // free: what found no place is tried again.
+  // The session for which make_room() made room has taken what it needs, or has given up. What is left, or still on its
+  // way, is for every session. A driver also calls it for kNoSession when memory outside of the books may have come
+  // free: sessions that found no place are then tried again.
   virtual void room_used(SessionId session, uint64_t now_ns) = 0;
-  // A kPageOut action could not be carried out (no host memory), and no part of it was: the session is resident as
-  // before, and is not chosen again until another leaves.
+  // No part of a kPageOut action could be carried out (no host memory). The session is resident as before, and is not
+  // chosen again until another session leaves.
   virtual void page_out_failed(SessionId session, uint64_t now_ns) = 0;
   // A kOpenLane, kResizeLane or kCloseLane action has been carried out: the lane has `bytes` of device memory, 0 once closed.
   virtual void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) = 0;
@@ -217,20 +224,20 @@ class Authority {
   // The session whose iteration runs next in `lane`; nullopt leaves it idle. After any event, ask again for
   // every free lane, because an event of one session may let another lane run.
   virtual std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) = 0;
-  // The lanes in which pick() could name a session now, in no order, valid until the next call; nullopt: any lane. A driver
-  // with many lanes asks for these alone.
+  // The lanes in which pick() could name a session now, in no order, valid until the next call; nullopt: any lane. A
+  // driver with many lanes calls pick() for these lanes alone.
   virtual std::optional<std::span<const LaneId>> lanes_to_ask() const { return std::nullopt; }
-  // The time to ask pick again although nothing has happened; kUnknown: none. pick may leave a lane idle for
-  // sessions that are behind in service, and an iteration of these may take longer than expected because its
+  // The time at which to call pick() again even if nothing happens; kUnknown: none. pick() may leave a lane idle for
+  // sessions that are behind in service, and an iteration of such a session may take longer than expected because its
   // host holds it open.
   virtual uint64_t look_again_ns() const = 0;
-  // Time has passed: to be called at look_again_ns().
+  // To be called at the time of look_again_ns().
   virtual void look(uint64_t /*now_ns*/) {}
-  // True if the driver may run iterations of the session in its lane one after the other and report them together, by
-  // ran_alone(), before it reports or asks anything else: with no other session
-  // ready, no pick would answer otherwise, and nothing waits for a boundary of the lane.
+  // True if the driver may run iterations of the session in its lane, one after the other, and report them together by
+  // ran_alone() before it reports or asks anything else. This holds while no other session is ready, pick() would
+  // always choose this session, and nothing waits for a boundary of the lane.
   virtual bool may_lend(SessionId /*session*/, LaneId /*lane*/) const { return false; }
-  // Actions decided since the last call, in the order to carry out. pick() decides some, too.
+  // The actions decided since the last call, in the order in which to carry them out. pick() decides some, too.
   virtual std::vector<Action> take_actions() = 0;
 
   // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------
@@ -239,9 +246,9 @@ class Authority {
   virtual LaneId lane_of(SessionId session) const = 0;  // also while its page-in is under way
   virtual SessionView view(SessionId session) const = 0;
   virtual std::string policy_name() const = 0;
-  // Why the coordinator does not let the session run; empty: it does, or there is none.
+  // Why the coordinator does not let the session run; empty: it does, or there is no coordinator.
   virtual std::string coordinated_wait(SessionId /*session*/) const { return {}; }
-  // Why the policy does not admit the session, whatever memory is free; empty: it waits for something else.
+  // Why the policy does not admit the session, whatever memory is free; empty: the session waits for something else.
   virtual std::string policy_wait(SessionId /*session*/) const { return {}; }
   virtual std::vector<SessionId> dropping() const = 0;  // spare sessions that are to go and have not left
   virtual double link_ns_per_byte() const = 0;          // 0: not measured
@@ -250,49 +257,50 @@ class Authority {
   virtual uint64_t lane_bytes(LaneId lane) const = 0;
   virtual uint32_t lane_compute_units(LaneId lane) const = 0;  // for itself; 0 = shares the device
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes
-  // The parts among all that may give bytes up, for give_up(): ranked by class, then by the policy, and priced by the time to
-  // move them out and back.
+  // The claims that the parts make among all that may give bytes up (give_up() in claims.hpp): ranked by class, then by
+  // the policy, and priced by the time to move the bytes out and back.
   virtual std::vector<Claim> claims_on(std::span<const Part> parts, uint64_t now_ns) const = 0;
   // Checks the invariants; empty when they hold. For tests.
   virtual std::string check() const = 0;
 
   // ---- how sessions slow each other ------------------------------------------------------------------------------
-  // Measures it from now on, under any policy; null where another process does.
+  // Measures interference from now on, under any policy. Null where another process measures it.
   virtual std::shared_ptr<MeasuredInterference> measure() { return nullptr; }
   virtual std::shared_ptr<MeasuredInterference> measured() const { return nullptr; }  // null: nobody measures
 
-  // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
-  // OK, or the reason why no decisions come now. Sessions keep their memory and turns.
+  // ---- where the decisions are made elsewhere; an authority in this process decides at once --------------------- OK,
+  // or the reason why no decisions come now. Sessions keep their memory and turns in that time.
   virtual base::Status standing() const { return {}; }
   // `changed` is called on a thread of the authority's when there may be new actions or picks although the driver has
   // told nothing. Set before the first event. After stop() it is not called again; stop() waits for a call under way.
   virtual void set_on_change(std::function<void()> /*changed*/) {}
   virtual void stop() {}
-  // Others want the turn of the lane's session: the driver finishes the iterations in flight and reports them.
+  // True if other sessions want the turn of the lane's session. The driver then finishes the iterations in flight and
+  // reports them.
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
-  // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null:
-  // `changed` is called.
+  // The bell on which a thread waits for the session's turn. The thread calls pick() again each time the bell rings.
+  // Null: there is no bell, and `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
   // The source of the lane's memory if processes share the lane; null: the driver makes the memory.
   virtual std::shared_ptr<base::Pieces> lane_pieces(LaneId /*lane*/) const { return nullptr; }
-  // The session needs memory of its own in place of a lane that processes share: its E is promised a second time, as
-  // its own, until has_own_lane() reports the outcome. `has`: the session does not use the shared lane any more, and
-  // its E is its own for good; else all is as before. Errors of needs_own_lane(): as set_need().
+  // The session needs memory of its own in place of a lane that processes share. Its E is promised a second time, as
+  // its own, until has_own_lane() reports the outcome. `has` true: the session does not use the shared lane any more,
+  // and its E is its own for good. False: all is as before. Errors of needs_own_lane(): as set_need().
   virtual base::Status needs_own_lane(SessionId /*session*/, uint64_t /*now_ns*/) { return {}; }
   virtual void has_own_lane(SessionId /*session*/, bool /*has*/, uint64_t /*now_ns*/) {}
 
   // ---- elastic ranges of other processes (elastic.hpp) -----------------------------------------------------------
-  // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
+  // The session's ranges have `bytes` for which their owner can be asked. The owner has `answer_ns` to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // A range of the session, or an allocation of it (`lower`: then opportunistic sessions alone are asked), misses `bytes`:
-  // ranges of other processes are asked. True while bytes are on the way;
-  // *out_silent names ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
+  // Asks ranges of other processes for `bytes` that a range of the session misses, or an allocation of the session
+  // (`lower`: only ranges of opportunistic sessions are asked). True while bytes are on the way; *out_silent names
+  // ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
   virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, bool /*lower*/,
                           std::string* /*out_silent*/) {
     return false;
   }
-  // The bytes that others ask of a session's ranges. Call take_ranges_asked() after take_actions().
+  // The bytes for which others ask a session's ranges. Call take_ranges_asked() after take_actions().
   struct RangesAsked {
     SessionId session;
     uint64_t bytes;

@@ -11,7 +11,7 @@
 namespace gpushare::sched {
 namespace {
 
-// Processes of others tell these: sums of prices stay finite.
+// Other users' processes report these numbers. The limits keep sums of prices finite.
 constexpr double kMostLinkNsPerByte = 1e6, kMostWorthNs = 1e30;
 
 double requests_at(const CacheRecord& cache, uint64_t now_ns) {
@@ -33,7 +33,7 @@ std::vector<CacheRecord*> Scheduler::Impl::droppable() const {
   return out;
 }
 
-// Ranked by class, and above others that rest on it, because these have to go first.
+// Caches rank by class. A cache ranks above the caches that rest on it, because those have to go first.
 Claim Scheduler::Impl::claim_of(const CacheRecord& cache, uint64_t now_ns) const {
   uint32_t rank = 2 * spare_rank(cache.cls);
   for (const auto& other : caches)
@@ -63,8 +63,8 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   return false;
 }
 
-// For a session that found no place though the books have room: the device is in pieces, or others use it. It waits
-// until something is freed, and caches may be all that is left.
+// For a session that found no place although the books have room, because the free bytes are in pieces or other
+// programs use them. The session waits until something is freed, and caches may be the only thing left to free.
 void Scheduler::Impl::drop_caches(uint64_t bytes, uint64_t now_ns) {
   const Ask ask{Why::kPieces, now_ns, nullptr, bytes};
   if (const auto victims = who_gives(ask, who_may_give(ask))) evict(*victims, now_ns);

@@ -18,7 +18,7 @@ base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
   const bool raised = bytes > impl_->capacity.target_bytes;
   impl_->capacity = {bytes, std::max(bytes, impl_->promised())};
   if (impl_->coordinator) impl_->coordinator->set_capacity(impl_->beside_contexts(), now_ns);
-  if (raised) {  // what was to give way and has not begun may stay
+  if (raised) {  // sessions that were to give way and have not begun to may stay
     for (LaneRecord& lane : impl_->lanes) lane.closing = false;
     for (SessionRecord* session : impl_->waiting.sessions()) impl_->set_claiming(*session, false);
     impl_->cancel_evictions();
@@ -52,7 +52,7 @@ Limit Scheduler::quota(SessionId id) const {
   return {quota, std::max(quota, session->persistent_bytes + session->ephemeral_bytes)};
 }
 
-// The most that P and E, each rounded up, come to if what they were rounded from is within the quota.
+// The most that P and E can be after rounding, if they were within the quota before.
 uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes) {
   if (quota_bytes == 0) return kUnknown;
   if (granule_bytes <= 1 || quota_bytes < 2) return std::max(quota_bytes, granule_bytes);
@@ -65,8 +65,8 @@ uint64_t Scheduler::Impl::quota_of(const SessionRecord& session) const {
   return session.limit_bytes > 0 ? std::min(quota, session.limit_bytes) : quota;
 }
 
-// As many lanes as it takes, first those with nothing in flight, then those of the fewest sessions, merge into the
-// largest. That copies nothing.
+// Merges as many lanes as needed into the largest: first lanes with nothing in flight, then those of the fewest
+// sessions. That copies nothing.
 void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
   if (lanes_open < 2) return;
   std::vector<LaneId> candidates;

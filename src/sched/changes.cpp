@@ -39,7 +39,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
     LaneRecord& lane = impl_->lanes[session->lane];
     const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
     const uint64_t grown = grown_lane + (p > session->persistent_bytes ? p - session->persistent_bytes : 0);
-    // Bytes that it needs no more may be out already.
+    // Bytes that the session does not need any more may be out already.
     const uint64_t forgone = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
     const uint64_t gone = session->gone_bytes - std::min(session->gone_bytes, forgone);
     uint64_t shrunk = forgone - (session->gone_bytes - gone);

@@ -1,5 +1,5 @@
-// The coordinator of a scheduler: Coordinator decides which sessions may run, in which class and with how many bytes,
-// and the scheduler carries that out: a session that may not run is paged out at its boundary and waits; the driver is
+// The coordinator of a scheduler. Coordinator decides which sessions may run, in which class and with how many bytes,
+// and the scheduler carries that out. A session that may not run is paged out at its boundary and waits. The driver is
 // told of classes and limits by kTerms.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -131,7 +131,7 @@ void Scheduler::Impl::look_at_limits(uint64_t now_ns) {
         now_ns < base::add_saturated(session->above_since_ns, coordinator->options().shrink_patience_ns))
       continue;
     if (waiting.empty()) {
-      session->above_since_ns = now_ns;  // it keeps nobody out
+      session->above_since_ns = now_ns;  // it keeps no session out
       continue;
     }
     session->rigid = true;
@@ -161,8 +161,8 @@ void Scheduler::Impl::release(SessionRecord& session) {
 }
 
 void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes) {
-  // Turns go by the better of the two classes: a guaranteed session that runs before its bytes are free lacks bytes, and its rank
-  // and weight are what the policy promised it.
+  // Turns go by the better of the two classes. A guaranteed session that runs before its bytes are free lacks only
+  // bytes; it keeps the rank and weight that the policy promised it.
   const SessionClass turn_cls = std::min(cls, session.spec.cls);
   if (session.bytes_cls == cls && session.view.cls == turn_cls && session.limit_bytes == limit_bytes) return;
   session.bytes_cls = cls;

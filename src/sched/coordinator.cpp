@@ -13,7 +13,7 @@ namespace gpushare::sched {
 
 namespace {
 
-// Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank.
+// Decides everything anew from the jobs alone: in the order of arrival, and in each rank running jobs first.
 template <class Entry>  // of the coordinator
 class CoordinatorPlan {
  public:
@@ -26,7 +26,7 @@ class CoordinatorPlan {
 
     bool was_guaranteed() const { return entry->running && entry->cls == SessionClass::kGuaranteed; }
     bool stops() const { return entry->running && !runs; }
-    // What it could use beyond its limit.
+    // The bytes that the job could use beyond its limit.
     uint64_t wants() const {
       return runs && cls == SessionClass::kOpportunistic ? entry->job.bytes - limit_bytes : 0;
     }
@@ -70,7 +70,7 @@ class CoordinatorPlan {
     }
   }
 
-  // Opportunistic jobs that may be upgraded: who was upgraded before comes first.
+  // Upgrades opportunistic jobs that may be upgraded, those that were upgraded before first.
   void upgrade() {
     for (const bool before : {true, false})
       for (Decision& each : decisions_)
@@ -88,7 +88,7 @@ class CoordinatorPlan {
     return !entry.waited_long;
   }
 
-  // With their least bytes first.
+  // Lets opportunistic jobs run with their least bytes.
   void run_opportunistic(bool running) {
     for (Decision& each : decisions_) {
       Entry& entry = *each.entry;
@@ -101,7 +101,8 @@ class CoordinatorPlan {
     }
   }
 
-  // A round: the rest by weight. What one does not need is for the others in the next round, which there is if true.
+  // One round: shares the rest by weight. What a job does not need is for the others in the next round. True if there
+  // is to be one.
   bool share_rest() {
     double weights = 0;
     for (const Decision& each : decisions_)

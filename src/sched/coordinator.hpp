@@ -2,8 +2,8 @@
 //
 // Guaranteed jobs get all bytes that they asked for, or wait. Opportunistic jobs share what guaranteed ones leave, by
 // weight, down to a least amount each. A guaranteed job that has waited long starts as opportunistic where there is
-// room, and is upgraded when its bytes are free. An opportunistic job that is content to be upgraded becomes guaranteed
-// when nobody guaranteed waits, and is demoted when one comes that needs its room.
+// room, and is upgraded when its bytes are free. An opportunistic job that may be upgraded becomes guaranteed when no
+// guaranteed job waits, and is demoted when a guaranteed job comes that needs its room.
 //
 // No thread, no clock, no device: times come in as arguments, and view() says what was decided.
 // SPDX-License-Identifier: Apache-2.0
@@ -19,22 +19,23 @@ namespace gpushare::sched {
 
 struct CoordinatorOptions {
   uint64_t capacity_bytes = 0;
-  uint32_t max_guaranteed = 1;     // at once; several slow each other, which no gate prevents
+  uint32_t max_guaranteed = 1;  // at once; several of them slow each other, and no launch gate prevents that
   uint32_t max_opportunistic = 4;  // at once
   uint64_t long_wait_ns =
       600'000'000'000;  // after which a guaranteed job that waits may start as opportunistic
-  // A job above its limit that comes no nearer to it for so long, while others wait for memory, cannot shrink: it is
-  // idle, or its blocks do not move. From then on it needs all of its bytes, so it may be stopped.
+  // If a job above its limit does not shrink for this time while others wait for memory, the coordinator takes it that
+  // the job cannot shrink (it is idle, or its blocks do not move). The job then counts as needing all of its bytes, so
+  // it may be stopped.
   uint64_t shrink_patience_ns = 100'000'000;
 };
 
 struct CoordinatedJob {
   SessionId id = kNoSession;
   SessionClass cls = SessionClass::kGuaranteed;
-  uint64_t bytes = 0;        // that it wants on the device
-  uint64_t least_bytes = 0;  // with which it can still run, the rest on the host; at most `bytes`
+  uint64_t bytes = 0;        // the bytes that it wants on the device
+  uint64_t least_bytes = 0;  // the bytes with which it can still run, the rest on the host; at most `bytes`
   double weight = 1;
-  bool may_upgrade = false;  // an opportunistic one that becomes guaranteed when there is room
+  bool may_upgrade = false;  // an opportunistic job becomes guaranteed when there is room
 };
 
 // Threads: none; one caller at a time.
@@ -42,11 +43,11 @@ class Coordinator {
  public:
   explicit Coordinator(CoordinatorOptions options) : options_(options) {}
 
-  // INVALID_ARGUMENT is the caller's to check: bytes above the capacity are never guaranteed (`fits` says so).
+  // Whether the job could ever run. The caller refuses a job that does not fit (INVALID_ARGUMENT).
   bool fits(const CoordinatedJob& job) const { return job.least_bytes <= options_.capacity_bytes; }
   void arrive(const CoordinatedJob& job, uint64_t now_ns);
   void leave(SessionId id, uint64_t now_ns);
-  // The job, which is known, needs something else from now on. It keeps its place and the time that it has waited.
+  // Changes the needs of a known job. The job keeps its place and the time that it has waited.
   void change(const CoordinatedJob& job, uint64_t now_ns);
   bool knows(SessionId id) const { return jobs_.contains(id); }
   void set_capacity(uint64_t bytes, uint64_t now_ns);
@@ -55,13 +56,13 @@ class Coordinator {
   uint64_t look_again_ns() const { return look_again_ns_; }
 
   struct View {
-    bool running = false;  // false: it waits, or there is no room for its least bytes any more
+    bool running = false;  // false: the job waits, or there is no room for its least bytes any more
     SessionClass cls = SessionClass::kGuaranteed;  // as it runs
     uint64_t limit_bytes = 0;
   };
   View view(SessionId id) const;
   const CoordinatorOptions& options() const { return options_; }
-  // For people: the jobs that run, as the reason why another job waits.
+  // The jobs that run, as text for people: the reason why another job waits.
   std::string describe() const;
   // Empty when the invariants hold. For tests.
   std::string check() const;

@@ -49,7 +49,7 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
   std::vector<Claim> claims = ranks_(parts);
   for (size_t i = 0; i < claims.size(); ++i)
     claims[i].price_ns = candidates[i].second->spec.price_ns_per_byte * static_cast<double>(parts[i].bytes);
-  // After a silence nobody is relied on: each is asked for all that it could give.
+  // After a silence no range is relied on: each is asked for all that it could give.
   const std::vector<uint64_t> given = give_up(claims, hurried_want_ == want ? UINT64_MAX : missing);
   std::vector<RangeRequest> requests;
   for (const size_t i : giving_order(claims)) {

@@ -1,12 +1,12 @@
 // elastic.hpp: which elastic ranges are asked to give bytes back when another one waits for memory, and what follows
 // from their answers.
 //
-// A range that waits asks ranges of its own class and of lower ones, chosen as all that give bytes up (claims.hpp): by class, by
-// the policy's order of their sessions, by their owners' price. Silent ranges are not asked. A request has a deadline. A range answers by giving
-// the bytes, or by saying how many it will give before the deadline: 0 declines. A range that does neither keeps its
-// bytes and is *silent*: its session counts as opportunistic, so that it may be paged out, until the range gives bytes
-// again. After a first silence all others are asked at once; so a wait sees at most two deadlines pass, whoever keeps
-// silent.
+// A range that waits asks ranges of its own class and of lower classes. They are chosen as all that give bytes up
+// (claims.hpp): by class, then by the policy's order of their sessions, then by their owners' price. Silent ranges are
+// not asked. A request has a deadline. A range answers by giving the bytes, or by saying how many it will give before
+// the deadline: 0 declines. A range that does neither keeps its bytes and is *silent*: its session counts as
+// opportunistic, so that it may be paged out, until the range gives bytes again. After a first silence all others are
+// asked at once, so a wait sees at most two deadlines pass, however many ranges keep silent.
 //
 // ElasticRanges only decides: the driver calls the owners and reports their answers. Threads: the driver serialises
 // calls. Cost: O(ranges log ranges) for each request.
@@ -29,7 +29,7 @@ using RangeId = uint64_t;
 struct RangeSpec {
   SessionId session = kNoSession;
   SessionClass cls = SessionClass::kGuaranteed;  // of its session
-  uint64_t answer_ns = 0;                        // time it has to answer; 0: it cannot be asked
+  uint64_t answer_ns = 0;                        // the time that it has to answer; 0: it cannot be asked
   double price_ns_per_byte = 0;                  // what giving back and restoring a byte costs its owner
 };
 
@@ -53,9 +53,10 @@ class ElasticRanges {
   // Sets the range's bytes. A fall counts for the request that the range has.
   void set_bytes(RangeId id, uint64_t bytes);
 
-  // `asker` lacks `bytes` for its commit. Returns the requests to be delivered now; empty when enough is on its way or nobody
-  // is left to ask. `want` numbers the wait: nobody is asked twice for it, but see taken().
-  // `only`: ranges of that session. `lower`: ranges of opportunistic sessions, whatever the asker's class.
+  // `asker` lacks `bytes` for its commit. Returns the requests to be delivered now; empty when enough is on its way or
+  // no range is left to ask. `want` is the number of the wait: no range is asked twice for one wait, but see taken().
+  // `only`: asks only ranges of that session. `lower`: asks only ranges of opportunistic sessions, whatever the asker's
+  // class.
   std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
                                 SessionId only = kNoSession, bool lower = false);
   // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already
@@ -63,9 +64,9 @@ class ElasticRanges {
   void answer(RangeId id, uint64_t bytes);
   // Requests whose deadline has passed or that got kNoAnswer are over. Returns the requests whose range is silent now.
   std::vector<RangeRequest> expire(uint64_t now_ns);
-  // Others took room that was there for the wait: ranges that gave all that they were asked for may be asked again.
+  // Others took room that had come free for the wait. Ranges that gave all that they were asked for may be asked again.
   void taken(uint64_t want);
-  // The wait is over; its requests stand no longer, and nobody is silent for them.
+  // The wait is over. Its requests stand no longer, and no range counts as silent because of them.
   void withdraw(uint64_t want);
 
   // The earliest deadline of a request, UINT64_MAX without one.
@@ -73,10 +74,10 @@ class ElasticRanges {
   // Bytes that the wait's requests may still bring.
   uint64_t on_the_way_bytes(uint64_t want) const;
   bool silent(RangeId id) const;
-  // A range of the session is silent.
+  // True if a range of the session is silent.
   bool session_silent(SessionId session) const;
-  // The session's ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer,
-  // the lowest price.
+  // The session's ranges that can be asked and are not silent, as one range: the bytes of all, the longest time to
+  // answer, the lowest price.
   RangeSpec of_session(SessionId session, uint64_t* out_bytes) const;
 
  private:
@@ -84,9 +85,9 @@ class ElasticRanges {
     RangeSpec spec;
     uint64_t bytes = 0;
     bool silent = false;
-    uint64_t asked_for = 0;  // the want that it was asked for last
-    bool gave_all = false;   // what it was asked for then
-    // The request it has.
+    uint64_t asked_for = 0;  // the wait for which it was asked last
+    bool gave_all = false;   // whether it gave all that it was asked for then
+    // The request that it has now.
     bool asked = false;
     RangeId asker = 0;
     uint64_t asked_bytes = 0;
@@ -97,7 +98,7 @@ class ElasticRanges {
   };
   Ranks ranks_;
   std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time
-  uint64_t hurried_want_ = 0;         // somebody was silent for it
+  uint64_t hurried_want_ = 0;         // a range was silent for this wait
 };
 
 }  // namespace gpushare::sched

@@ -1,4 +1,4 @@
-// Who gives bytes up, for all that ask (who_gives()), and what follows for those that do.
+// The decision on who gives bytes up, whoever asks (who_gives()), and what follows for the sessions that do.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <tuple>
@@ -10,8 +10,8 @@
 namespace gpushare::sched {
 namespace {
 
-// By the policy's order. A merge sort of its own: those of the standard library need a strict weak order,
-// which a custom policy's `before` may not be, and must then do no harm.
+// Sorts by the policy's order with a merge sort of our own. The sorts of the standard library need a strict weak order.
+// A custom policy's `before` may be none, and must do no harm then.
 void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
   std::vector<SessionRecord*> merged(list.size());
   for (size_t run = 1; run < list.size(); run *= 2) {
@@ -28,7 +28,7 @@ void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
   }
 }
 
-// Victims beyond so many are not looked at one by one for whether they are needed.
+// The most victims of which each is checked for whether it is needed.
 constexpr size_t kMostSpared = 256;
 
 // The marks of the candidates, by the index of the claim: sessions, then caches.
@@ -128,7 +128,7 @@ std::vector<Claim> Scheduler::claims_on(std::span<const Part> parts, uint64_t no
   return out;
 }
 
-// It gives bytes to an allocation of the session.
+// True if `each` gives bytes to an allocation of the session.
 bool Scheduler::Impl::yields(const SessionRecord& each, const SessionRecord* session) const {
   return session != nullptr && session->holds_promise() && options.paging && evictable(each) &&
          (session->bytes_cls < each.bytes_cls || gives_way(each, *session) == GivesWay::kAtOnce);
@@ -195,7 +195,7 @@ std::optional<Victims> Scheduler::Impl::who_gives(const Ask& ask, Victims from) 
   marks.all(true);
   if (const uint64_t left = missing(ask, from); left > 0) {
     marks.all(false);
-    // Who has other ways to get the rest takes what there is.
+    // An asker with other ways to get the rest takes what there is.
     if (!ask.takes_less() || left >= bytes) return std::nullopt;
     return from;
   }
@@ -227,7 +227,7 @@ std::optional<Victims> Scheduler::Impl::who_gives(const Ask& ask, Victims from) 
     marks[order[i]] = false;
     if (missing(ask, from) > 0) marks[order[i]] = true;
   }
-  // First layers take what rests on them along.
+  // The caches that rest on first layers go with them.
   for (CacheRecord* each : from.caches)
     if (const CacheRecord* first = find_cache(each->first_part); first != nullptr && first->victim)
       each->victim = true;
@@ -268,7 +268,7 @@ WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) 
 }
 
 WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& session) const {
-  return room_without(session, Lanes::kAny, [this](const auto& each) { return spare(each); });
+  return room_without(session, Lanes::kAny, [&](const auto& each) { return spare(each); });
 }
 
 bool Scheduler::Impl::claim_spares(const SessionRecord& session, uint64_t now_ns) {
@@ -296,7 +296,8 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
   const auto victims = who_gives(ask, std::move(candidates));
   bool waits = victims.has_value();
-  // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not take.
+  // There is nothing to page out: either a shrink has yet to settle, or the session fits only in a way that place()
+  // does not take.
   if (waits && victims->empty() && evicting == 0)
     waits = std::any_of(lanes.begin(), lanes.end(),
                         [](const LaneRecord& lane) { return lane.open && lane.held != lane.bytes; });
@@ -356,8 +357,8 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
   return coming > 0 || !victims->empty();
 }
 
-// Those that turn back already give what nobody has been told of, also for a session that waits for admission, which would have
-// the bytes later. The others turn back whole.
+// Sessions that turn back already, also for a session that waits for admission, give the bytes that no allocation
+// counts on yet; the waiting session gets its bytes later. Others turn back whole.
 uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
   if (session.bytes_cls != SessionClass::kGuaranteed) return 0;
   std::vector<SessionRecord*> coming;
@@ -413,11 +414,11 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   return true;
 }
 
-// The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in.
-// Nobody goes who would not come in again at once: when the lane is no longer held up, all have the memory that they
-// had. So those of the largest E stay where they are if the device has no room for another lane of that size. If there
-// is no room for anybody's, sessions go out until there is: they would have found no place from the start if each had an
-// E of its own. They come in again when the lanes are one (join_lanes).
+// The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in. No
+// session goes that would not come in again at once, so that all have their memory when the lane is no longer held up.
+// So sessions of the largest E stay if the device has no room for another lane of that size. If there is no room for
+// any lane, sessions go out until there is; with an E of its own each, they would have found no place from the start.
+// They come in again when the lanes are one (join_lanes).
 void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
   if (overdue == 0 || !options.paging) return;
   for (const LaneRecord& lane : lanes) {
@@ -468,8 +469,8 @@ void Scheduler::Impl::make_room_to_leave(const SessionRecord& session, uint64_t 
   if (const auto victims = who_gives(ask, who_may_give(ask))) evict(*victims, now_ns);
 }
 
-// The lanes that a trust group has after a hang: each but the largest closes when its E lets somebody in who waits. Its
-// sessions change lanes as those above.
+// Joins the lanes that a trust group has after a hang. Each lane except the largest closes when its E lets a waiting
+// session in. Its sessions change lanes as in leave_held_up().
 void Scheduler::Impl::join_lanes(uint64_t now_ns) {
   if (!options.shared_lanes || !options.paging || lanes_open < 2 || waiting.empty() || evicting > 0) return;
   const auto may_go = [&](const LaneRecord& lane) {

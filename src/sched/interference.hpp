@@ -18,8 +18,8 @@ class Interference {
   virtual double rate(SessionId session, std::span<const SessionId> beside) const = 0;
   // True: rates are learned from iterations as they end, and change with them.
   virtual bool learns() const { return false; }
-  // How long an iteration of the session takes alone is not known: without it nothing can be learned of the session
-  // beside others.
+  // True if the time of an iteration of the session alone is not known. Without that time nothing can be learned about
+  // the session beside others.
   virtual bool wants_alone(SessionId session) const {
     (void)session;
     return false;

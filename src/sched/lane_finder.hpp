@@ -1,6 +1,6 @@
-// lane_finder.hpp: which lane a new session joins, or that a lane is opened or enlarged for it, or that it
-// must wait. Salus, algorithm 2.1, and alternatives measured against it (docs/design/sched.md). A pure
-// function: the scheduler applies it.
+// lane_finder.hpp: where a new session runs: it joins a lane, a lane is opened or enlarged for it, or it waits. Salus,
+// algorithm 2.1, and alternatives measured against it (docs/design/sched.md). A pure function; the scheduler carries
+// the answer out.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,11 +14,13 @@
 namespace gpushare::sched {
 
 enum class LaneFinderKind : uint32_t {
-  kSalus = 0,  // algorithm 2.1 as printed: open if it fits, else best-fitting lane, else the smallest that
-               // can be enlarged
-  kBalanced,   // opens as kSalus; otherwise, of the lanes that fit or can be enlarged, the one with the least
-               // work ahead
-  kCompact  // joins a lane that fits closely (E <= L <= 2 E) before it opens one: more residents, fewer lanes
+  // Algorithm 2.1 as printed: opens a lane if it fits, else joins the best-fitting lane, else enlarges the smallest that can
+  // be enlarged.
+  kSalus = 0,
+  // Opens a lane as kSalus does. Otherwise takes, of the lanes that fit or can be enlarged, that with the least work ahead.
+  kBalanced,
+  // Joins a lane that fits closely (E <= L <= 2 E) before it opens one: more residents, fewer lanes.
+  kCompact
 };
 
 // "salus", "balanced", "compact". Errors: NOT_FOUND listing them.
@@ -27,8 +29,9 @@ std::span<const char* const> lane_finder_names();
 
 struct LaneView {
   LaneId lane = kNoLane;
-  uint64_t bytes = 0;       // promised size
-  uint64_t backlog_ns = 0;  // device time its sessions still need; unknown ones count as the longest known
+  uint64_t bytes = 0;  // promised size
+  // Device time that its sessions still need; an unknown time counts as the longest known.
+  uint64_t backlog_ns = 0;
   uint32_t sessions = 0;
 };
 

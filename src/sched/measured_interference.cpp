@@ -185,7 +185,7 @@ void MeasuredInterference::learn(Kind& kind, size_t index, const Lane& lane, dou
   if (most < kLeastBeside || kind.alone.confidence(now) < kTrusted || device_ns < 0.7 * wall_ns ||
       device_ns > 1.3 * wall_ns)
     return;
-  // The slowdown of the time that others were there for: they were there for `present` of the iteration.
+  // The slowdown during the part of the iteration, `present`, for which others ran beside it.
   const double present = std::min(1.0, most), slower = std::max(0.0, iteration_ns / kind.alone.value - 1);
   const double rest = present * (1 + slower) - slower;  // > 0 unless the time alone was longer by itself
   const double beside = std::min(rest > 0 ? slower / rest : kMostSlowdown, kMostSlowdown);
@@ -279,7 +279,7 @@ struct Row {
   double value = 0, count = 0, measured_s = 0;
 };
 
-// The last three fields, into `row`. What is wrong with them; empty: nothing.
+// Reads the last three fields into `row`. Returns what is wrong with them; empty: nothing.
 std::string read_numbers(std::span<const std::string_view> fields, Row& row) {
   static constexpr std::pair<const char*, double Row::*> kNumbers[] = {
       {"value", &Row::value}, {"iterations", &Row::count}, {"time", &Row::measured_s}};

@@ -21,8 +21,8 @@ namespace gpushare::sched {
 // by its part of the error.
 //
 // Confidence is a count of iterations that halves every half-life, so that old knowledge weighs less than new and is
-// given up in the end: a pair that is not known any more counts as one that does not slow each other, is run together,
-// and thereby measured anew.
+// given up in the end. A pair that is not known any more counts as two that do not slow each other; so the two run
+// together, and are measured anew.
 //
 // Threads: as Interference; the scheduler feeds it. Cost: an event is O(busy lanes^2).
 class MeasuredInterference final : public Interference {
@@ -32,7 +32,7 @@ class MeasuredInterference final : public Interference {
   static constexpr double kTrusted = 0.75;       // confidence from which a value is used
   static constexpr double kAloneConfidence =
       1.75;  // two iterations, at which a session no longer needs to run alone
-  static constexpr size_t kMostKinds = 256;  // those used longest ago are forgotten
+  static constexpr size_t kMostKinds = 256;  // the kinds used longest ago are forgotten
   static constexpr size_t kMostFileBytes = size_t{16} << 20;
 
   // ---- what happened ----------------------------------------------------------------------------------------
@@ -40,12 +40,12 @@ class MeasuredInterference final : public Interference {
       SessionId session,
       std::string_view name);  // without a name: of a kind of its own, which is not written to a file
   void left(SessionId session);
-  // As Scheduler::dispatched() and finished(). The first iteration of a session teaches nothing: it warms up.
+  // As Scheduler::dispatched() and finished(). Nothing is learned from a session's first iteration, which warms up.
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns);
   void finished(SessionId session, LaneId lane, uint64_t device_ns, uint64_t iterations, uint64_t now_ns);
 
-  // A gate held up launches of the session: its iteration that ends next, and the one that may have been under way
-  // behind it, teach nothing.
+  // A launch gate held up launches of the session. Nothing is learned from its iteration that ends next, and from one
+  // that may have been under way behind that.
   void held_up(SessionId session);
 
   // ---- Interference -----------------------------------------------------------------------------------------
@@ -57,14 +57,14 @@ class MeasuredInterference final : public Interference {
   // ---- the table --------------------------------------------------------------------------------------------
   struct Entry {
     std::string name;
-    std::string beside;     // empty: alone
-    double value = 0;       // ns of an iteration alone; else how many times as long it takes beside the other
+    std::string beside;  // empty: alone
+    double value = 0;  // with an empty `beside`: ns of an iteration alone; else its slowdown beside the other
     double confidence = 0;  // iterations, halved every half-life
     double age_s = 0;
   };
-  std::vector<Entry> entries() const;  // by name; those of sessions without a name are left out
-  // The table as text, and from it. `unix_s`: the time now, which ages are counted from. Errors: MALFORMED_INPUT naming
-  // file, line, field and what is allowed; the earlier table stays then.
+  std::vector<Entry> entries() const;  // by name; entries of sessions without a name are left out
+  // Writes the table as text, and reads it from text. `unix_s`: the time now, from which ages are counted. Errors:
+  // MALFORMED_INPUT naming file, line, field and what is allowed; the earlier table stays then.
   std::string text(uint64_t unix_s) const;
   base::Status read(std::string_view text, const std::string& file, uint64_t unix_s);
 
@@ -73,7 +73,7 @@ class MeasuredInterference final : public Interference {
   struct Mean {
     double value = 0;
     double count = 0;
-    double at_ns = 0;  // may lie before the clock's 0: read from a file
+    double at_ns = 0;  // may be below the clock's 0 when read from a file
     double confidence(double now_ns) const;
     void add(double sample, double weight, double now_ns);
   };
@@ -87,13 +87,13 @@ class MeasuredInterference final : public Interference {
   struct Member {
     size_t kind = 0;
     bool warm = false;
-    uint32_t held_up = 0;  // so many iterations teach nothing
+    uint32_t held_up = 0;  // the iterations still to come from which nothing is learned
   };
   struct Lane {
     std::deque<SessionId> flights;  // the first of them runs
     uint64_t since_ns = 0;
     std::vector<std::pair<size_t, double>>
-        beside;  // kind, and for how long it ran in another lane since then
+        beside;  // the kinds that ran in other lanes since then, and for how long
   };
 
   size_t kind_named(std::string_view name);
@@ -105,7 +105,7 @@ class MeasuredInterference final : public Interference {
   Mean& pair_of(size_t kind, size_t beside) { return pairs_[uint64_t{kind} << 32 | beside]; }
 
   std::vector<Kind> kinds_;
-  std::unordered_map<uint64_t, Mean> pairs_;  // of a kind and the one beside it: slowdown - 1
+  std::unordered_map<uint64_t, Mean> pairs_;  // by the kind and the kind beside it: slowdown - 1
   std::unordered_map<SessionId, Member> members_;
   std::vector<Lane> lanes_;
   uint64_t now_ns_ = 0;

@@ -60,7 +60,8 @@ void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
   }
 }
 
-// Closes as few lanes as let it in: first those with nothing in flight, then those of the fewest sessions.
+// Closes as few lanes as it takes to let the session in: first those with nothing in flight, then those of the fewest
+// sessions.
 void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
   const LaneId kept = largest_that_gives_way(session);
   if (kept == kNoLane) return;  // the policy was asked again, and said otherwise

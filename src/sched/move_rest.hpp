@@ -1,12 +1,13 @@
 // move_rest.hpp: when a session's blocks may come home from host memory, so that moves to and fro take no more than a
 // part of its time.
 //
-// A cycle is the moves out that somebody needed, and the moves home after them. Moves out are never held up. When a
-// session is sent out again, the cycle before is over, and its blocks come home once two things are so. `loss` of the
-// time since the last move home amounts to what that cycle cost. And `loss` of the time since the first move amounts to
-// what all moves cost until now, with those home and those out that come next, which are taken to cost as much as the
-// last ones. So from the second move home on, moves take at most `loss` of the session's time at every moment, however
-// often it is sent out. The first cycle waits for nothing: a burst comes home as soon as there is room.
+// A cycle is the moves out that other sessions needed, and the moves home after them. Moves out are never held up. When
+// a session is sent out again, the previous cycle is over. The session's blocks then come home once two conditions
+// hold. First, `loss` of the time since the last move home is at least the cost of that cycle. Second, `loss` of the
+// time since the first move is at least the cost of all moves so far and of the next moves home and out, which are
+// taken to cost as much as the last ones. So from the second move home on, moves take at most `loss` of the session's
+// time at every moment, however often it is sent out. The first cycle does not wait: after one burst the blocks come
+// home as soon as there is room.
 //
 // No thread, no clock: times come in as arguments. Used by one thread at a time.
 // SPDX-License-Identifier: Apache-2.0
@@ -21,7 +22,7 @@ namespace gpushare::sched {
 
 class MoveRest {
  public:
-  // `loss`: of the time, that moves may take; above 0.
+  // `loss`: the part of the time that moves may take; above 0.
   explicit MoveRest(double loss) : loss_(loss) {}
 
   void moved_out(uint64_t began_ns, uint64_t ended_ns) {

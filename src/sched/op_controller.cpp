@@ -12,22 +12,23 @@ namespace {
 constexpr double kAloneGain = 1.0 / 256, kCostGain = 1.0 / 64;
 // Deviations of an iteration's time alone that are taken for noise.
 constexpr double kNoise = 3;
-// A choice is known after so many samples.
+// Samples after which a choice is known.
 constexpr double kKnownSamples = 4;
-// A choice under which nobody did anything is known as such after so many.
+// Samples after which a choice is known as one under which no work was done.
 constexpr double kKnownWork = 64;
 // Shares never tried are taken to be a little better than the line between their neighbours: they come to be tried.
 constexpr double kOptimism = 0.95;
 constexpr size_t kFirstShare = 2;  // the first that is tried: a sixteenth
-// Credit that may be gathered, in iterations at the target, and half of the most debt. Without that bound others would pause for a
-// thousand iterations when the host or anything else holds one up for fifty; what a choice costs again and again is in its mean.
+// The most credit, in iterations at the target, and half of the most debt. Without a bound on the debt, one delay of
+// fifty iterations by the host or anything else would pause the others for a thousand iterations. Costs that a choice
+// has again and again are in its mean.
 constexpr double kMostIterations = 64;
 // Until the error of the time alone is below this part of the target, one iteration of three runs alone.
 constexpr double kPrecise = 0.2;
 constexpr uint32_t kImpreciseEvery = 3;
 // The part of the target that is given away. The rest is for what the first iterations of a choice cost more than was thought.
 constexpr double kAim = 0.95;
-// A difference between what was measured and the target is made good within about so many iterations.
+// About the number of iterations within which a difference between the measured cost and the target is made good.
 constexpr double kBalanceIterations = 512;
 // The floor looks back over about a thousand iterations.
 constexpr double kForget = 0.999;
@@ -35,8 +36,8 @@ constexpr double kForget = 0.999;
 constexpr uint64_t kLeastInFlightNs = 20'000;
 // Credit that may be saved for one long launch, in iterations.
 constexpr double kMostSaved = 10'000;
-// What a nanosecond of others' work costs is looked at over about the last 20 iterations that it came with, and is taken for a nanosecond
-// until more than an iteration's time of it was let in.
+// The cost of a nanosecond of others' work is measured over about the last 20 iterations that ran beside such work. It
+// counts as a nanosecond until more than an iteration's time of work was let in.
 constexpr double kHarmKept = 0.95, kMostHarm = 8;
 // A pause of more iterations than this is an absence: nobody waits for the session's return.
 constexpr uint64_t kLongestPause = 32;
@@ -114,7 +115,7 @@ void OpController::arrive(SessionId id, SessionClass cls, double weight, double 
   }
 }
 
-// Somebody is there who was not reckoned with: nothing runs beside the iterations that are on the device.
+// An unknown session is there, so nothing runs beside the iterations that are on the device.
 void OpController::opportunistic_changed() {
   for (auto& [id, g] : guaranteed_)
     if (g.in_flight > 0) g.wanted = {kNoSession, kAlone};
@@ -229,7 +230,7 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
   const bool alone = !g.beside && work == 0;
   if (g.learn_left > 0) {
     if (!alone) return;  // the device is drained first
-    // Work that nobody knows of may have been on the device when the session came.
+    // Unreported work may have been on the device when the session came.
     if (g.learn_left < options_.learn_iterations || g.learn_left == 1) g.alone.add(device_ns, kAloneGain);
     if (--g.learn_left == 0 && g.alone.count == 0) g.learn_left = 1;
     return;
@@ -240,7 +241,7 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
   ++g.iterations;
   g.excess += cost;
   g.excess_square += cost * cost;
-  // Nobody makes the session faster: something else held it up while its time alone was learned.
+  // Other sessions cannot make the session faster. So something else held it up while its time alone was learned.
   if (g.iterations >= kDoubtAfter &&
       g.excess / static_cast<double>(g.iterations) + kDoubt * error_of_excess(g, error_of(g)) < -target) {
     learn(g);
@@ -306,7 +307,7 @@ void OpController::measure_beside(Guaranteed& g, double cost, double elapsed_ns,
     if (mean < share_at(0) / 2) during.share = kAlone;
   }
   if (!g.shared || during.share == kAlone) {
-    // Left over from the last choice, which costs so much more.
+    // The work is left over from the last choice, so the cost is added to that choice's.
     if (g.last.share != kAlone) g.curves[g.last.who][g.last.share].cost.also(cost, kCostGain);
   } else if (!(g.mixed && g.single)) {
     Choice& choice = g.curves[during.who][during.share];
@@ -368,15 +369,15 @@ void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
     } else {
       if (above != i && i > kFirstShare) break;
       if (above != i && i < kFirstShare) continue;
-      cost = share / 16;  // worth a trial, which is paid for as if it were dear
+      cost = share / 16;  // worth a trial; the credit pays for it as if it were expensive
       work = weight * share;
     }
     double need = cost;
     if (choice.cost.count > 0) {
       const double n = choice.cost.count;
       need = std::max(0.0, choice.cost.value);
-      // As good as it may well be: a choice that looks bad by chance is tried again, and one that looks good is used
-      // and so measured.
+      // Takes the cost at the low end of its error, so that a choice that looks bad by chance is tried again. A choice
+      // that looks good is used, and so measured.
       cost = std::max(0.0, choice.cost.value - noise / std::sqrt(std::min(n, 2 / kCostGain)));
       // A launch may be longer than what the share allows for one iteration, and come in a later one.
       work = choice.work.value <= 0 && n < kKnownWork ? weight * share : choice.work.value;
@@ -546,7 +547,8 @@ uint64_t OpController::admits_at(Guaranteed& g, double work_ns, uint64_t in_flig
     g.asked = g.asked > 0 ? std::min(g.asked, cost) : cost;
   }
   if (g.in_flight > 0) return kUnknown;
-  // The session pauses. What is done when it comes back costs it nothing; what is not waits until the session is overdue.
+  // The session pauses. Work that is done when it comes back costs it nothing. Longer work waits until the session is
+  // overdue.
   const size_t known = std::min(g.pauses_seen, g.pauses.size());
   const auto end = g.pauses.begin() + static_cast<std::ptrdiff_t>(known);
   const uint64_t passed_ns = now_ns - std::min(now_ns, g.since_ns);
@@ -562,7 +564,8 @@ OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns) c
   double least = 0;
   for (const auto& [other, g] : guaranteed_) {
     double ns = g.alone.value * std::min(1.0, target_of(g) / 4 / known_cost(g));
-    // Who was away for long waits at most the target of that time when it comes back, and at most one iteration's.
+    // A session that was away for long may be delayed on its return by the target's part of that time, and at most by
+    // one iteration.
     if (g.in_flight == 0 && now_ns > g.since_ns)
       ns = std::max(ns, std::min(target_of(g) * static_cast<double>(now_ns - g.since_ns), g.alone.value));
     least = least == 0 ? ns : std::min(least, ns);

@@ -1,5 +1,5 @@
-// op_controller.hpp: how much of a device opportunistic sessions may use while guaranteed sessions run, so that each
-// guaranteed session stays within a target slowdown and the rest is given away.
+// op_controller.hpp: how much of a device opportunistic sessions may use while guaranteed sessions run. Each guaranteed
+// session stays within a target slowdown; opportunistic sessions get all that this leaves.
 //
 // Nothing is known of the sessions in advance. The controller compares iterations of a guaranteed session that ran
 // alone with iterations during which opportunistic sessions had a share of the device, and alternates the two for as
@@ -13,14 +13,16 @@
 // above some share (the guaranteed session has gaps), the controller stays at that share; where any use harms as much
 // as full use, it gives full use in few iterations.
 //
-// A credit holds the session to its target whatever the estimates say: each iteration adds the target, each shared
-// iteration takes its measured excess and the standard error of the time alone. A choice is made only when the credit
-// pays for it. Shares that were never tried are reached by doubling, so that a trial costs little.
+// A credit keeps the session within its target whatever the estimates say. Each iteration adds the target to the
+// credit. Each shared iteration takes its measured excess and the standard error of the time alone from it. A choice is
+// made only when the credit pays for it. Shares that were never tried are reached by doubling, so that a trial costs
+// little.
 //
-// The time alone is learned only from iterations beside which nothing of others was on the device: the driver says when work of an
-// opportunistic session may be there (on_device) and what was let in (progressed). Work left over from an earlier choice is charged,
-// and counts as that choice's cost. One launch may be as long as many iterations, so each launch is let in only when the credit pays for it
-// (admits_at), also in the pause before the next iteration of a session that is expected back.
+// The time alone is learned only from iterations during which no work of other sessions was on the device. The driver
+// says when work of an opportunistic session may be on the device (on_device) and what was let in (progressed). Work
+// left over from an earlier choice is charged, and counts as that choice's cost. One launch may be as long as many
+// iterations, so each launch is let in only when the credit pays for it (admits_at), also in the pause before the next
+// iteration of a session that is expected back.
 //
 // No thread, no clock, no device: the executor, the daemon and the simulator drive the same object.
 // SPDX-License-Identifier: Apache-2.0
@@ -39,12 +41,12 @@ namespace gpushare::sched {
 struct OpControllerOptions {
   double target_slowdown = 0.01;  // of guaranteed sessions without a target of their own; > 0
   uint32_t learn_iterations =
-      5;                      // the first ones of a guaranteed session, and after a change: nothing else runs
-  double change = 0.2;        // of the iteration time alone: a new phase, learned anew
+      5;                // the first iterations of a guaranteed session, and those after a change, run alone
+  double change = 0.2;  // of the iteration time alone: a new phase, learned anew
   uint32_t check_every = 16;  // at least one iteration of so many runs alone
   double confidence = 1.5;    // standard errors of the time alone that are added to each charge
   double floor =
-      0.1;  // part of its share by weight that an opportunistic session gets although others gain more
+      0.1;  // the part of its share by weight that an opportunistic session gets even if others gain more
 };
 
 // Threads: none; one caller at a time.
@@ -65,24 +67,26 @@ class OpController {
   // Whether work of an opportunistic session may be on the device. Drivers whose work never outlasts an iteration need not say so.
   void on_device(SessionId id, bool may_be);
 
-  // An iteration of a guaranteed session begins on the device.
+  // Reports that an iteration of a guaranteed session begins on the device.
   void began(SessionId id, uint64_t now_ns);
-  // Iterations of a session end in the order in which they began. device_ns 0: not measured, or failed; teaches nothing.
+  // Reports the end of an iteration. Iterations of a session end in the order in which they began. device_ns 0: not
+  // measured, or failed; nothing is learned from it.
   void finished(SessionId id, uint64_t device_ns, uint64_t now_ns);
-  // An opportunistic session has done work that takes it `work_ns` alone.
+  // Reports work of an opportunistic session, which takes `work_ns` alone.
   void progressed(SessionId id, uint64_t work_ns);
 
   struct Allowance {
-    double share = 1;  // of the time, that its work may take; in [0, 1]
+    double share = 1;  // the part of the time that its work may take; in [0, 1]
     uint64_t in_flight_ns =
-        kUnknown;  // most work of its that may be on the device at once; kUnknown: no limit
+        kUnknown;  // the most of its work that may be on the device at once; kUnknown: no limit
     bool open() const { return share >= 1 && in_flight_ns == kUnknown; }
   };
   // The allowance of an opportunistic session. Guaranteed and unknown sessions are never limited. `now_ns`: more work may be in flight
   // the longer the guaranteed sessions have been away; 0: as if they had just ended an iteration.
   Allowance allowance(SessionId id, uint64_t now_ns = 0) const;
-  // When a launch that takes `work_ns` may come, beside `in_flight_ns` of the session's own on the device: `now_ns` or earlier: now; later:
-  // ask again then; kUnknown: after the next change of version(). Beside allowance(), which it does not repeat.
+  // The time at which a launch that takes `work_ns` may come, if `in_flight_ns` of the session's own work is on the
+  // device. A time up to `now_ns`: now. A later time: ask again at that time. kUnknown: ask again after the next change
+  // of version(). The driver obeys allowance() as well.
   uint64_t admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns);
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }
@@ -91,10 +95,10 @@ class OpController {
     uint64_t alone_ns = 0;  // of an iteration
     double slowdown = 0;    // mean excess over the time alone since it was learned, all iterations
     double error = 1;       // one standard error of `slowdown`; 1 until something is known
-    double credit = 0;      // of iterations alone: what the session may still be slowed by at once
+    double credit = 0;      // in iterations alone: how much the session may still be slowed at once
     double target = 0;
     uint64_t iterations = 0;  // measured since it was learned
-    bool learning = true;     // opportunistic sessions are paused for it
+    bool learning = true;     // opportunistic sessions are paused so that it can be measured
   };
   Estimate estimate(SessionId id) const;
 
@@ -110,7 +114,7 @@ class OpController {
   struct Mean {
     double count = 0, value = 0, square = 0;
     void add(double sample, double least_gain);
-    void also(double more, double least_gain);  // to a sample that was added
+    void also(double more, double least_gain);  // adds `more` to a sample that was added before
     double deviation() const;
   };
   struct Choice {
@@ -130,16 +134,16 @@ class OpController {
     double target = 0;  // 0: the default
     Mean alone;         // ns
     uint32_t learn_left = 0;
-    uint32_t pause_left = 0;  // iterations alone after one that looked like a change
+    uint32_t pause_left = 0;  // iterations that run alone after one that looked like a change
     uint32_t since_alone = 0;
     uint32_t in_flight = 0;
-    uint64_t since_ns = 0;             // the iteration that the device is at began, or the one before ended
+    uint64_t since_ns = 0;             // when the present iteration began, or the one before it ended
     double share_ns = 0;               // share_ns_ then
-    bool shared = false;               // others were allowed to run since then
-    bool beside = false;               // work of others may have been on the device since then
+    bool shared = false;               // others were allowed to run since `since_ns`
+    bool beside = false;               // work of others may have been on the device since `since_ns`
     bool mixed = false;                // others were allowed to run, and not under one choice
     bool single = false;               // under choices of single sessions
-    Pick during;                       // the choice that was in force since then
+    Pick during;                       // the choice that was in force since `since_ns`
     Pick last;                         // the last choice that was measured
     bool alone_due = false;            // the iteration at hand, or the next, is to be alone
     double harm_ns = 0, work_ns = 0;   // excess, and the work of others that it came with; decaying
@@ -154,7 +158,7 @@ class OpController {
     uint64_t iterations = 0;
     Pick wanted;
     std::map<SessionId, Curve> curves;
-    uint32_t odd = 0;  // alone iterations in a row that were off by `change`
+    uint32_t odd = 0;  // iterations alone, in a row, whose time was off by `change`
     double odd_sum = 0;
   };
   struct Opportunistic {

@@ -11,7 +11,7 @@
 
 namespace gpushare::sched {
 
-// A session that may run together adds at least so much to the sum of speeds.
+// The least that a session must add to the sum of speeds to run together with others.
 inline constexpr double kPackLeastGain = 0.01;
 
 // How sessions join those that run. The oldest session always runs, so nobody starves.
@@ -19,7 +19,7 @@ enum class PackOrder : uint32_t {
   kAge,      // oldest first, while each adds speed
   kLongest,  // those with the most work left first, while each adds speed
   kGain,     // the one that adds the most speed first
-  kAll  // all of them, whatever they do to each other: what fair does with sessions in lanes of their own
+  kAll       // all of them, however they slow each other, as fair does with sessions in lanes of their own
 };
 
 struct PackJob {
@@ -34,8 +34,8 @@ double total_speed(std::span<const SessionId> sessions, const Interference& inte
 std::vector<SessionId> run_together(PackOrder order, std::span<const PackJob> heads,
                                     const Interference& interference);
 
-// The time until all sessions are done if nobody else comes. `lanes`: the sessions of each, oldest first; they run one
-// after the other.
+// The time until all sessions are done if no other session comes. `lanes`: the sessions of each lane, oldest first;
+// they run one after the other.
 double predicted_ns(PackOrder order, std::vector<std::vector<PackJob>> lanes,
                     const Interference& interference);
 

@@ -1,4 +1,4 @@
-// What turns go by, kept up to date instead of looked up: peers.hpp.
+// Figures for turns that are kept up to date instead of looked up, see peers.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/peers.hpp"
 
@@ -44,7 +44,7 @@ void Scheduler::Impl::settle() {
   touched.clear();
 }
 
-// Leaves the place that it had, and takes the one that is its own now.
+// Takes the session out of its old place and puts it into its present one.
 void Scheduler::Impl::take_place(SessionRecord& session, Peers* among) {
   Peers* const left = session.peers;
   if (session.ByVirtualHook::is_linked()) left->recent.erase(left->recent.iterator_to(session));
@@ -141,7 +141,7 @@ Front Scheduler::Impl::front_of(const LaneRecord& lane) const {
   }
   for (const SessionRecord* member : lane.flying) {
     front.best_rank = std::min(front.best_rank, member->view.rank);
-    // One of unknown length says nothing yet.
+    // An iteration of unknown length says nothing yet.
     if (member->expected_in_flight_ns > 0 && weighted(*member)) take(member->view);
   }
   front.overdue_ns = overdue_ns(lane);

@@ -1,6 +1,7 @@
-// peers.hpp: what the scheduler keeps so that a turn costs no look at every session and lane: the order of the sessions
-// that share the device, and of each lane what other lanes ask about it. An event marks what it touches, and the next
-// question brings that up to date (peers.cpp). Scheduler::check() compares all of it with the sessions themselves.
+// peers.hpp: indexes that save the scheduler a look at every session and lane for each turn: the order of the sessions
+// that share the device, and for each lane the figures that other lanes ask for. An event marks what it touches, and
+// the next question brings that up to date (peers.cpp). Scheduler::check() compares all of it with the sessions
+// themselves.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,8 +24,8 @@ struct ByBegunTag;
 using ByVirtualHook = boost::intrusive::set_base_hook<boost::intrusive::tag<ByVirtualTag>>;
 using ByBegunHook = boost::intrusive::set_base_hook<boost::intrusive::tag<ByBegunTag>>;
 
-// The sessions of a lane, in the order in which they joined it. One that leaves takes constant time, amortised: its place
-// stays empty until half of the places are.
+// The sessions of a lane, in the order in which they joined it. Leaving takes constant time, amortised: the place of a
+// session that left stays empty until half of the places are empty.
 class Members {
  public:
   class Iterator {
@@ -68,12 +69,12 @@ class Members {
   size_t size_ = 0;
 };
 
-// What other lanes ask about one: of its sessions that are ready or have something in flight.
+// What other lanes ask about a lane: figures of its sessions that are ready or have something in flight.
 struct Front {
   bool stale = true;
-  bool mixed = false;      // those that share by weight are of several ranks: they are looked at one by one
-  bool any_ready = false;  // of those that share by weight
-  uint64_t rank = 0;       // of those that share by weight
+  bool mixed = false;  // sessions that share by weight are of several ranks: they are looked at one by one
+  bool any_ready = false;           // of those that share by weight
+  uint64_t rank = 0;                // of those that share by weight
   uint64_t best_rank = UINT64_MAX;  // of all; only where ranks are numbers
   double virtual_ns = INFINITY;     // least of those that share by weight
   uint64_t ready_since_ns = 0;      // last, of those that are ready and share by weight
@@ -81,7 +82,8 @@ struct Front {
   bool operator==(const Front&) const = default;
 };
 
-// The first two of all lanes that a lane may have to wait for, so that each of them has an answer without itself.
+// The first two of all lanes for which a lane may have to wait. Two, so that there is an answer for either of them
+// without itself.
 struct FirstLanes {
   struct Of {
     LaneId lane = kNoLane;
@@ -89,7 +91,7 @@ struct FirstLanes {
     uint64_t until_ns = kUnknown;
     bool operator==(const Of&) const = default;
   };
-  uint64_t version = 0, now_ns = 0;  // of the state that they hold for; version 0: of none
+  uint64_t version = 0, now_ns = 0;  // of the state for which they hold; version 0: none
   Of first, second;
   bool holds(uint64_t of_version, uint64_t at_ns) const { return version == of_version && now_ns == at_ns; }
   const Of& without(LaneId own) const { return first.lane == own ? second : first; }

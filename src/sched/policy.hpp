@@ -1,6 +1,6 @@
-// policy.hpp: a policy answers five questions about sessions. The scheduler does the rest by the answers: it keeps
+// policy.hpp: a policy answers five questions about sessions. The scheduler does the rest with the answers: it keeps
 // virtual time, waits for sessions that are about to come back, merges lanes, and chooses who gives bytes up. The
-// executor, the daemon and the simulator ask the very same object.
+// executor, the daemon and the simulator ask the same objects.
 //
 // Threads: calls are serialised by the caller. No call blocks, allocates device memory, or reads a clock.
 // SPDX-License-Identifier: Apache-2.0
@@ -26,21 +26,21 @@ struct ResidentView {
   const SessionView* session = nullptr;
   LaneId lane = kNoLane;
   bool ready = false;       // it has an iteration to run
-  uint64_t since_ns = 0;    // it is there, ready, in flight or idle
+  uint64_t since_ns = 0;    // when it became resident, ready, in flight or idle
   double in_flight_ns = 0;  // device time expected of what it has in flight
 };
 
-// The device, for policies that look further than the sessions in question.
+// The device, for policies that look at more than the sessions in a question.
 class DeviceView {
  public:
   virtual ~DeviceView() = default;
   virtual std::span<const ResidentView> residents() const = 0;  // valid until the next call; in no order
   virtual uint64_t changes()
-      const = 0;  // grows whenever an answer of residents() or interference() may differ
+      const = 0;  // a number that grows whenever an answer of residents() or interference() may differ
   virtual const Interference* interference() const = 0;  // null: nothing is known
 };
 
-// What a waiting session would join.
+// The device that a waiting session would join.
 struct Joining {
   size_t residents = 0;  // sessions on the device
   bool passes = false;   // other sessions wait ahead of this one
@@ -55,18 +55,19 @@ enum class GivesWay : uint32_t {
 };
 
 enum class MayJoin : uint32_t {
-  kNo = 0,   // not now; those behind it may. Counts as kYes where nobody is on the device
+  kNo = 0,   // not now, but sessions behind it may. Counts as kYes while no session is on the device
   kYes = 1,  // as soon as there is room
   kNobody =
-      2  // neither may those behind it. Counts as kYes for the first in line where nobody is on the device
+      2  // not now, nor may sessions behind it. Counts as kYes for the first in line while no session is on the device
 };
 
-// The questions that a policy answers. Those that it leaves out are not asked: nobody goes before another, everybody may run
-// and join, and nobody gives way.
+// The questions that a policy answers. A question that it leaves out is not asked. Then, in turn: no session goes
+// before another, every session may run, every session may join, and none gives way.
 struct Answers {
   bool before = false, may_run = false, gives_way = false, may_join = false;
-  bool ranks = false;  // before() goes by rank() alone, so that turns cost less: it is asked less often
-  bool by_interference = false;  // its answers use DeviceView::interference(), so that is to be measured
+  bool ranks = false;  // before() goes by rank() alone. Turns cost less, because rank() is asked less often
+  // Its answers use DeviceView::interference(), so interference is to be measured.
+  bool by_interference = false;
   std::optional<LaneFinderKind> lane_finder = std::nullopt;  // unless the scheduler's options name one
 };
 
@@ -79,17 +80,19 @@ class Policy {
   // Who goes first? True if `a` ranks above `b`: a strict weak order. While a session has work, no session of lower rank
   // begins an iteration. Sessions of equal rank run as share() says, and wait in line.
   virtual bool before(const SessionView& /*a*/, const SessionView& /*b*/) const { return false; }
-  // Of those that answer so: a session of a lesser number ranks above. Asked like share().
+  // The rank as a number, for policies with Answers::ranks: a session of a lower number ranks above. Asked at the same
+  // times as share().
   virtual uint64_t rank(const SessionView& /*session*/) const { return 0; }
 
-  // May this one run now? The time from which it may: at most `now_ns` is yes, kUnknown is "not before something happens".
+  // May this session run now? Returns the time from which it may run: at most `now_ns` is yes, kUnknown is "not before
+  // something happens".
   virtual uint64_t may_run(const SessionView& /*session*/, const DeviceView& /*device*/,
                            uint64_t now_ns) const {
     return now_ns;
   }
 
-  // Whom does a session page out? Whether `victim` gives its place on the device up for `other`. Whoever gives way to a
-  // session gives way to those before it, too.
+  // Which sessions does a session page out? Returns whether `victim` gives up its place on the device for `other`. A
+  // session that gives way to `other` also gives way to those before `other`.
   virtual GivesWay gives_way(const SessionView& /*victim*/, const SessionView& /*other*/) const {
     return GivesWay::kNever;
   }
@@ -97,13 +100,13 @@ class Policy {
   // How is the device shared? Asked when a session arrives, when it has run, and when one of its parameters changes.
   virtual Share share(const SessionView& session) const { return {Share::Kind::kWeighted, session.weight}; }
 
-  // May another join? Asked of a session that waits and would have room.
+  // May another session join? Asked about a session that waits and would have room.
   virtual MayJoin may_join(const SessionView& /*waiting*/, const Joining& /*what*/) const {
     return MayJoin::kYes;
   }
 
-  // Saves questions, and decides nothing: device time that a session can receive before the answers about it may change,
-  // if nothing else happens. 0: they are asked after each iteration.
+  // The device time that a session can receive before the answers about it may change, if nothing else happens. 0: the
+  // questions are asked after each iteration. This answer saves questions and decides nothing.
   virtual uint64_t holds_ns(const SessionView& /*session*/, const DeviceView& /*device*/) const { return 0; }
 };
 

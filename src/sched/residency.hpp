@@ -1,11 +1,12 @@
-// residency.hpp: which of the models that were loaded stay on the device. A decision object: it is told of requests and of
-// time, and answers which models to drop; it moves nothing itself.
+// residency.hpp: which of the loaded models stay on the device. A decision object: it is told of requests and times,
+// and answers which models to drop. It moves nothing itself.
 //
 // Both policies ask the decision that all claims share (claims.hpp). Under least_recently_used a model's rank is how
 // recently it was requested: the model requested longest ago goes first, and a drop that proves unnecessary is spared.
-// weighted keeps models that are dear to bring back: a model's price is its request rate times the time to load it.
-// Size counts because a large model of some worth may have to go in place of several small ones of less. The rate is a
-// count of requests that halves every `half_life_ns`, so a model that was once popular does not stay for ever.
+// weighted keeps models that are expensive to bring back: a model's price is its request rate times the time to load
+// it. Size counts because one large model of higher worth may have to go in place of several small models of lower
+// worth. The rate is a count of requests that halves every `half_life_ns`, so a model that was once popular does not
+// stay for ever.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,12 +35,12 @@ class Residency {
     drop(model);
     models_.erase(model);
   }
-  // A request for `model`, which is on the device from now on.
+  // Reports a request for `model`, which is on the device from now on.
   void request(ModelId model, uint64_t now_ns);
-  // Makes at least `bytes` of room, or all that there is, by dropping models other than `keep`. Returns those that are not on
-  // the device any more. O(n log n) for n models on the device.
+  // Makes at least `bytes` of room, or as much as possible, by dropping models other than `keep`. Returns the dropped
+  // models. O(n log n) for n models on the device.
   std::vector<ModelId> shed(uint64_t bytes, ModelId keep, uint64_t now_ns);
-  // The model is not on the device any more, or did not get there.
+  // Reports that the model is not on the device any more, or was not brought there.
   void drop(ModelId model);
 
   bool resident(ModelId model) const;
@@ -56,7 +57,7 @@ class Residency {
     uint64_t load_ns = 0;
     double requests = 0;  // decayed to last_ns
     uint64_t last_ns = 0;
-    uint64_t turn = 0;  // of the last request: breaks ties of time
+    uint64_t turn = 0;  // a count at the last request, which breaks ties of time
     bool resident = false;
   };
   double requests_of(const Model& model, uint64_t now_ns) const;

@@ -45,76 +45,80 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   SessionView view;
   Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
   SessionClass bytes_cls =
-      SessionClass::kGuaranteed;  // by which it gets and gives bytes; turns go by view.cls
+      SessionClass::kGuaranteed;  // the class by which it gets and gives bytes; turns go by view.cls
   LaneId lane = kNoLane;
   size_t member_at = 0;                   // in its lane's members
-  Peers* peers = nullptr;                 // of its rank; null: ranks are no numbers
-  double virtual_key = 0, begun_key = 0;  // as it stands in their order
+  Peers* peers = nullptr;                 // the sessions of its rank; null: ranks are not numbers
+  double virtual_key = 0, begun_key = 0;  // its keys in the orders of Peers
   bool counted = false;                   // among Peers::in_the_way
   bool stands_wanting = false;            // in Peers::wanting, else in Peers::resting
   bool touched = false;                   // it is in Impl::touched
   uint64_t persistent_bytes = 0;          // rounded to the granularity
-  uint64_t gone_bytes = 0;                // of these, during a page-out: promised no more
-  uint64_t ephemeral_bytes = 0;           // by Impl::set_ephemeral()
-  uint32_t compute_units = 0;             // rounded likewise
-  size_t slot = kNoSlot;                  // in its lane's ready views
-  uint64_t declared_ns = kUnknown;        // remaining, declared, less what was received since
-  uint64_t work_ns = kUnknown;            // remaining when it was declared, after `work_since` iterations
+  uint64_t gone_bytes = 0;  // the part of persistent_bytes that has left in a page-out; not promised any more
+  uint64_t ephemeral_bytes = 0;     // by Impl::set_ephemeral()
+  uint32_t compute_units = 0;       // rounded likewise
+  size_t slot = kNoSlot;            // in its lane's ready views
+  uint64_t declared_ns = kUnknown;  // the declared remaining time, less the service received since
+  uint64_t work_ns = kUnknown;      // the remaining time when it was declared, after `work_since` iterations
   uint64_t work_since = 0;
   double expected_in_flight_ns = 0;
-  uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
-  double lag_ns = 0;                    // virtual time by which it was behind the others then
-  Pauses pauses;                        // between its iterations
-  uint64_t paused_since_ns = kUnknown;  // resident, with nothing to run since then; kUnknown: it is not
+  uint64_t last_wanted_ns = 0;  // when it last had an iteration to run
+  double lag_ns = 0;            // the virtual time by which it was behind the others at last_wanted_ns
+  Pauses pauses;                // between its iterations
+  // Since when it has been resident with nothing to run; kUnknown: it is not so.
+  uint64_t paused_since_ns = kUnknown;
   uint64_t expected_from_ns = 0;
   uint64_t expected_until_ns = 0;  // its lane may be left idle for it; see Impl::expected()
   uint64_t soon_until_ns =
-      0;                    // nothing is enqueued before its turn; 0: it is not among its lane's paused ones
-  bool returns = false;     // its pauses are so short that it is expected back after each iteration
-  bool said_more = false;   // it is expected back because it has said that more waits (set_worth)
-  uint32_t unbelieved = 0;  // so often that is not believed, because it did not come
-  WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
-  uint32_t overtaken = 0;               // while it is in none; else the list counts
-  bool queued_idle = false;             // the list is `idle`, else `waiting`
-  uint64_t since_ns = 0;                // it is resident, ready, in flight or idle
+      0;  // until then nothing is enqueued before its turn; 0: it is not among its lane's paused sessions
+  bool returns = false;    // its pauses are so short that it is expected back after each iteration
+  bool said_more = false;  // it is expected back because set_worth() has said that more work waits
+  // How many more times set_worth() is not believed, because the session did not come back.
+  uint32_t unbelieved = 0;
+  WaitingList::Chunk* chunk = nullptr;  // its chunk of the list that it is in; null: it is in no list
+  uint32_t overtaken = 0;    // its count of overtakings while it is in no list; else the list counts
+  bool queued_idle = false;  // the list is `idle`, else `waiting`
+  uint64_t since_ns = 0;     // since when it has been resident, ready, in flight or idle
   bool ready = false;
   bool wake = false;
-  bool claiming = false;               // waits for page-outs made for it
-  bool turned_back = false;            // page-ins have turned back for it while it waited for admission
-  std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
-  bool pinned = false;                 // could not be paged out: is spared until another leaves
-  bool victim = false;                 // inside who_gives(): would go
-  std::optional<double> worth_ns;      // as of worth_since_ns: it is spare
+  bool claiming = false;     // waits for page-outs made for it
+  bool turned_back = false;  // page-ins of others have turned back for it while it waited for admission
+  std::optional<SessionId>
+      yields_to;  // paged out for that session's allocation: no other session gets the bytes until room_used()
+  bool pinned = false;             // could not be paged out: spared until another session leaves
+  bool victim = false;             // used inside who_gives(): it would go
+  std::optional<double> worth_ns;  // set: it is spare; the worth as of worth_since_ns
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
   bool rigid = false;         // it could not shrink to its limit: it needs all of its bytes
   uint64_t limit_bytes = 0;   // on P + E, by the coordinator; 0 = none
-  uint64_t wanted_bytes = 0;  // what it would have without the limit
-  uint64_t above_bytes = 0;   // what it has above the limit, and since when it came no nearer
+  uint64_t wanted_bytes = 0;  // the bytes that it would have without the limit
+  uint64_t above_bytes = 0;   // its bytes above the limit, and since when they have not fallen
   uint64_t above_since_ns = 0;
   bool overdue = false;       // its turn may not have ended
-  bool changes_lane = false;  // it goes out only to come in again, in another lane
-  bool blocked = false;       // could not be placed physically: waits until something is freed
+  bool changes_lane = false;  // it is paged out only to come in again in another lane
+  bool blocked = false;       // the driver found no place for it: it waits until something is freed
   // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the
   // memory before.
   uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
   double stay_tag_ns = 0;
-  uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // what its last moves count as; 0: none yet
+  // The times that its last moves count as; 0: no move yet.
+  uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;
 
   bool holds_promise() const { return lane != kNoLane; }
   uint64_t held_bytes() const { return persistent_bytes - gone_bytes; }  // of P, while it holds a promise
   bool wanted() const { return ready || view.in_flight > 0; }
   bool goes_out() const { return sched::goes_out(bytes); }
-  // Its iterations can run.
+  // True if its iterations can run.
   bool resident() const { return bytes == Bytes::kResident; }
   bool out() const { return bytes == Bytes::kOut || bytes == Bytes::kGoing || comes_in(bytes); }
   bool wants_in() const { return !stopped && (!out() || ready || wake); }
-  // Its page-in may turn back, which copies nothing.
+  // True if its page-in may turn back for `other`. Turning back copies nothing.
   bool may_turn_back_for(const SessionRecord& other) const {
     return bytes == Bytes::kComing && bytes_cls == SessionClass::kOpportunistic &&
            other.bytes_cls == SessionClass::kGuaranteed;
   }
-  // A busy session can be paged out only later.
+  // True if it cannot be paged out now, only later.
   bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }
 };
 
@@ -148,12 +152,12 @@ struct Peers {
       boost::intrusive::set<SessionRecord, boost::intrusive::base_hook<Hook>,
                             boost::intrusive::compare<Order>, boost::intrusive::constant_time_size<false>>;
   uint64_t rank = 0;
-  size_t sessions = 0;    // in lanes or not
-  size_t in_the_way = 0;  // of lanes that share the device, and not spare
-  // By virtual time: without those that have wanted nothing for so long that their lag is forgotten.
+  size_t sessions = 0;    // all of the rank, in lanes or not
+  size_t in_the_way = 0;  // those in lanes that share the device, without spare sessions
+  // By virtual time. Sessions that have wanted nothing for so long that their lag is forgotten are left out.
   Set<ByVirtualHook, ByVirtual> recent;
-  // Where there are ranks, by the virtual time at which what they have in flight began: those that want the device or are
-  // back soon, and the others.
+  // Where ranks are numbers, by the virtual time at which the work in flight began. `wanting`: sessions that want the
+  // device or are back soon. `resting`: the others.
   Set<ByBegunHook, ByBegun> wanting, resting;
   mutable FirstLanes behind;  // lanes with sessions of the rank, the least virtual time first
   mutable FirstLanes above;   // lanes with sessions of a higher rank, the lowest number first
@@ -162,18 +166,18 @@ struct Peers {
 struct LaneRecord {
   bool open = false;
   bool closing = false;        // its sessions go to other lanes at their boundaries, to make room
-  uint64_t bytes = 0;          // what iterations dispatched from now on may use
-  uint64_t held = 0;           // what is promised: >= bytes until a shrink has settled
-  uint64_t applied = 0;        // what the driver says that it has
-  uint32_t compute_units = 0;  // for itself: of each of its sessions
-  uint64_t trust_group = 0;    // of each of its sessions
+  uint64_t bytes = 0;          // the bytes that iterations dispatched from now on may use
+  uint64_t held = 0;           // the bytes that are promised: more than `bytes` until a shrink has settled
+  uint64_t applied = 0;        // the bytes that the lane has, as the driver says
+  uint32_t compute_units = 0;  // units that the lane has for itself, as each of its sessions asks
+  uint64_t trust_group = 0;    // the group of each of its sessions
   uint32_t overdue = 0;        // sessions
   uint64_t dispatched = 0;
   uint64_t completed = 0;
-  uint64_t settles_at = 0;           // completed count at which held falls to bytes
-  double start_tag_ns = 0;           // virtual time of the session dispatched last, when it was
-  uint64_t progress_ns = 0;          // when it was dispatched to while empty, or finished one
-  uint64_t held_back_ns = kUnknown;  // pick left it idle for others' sake: until when at most
+  uint64_t settles_at = 0;   // the completed count at which `held` falls to `bytes`
+  double start_tag_ns = 0;   // the virtual time of the session dispatched last, at its dispatch
+  uint64_t progress_ns = 0;  // when the empty lane was last dispatched to, or last finished an iteration
+  uint64_t held_back_ns = kUnknown;  // pick() left the lane idle for other lanes: until when at most
   SessionId picked = kNoSession;
   Members members;
   std::map<uint64_t, size_t> needs;  // how many members have this E
@@ -189,20 +193,21 @@ struct LaneRecord {
     if (const auto found = needs.find(ephemeral_bytes); --found->second == 0) needs.erase(found);
   }
   uint64_t need() const { return needs.empty() ? 0 : needs.rbegin()->first; }  // the largest E
-  // The largest E without one session, which has this one.
+  // The largest E of the members without one session whose E is `ephemeral_bytes`.
   uint64_t need_without(uint64_t ephemeral_bytes) const {
     for (auto each = needs.rbegin(); each != needs.rend(); ++each)
       if (each->first != ephemeral_bytes || each->second > 1) return each->first;
     return 0;
   }
-  // Enqueueing another iteration only when this one has ended would cost little.
+  // True if the iteration in flight is so long that it costs little to enqueue the next one only at its end.
   bool long_in_flight() const {
     return std::any_of(flying.begin(), flying.end(),
                        [](const SessionRecord* each) { return each->view.iteration_ns >= kLongNs; });
   }
-  // Nobody of it is picked: a turn in memory that others have, too, may not have ended.
+  // True if no session of the lane is picked, because an overdue turn may still use memory that other processes map,
+  // too.
   bool held_up() const { return overdue > 0 && trust_group != 0; }
-  // Each of its sessions is on its way to another lane.
+  // True if each of its sessions is on its way to another lane.
   bool is_left() const {
     return !members.empty() &&
            std::all_of(members.begin(), members.end(), [](const auto* each) { return each->changes_lane; });
@@ -211,12 +216,12 @@ struct LaneRecord {
 
 struct CacheRecord {
   uint64_t id = 0, bytes = 0, first_part = 0;
-  SessionClass cls = SessionClass::kGuaranteed;  // of who wanted it last
+  SessionClass cls = SessionClass::kGuaranteed;  // the class of the session that wanted it last
   double restore_ns = 0;
   double requests = 0;  // halved every half-life up to requested_ns
   uint64_t requested_ns = 0;
   uint32_t users = 0;
-  SessionId wanted_by = kNoSession;  // the last of them
+  SessionId wanted_by = kNoSession;  // the last session that wanted it
   bool held = false;
   bool dropping = false;  // kDropCache is under way
   bool waiting = false;   // in cache_line
@@ -232,16 +237,16 @@ struct Victims {
   bool empty() const { return sessions.empty() && caches.empty(); }
 };
 
-// What bytes are asked for, and so who may have to give them (Impl::may_give) and when there are enough (Impl::missing). What stays
-// for speed alone may always have to.
+// The purpose for which bytes are asked. It says who may have to give bytes (Impl::may_give) and when there are enough
+// (Impl::missing). Caches and spare sessions may always have to.
 enum class Why : uint8_t {
-  kSpares,      // a session waits for admission: nobody else
-  kAdmission,   // likewise: those that give way to it
-  kStay,        // likewise: those whose stays in memory are over
+  kSpares,      // a session waits for admission: only caches and spare sessions give
+  kAdmission,   // a session waits for admission: those that give way to it
+  kStay,        // a session waits for admission: those whose stays in memory are over
   kAllocation,  // a resident session, now: those that it outranks, with nothing in flight
-  kBoundaries,  // likewise: busy opportunistic ones, at their next boundaries
-  kPieces,      // a session that found no place in the bytes that are free: caches alone
-  kCapacity,    // the device: more is promised than it may be
+  kBoundaries,  // a resident session: busy opportunistic ones, at their next boundaries
+  kPieces,      // a session found no place in the free bytes: only caches give
+  kCapacity,    // more is promised than the device's capacity
   kOtherLane    // a session that is to leave a lane which is held up: the others of that lane
 };
 
@@ -250,11 +255,11 @@ struct Ask {
   uint64_t now_ns = 0;
   const SessionRecord* session = nullptr;
   uint64_t bytes = 0;  // for kAllocation, kBoundaries and kPieces; the others ask for what is missing
-  // It takes what there is, if all do not do.
+  // True if the asker takes what there is when all together have too little.
   bool takes_less() const { return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity; }
 };
 
-// An allocation waits for bytes of a session whose page-in turns back for it.
+// An allocation that waits for the bytes of a session whose page-in turns back for it.
 struct ComingBack {
   SessionId of = kNoSession;
   SessionId waits = kNoSession;
@@ -281,23 +286,23 @@ struct Scheduler::Impl {
   Answers asks;  // the policy's
   Device device{this};
   uint64_t changes = 0;
-  size_t whole = 0;  // sessions holding a promise that are to have the whole device
+  size_t whole = 0;  // sessions that hold a promise and are to have the whole device
   std::shared_ptr<const Interference> interference;
-  std::shared_ptr<MeasuredInterference> measured;  // null: nobody asked for it
+  std::shared_ptr<MeasuredInterference> measured;  // null: interference is not measured
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::map<uint64_t, Peers> peers;  // by rank
   std::vector<LaneRecord> lanes;
   LaneIds lane_ids;
-  std::vector<LaneId> ready_lanes;  // lanes with somebody ready, in no order
-  // Sessions whose place among their peers is out of date; and how often anything has changed that turns go by.
+  std::vector<LaneId> ready_lanes;  // lanes with a ready session, in no order
+  // Sessions whose place among their peers is out of date; and a count of changes that matter for turns.
   std::vector<SessionRecord*> touched;
   uint64_t turn_version = 1;
-  std::vector<LaneId> crowded;  // lanes that are busy and have somebody ready, as of crowded_version
+  std::vector<LaneId> crowded;  // busy lanes with a ready session, as of crowded_version
   uint64_t crowded_version = 0;
-  WaitingList waiting;             // those that want in
-  WaitingList idle;                // paged-out ones without work, and those that the coordinator has stopped
-  std::vector<SessionId> blocked;  // since the last time that something was freed; some may have left
-  std::vector<SessionId> pinned;   // likewise, since the last time that a session left
+  WaitingList waiting;  // sessions that want to be admitted
+  WaitingList idle;     // paged-out sessions without work, and those that the coordinator has stopped
+  std::vector<SessionId> blocked;  // sessions blocked since something was last freed; some may have left
+  std::vector<SessionId> pinned;   // sessions pinned since a session last left; some may have left
   std::vector<Action> actions;
   Limit capacity;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
@@ -308,13 +313,13 @@ struct Scheduler::Impl {
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
   uint64_t longest_ns = 0;              // iteration
-  size_t held_back = 0;                 // lanes that pick left idle for others' sake
-  std::vector<SessionView> movable;     // room for pick's use
-  uint32_t overdue = 0;                 // sessions in lanes
+  size_t held_back = 0;                 // lanes that pick() left idle for other lanes
+  std::vector<SessionView> movable;     // scratch for pick()
+  uint32_t overdue = 0;                 // overdue sessions in lanes
   uint32_t evicting = 0;                // sessions marked evicting or being paged out, caches being dropped
   std::vector<ComingBack> coming_back;  // longest waiting first
   std::vector<std::unique_ptr<CacheRecord>> caches;
-  size_t spares = 0;                     // sessions with a worth
+  size_t spares = 0;                     // spare sessions
   size_t with_deadline = 0;              // sessions whose next iteration has a worth (set_worth)
   bool several_groups = false;           // sessions of more than one trust group have arrived
   double link_ns_per_byte = 0;           // 0: not measured
@@ -323,14 +328,14 @@ struct Scheduler::Impl {
   uint64_t context_bytes = 0;
   std::optional<Coordinator> coordinator;
   uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
-  uint64_t above_limit_bytes = 0;        // what sessions have above their limits, together
+  uint64_t above_limit_bytes = 0;        // the sum of what sessions have above their limits
   size_t alternating = 0;                // sessions that do
   size_t paged_out = 0;                  // sessions that are paged out, or on their way
-  SessionId place_for = kNoSession;      // who has the place of those whose stays are over
-  uint64_t stays_end_ns = kUnknown;      // when that is to be asked again
+  SessionId place_for = kNoSession;      // the session that gets the place of those whose stays are over
+  uint64_t stays_end_ns = kUnknown;      // when place_for is to be chosen again
   uint64_t last_in_line = 0;
   uint64_t taken = 0;    // states_taken()
-  std::string unlisted;  // the first change of state that was asked for and is in no table
+  std::string unlisted;  // the first change of state that was asked for and is not in the table
 
   SessionRecord* find(SessionId id) const {
     const auto found = sessions.find(id);
@@ -341,17 +346,17 @@ struct Scheduler::Impl {
   uint64_t beside_contexts() const {
     return capacity.target_bytes - std::min(capacity.target_bytes, context_bytes);
   }
-  void gave_back() {  // after promises fell
+  void gave_back() {  // called after promises fell
     capacity.effective_bytes =
         std::max(capacity.target_bytes, std::min(capacity.effective_bytes, promised()));
   }
   uint64_t rounded(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
-  // A session could be of the lane, were there room.
+  // True if the session could be in the lane, were there room.
   static bool suits(const LaneRecord& lane, const SessionRecord& session) {
     return lane.compute_units == session.compute_units && lane.trust_group == session.spec.trust_group;
   }
-  // A session may change to the lane.
+  // True if the session may change to the lane.
   bool takes(const LaneRecord& lane, const SessionRecord& session) const {
     return lane.open && !lane.closing && suits(lane, session) && session.ephemeral_bytes <= lane.bytes &&
            (!options.confirms_lanes || (lane.applied > 0 && session.ephemeral_bytes <= lane.applied));
@@ -359,7 +364,7 @@ struct Scheduler::Impl {
   bool evictable(const SessionRecord& session) const {
     return session.resident() && !session.pinned && !session.spec.never_pages && !session.overdue;
   }
-  // Stays for speed alone: goes before all that somebody uses.
+  // True if the session is spare and can go. Spare sessions go before all others.
   bool spare(const SessionRecord& session) const { return session.worth_ns && evictable(session); }
   static bool spare(const CacheRecord& cache) { return cache.droppable(); }
   bool any_spare() const { return spares > 0 || !caches.empty(); }
@@ -367,30 +372,33 @@ struct Scheduler::Impl {
   // scheduler.cpp
   // The session's bytes change as the table of states says (session_states.hpp). False: not listed; check() tells.
   bool change(SessionRecord& session, BytesEvent event);
-  void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
+  // Called when `view` changed: refreshes its copy among the lane's ready views.
+  void show(SessionRecord& session);
   void set_ready_slot(SessionRecord& session, bool present);
-  void pause(SessionRecord& session, uint64_t now_ns);  // it has nothing to run from now on
+  void pause(SessionRecord& session, uint64_t now_ns);  // the session has nothing to run from now on
   void stop_expecting(SessionRecord& session);
-  void make_places(LaneRecord& lane);  // for one more member
-  // The session's thread is about to begin its next iteration: the session keeps its rank, its weight and its lag, and a
-  // lane whose turn would be the session's is left idle until then.
+  void make_places(LaneRecord& lane);  // makes places for one more member
+  // True while the session's thread is about to begin its next iteration. The session then keeps its rank, its weight
+  // and its lag, and a lane in which it would have the next turn is left idle for it.
   static bool expected(const SessionRecord& session, uint64_t now_ns) {
     return now_ns >= session.expected_from_ns && now_ns < session.expected_until_ns && may_return(session);
   }
   static bool may_return(const SessionRecord& session) {
     return session.resident() && !session.stopped && !session.overdue;
   }
-  // The candidates for pick: those ready and those expected, of the lane, or of all lanes that are not held up. Work that is
-  // enqueued behind an iteration cannot be taken back, so in a busy lane also those that run and are expected back
-  // afterwards, and those that usually come back soon: nobody is enqueued before them whose turn would be theirs.
+  // The candidates for pick(): sessions that are ready or expected, of the lane, or of all lanes that are not held up.
+  // Work that is enqueued behind an iteration cannot be taken back. So in a busy lane the candidates include sessions
+  // that run and are expected back, and sessions that usually come back soon: no session of lower rank is enqueued
+  // before them.
   std::span<const SessionView> with_expected(std::span<const SessionView> ready, LaneId lane, uint64_t now_ns,
                                              SessionId except = kNoSession);
-  // `picked` is not ready yet: nothing is dispatched before it is.
+  // `picked` is not ready yet: nothing is dispatched in the lane before it is ready.
   bool waits_for(LaneRecord& lane, const SessionView& picked, uint64_t now_ns);
-  // A resident session ranks above this one, so what this one has in flight in advance would be in the other one's way.
+  // True if a resident session ranks above this one, so that work enqueued in advance for this one would be in the
+  // other's way.
   bool runs_ahead(const LaneRecord& lane, const SessionView& view);
   void advance(uint64_t now_ns);  // the device's virtual time
-  // By the policy: `a` ranks above `b`; neither ranks above the other.
+  // By the policy's order. before(): `a` ranks above `b`. equal(): neither ranks above the other.
   bool before(const SessionView& a, const SessionView& b) const {
     return asks.before && (asks.ranks ? a.rank < b.rank : policy->before(a, b));
   }
@@ -399,7 +407,8 @@ struct Scheduler::Impl {
   GivesWay gives_way(const SessionRecord& victim, const SessionRecord& other) const {
     return asks.gives_way ? policy->gives_way(victim.view, other.view) : GivesWay::kNever;
   }
-  // `there`: how many others there would be. A session that passes nobody joins an empty device whatever the policy says.
+  // `there`: the number of other sessions on the device. A session that passes no other joins an empty device whatever
+  // the policy says.
   MayJoin may_join(const SessionRecord& session, size_t there, bool passes) const {
     if (!asks.may_join) return MayJoin::kYes;
     const MayJoin answer = policy->may_join(session.view, {there, passes, &device});
@@ -408,31 +417,33 @@ struct Scheduler::Impl {
   bool weighted(const SessionRecord& session) const {
     return session.view.share.kind == Share::Kind::kWeighted;
   }
-  // It may change lanes.
+  // True if the session may change lanes.
   bool moves(const SessionRecord& session) const { return weighted(session) && !options.shared_lanes; }
-  void set_share(SessionRecord& session);     // asks the policy
-  void rank_changed(SessionRecord& session);  // likewise; and it begins where those of its new rank are
-  void changed(SessionRecord& session, uint64_t now_ns) {  // what policies see of it
+  void set_share(SessionRecord& session);  // asks the policy
+  // Asks the policy; the session's virtual time begins where that of its new rank is.
+  void rank_changed(SessionRecord& session);
+  void changed(SessionRecord& session, uint64_t now_ns) {  // what policies see of the session has changed
     session.since_ns = now_ns;
     ++changes;
   }
-  // The candidate that runs next; the number of candidates if none may now, and then `until` is when to ask again.
+  // The index of the candidate that runs next. If none may run now: the number of candidates, and `until` is when to
+  // ask again.
   size_t first_of(std::span<const SessionView> candidates, uint64_t now_ns, uint64_t& until) const;
-  // The same where deadlines count: `first`, or the one that goes before it by set_worth().
+  // With deadlines counted: `first`, or the candidate that goes before it by set_worth().
   size_t urgent_of(std::span<const SessionView> candidates, size_t first, uint64_t now_ns) const;
   bool lost_by_waiting(const SessionView& view, const SessionView& other, uint64_t now_ns) const;
   bool allowed_now(const SessionView& view, uint64_t now_ns, uint64_t& until) const;  // by Policy::may_run
   void set_worth(SessionRecord& session, double worth, uint64_t until_ns);
-  void use_worth(SessionRecord& session);  // its next iteration begins
+  void use_worth(SessionRecord& session);  // called when its next iteration begins
   static bool believes_more(SessionRecord& session, uint64_t now_ns);
   double shared_virtual_ns(const SessionRecord& session);
   void catch_up(SessionRecord& session, double lag_ns);
   void start_with_others(SessionRecord& session);
-  void note_lag(SessionRecord& session, uint64_t now_ns);  // it wants nothing from now on
+  // Called when the session wants nothing from now on.
+  void note_lag(SessionRecord& session, uint64_t now_ns);
   void rebase();
   uint64_t patience_ends_ns(uint64_t ready_since_ns) const;
-  // peers.cpp
-  // Something has changed that turns go by: of the session, or of its lane.
+  // peers.cpp Notes a change of the session or of its lane that matters for turns.
   void touch(SessionRecord& session);
   void touch(LaneRecord& lane) {
     lane.front.stale = true;
@@ -448,7 +459,8 @@ struct Scheduler::Impl {
   static uint64_t overdue_ns(const LaneRecord& lane);
   Front front_of(const LaneRecord& lane) const;
   const Front& front(LaneRecord& lane);
-  // Of the rank's sessions in the lane, those that others wait for: the least virtual time, and until when. Infinity: none.
+  // The least virtual time of the rank's sessions in the lane for which other lanes wait, and until when they wait.
+  // Infinity: there is no such session.
   FirstLanes::Of behind_in(LaneId id, uint64_t rank, uint64_t now_ns);
   const FirstLanes& lanes_behind(const Peers& among, uint64_t now_ns);
   const FirstLanes& lanes_above(const Peers& below, uint64_t now_ns);
@@ -457,14 +469,15 @@ struct Scheduler::Impl {
   std::string check_peers();
   std::string check_place(const SessionRecord& session);
   std::string check_first_lanes(const Peers& among);
-  // Least virtual time at which a backlogged session of another lane than `own` that shares with this one will be; beyond
-  // that `own` waits, until `until` at most.
+  // The least virtual time of the backlogged sessions in lanes other than `own` that share the device with `view`. If
+  // `view` is ahead of that time, `own` waits, until `until` at most.
   double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   void hold_back(LaneRecord& lane, uint64_t until_ns);
   bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
   bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
-  std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
+  // Moves a session of another lane into this one.
+  std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);
   // For schedulers in which one lane at a time has iterations: the next session of the device, if it is in lane `id`.
   std::optional<SessionId> pick_of_all(LaneId id, uint64_t now_ns);
   std::span<const SessionView> ready_of_all();
@@ -473,13 +486,13 @@ struct Scheduler::Impl {
   base::Status validate(const SessionSpec& spec) const;
 
   // capacity.cpp
-  uint64_t quota_of(
-      const SessionRecord& session) const;  // as promises count it: rounded; UINT64_MAX without one
+  uint64_t quota_of(const SessionRecord& session)
+      const;  // the quota in whole granules, as promises count it; UINT64_MAX without a quota
   // The promises that are left once all decisions are carried out and the sessions and caches that `is_gone` names have
   // gone as well.
   template <class IsGone>
   uint64_t promised_without(IsGone is_gone) const;
-  void lower(uint64_t now_ns);  // decides what gives way while more is promised than the capacity
+  void lower(uint64_t now_ns);  // decides what gives way while the promises exceed the capacity
   void merge_to_lower(uint64_t now_ns);
 
   // coordination.cpp
@@ -494,41 +507,42 @@ struct Scheduler::Impl {
   void release(SessionRecord& session);
   void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
-  // eviction.cpp
-  // The one decision on who gives bytes up: of `from`, the least by class, rank and price that make what is asked for. Empty where
-  // nothing is missing; none where all of them would not do and the asker takes no less.
+  // eviction.cpp The one decision on who gives bytes up: the least of `from`, by class, rank and price, that together
+  // make the bytes asked for. An empty list if nothing is missing; nullopt if all of them would not do and the asker
+  // takes no less.
   std::optional<Victims> who_gives(const Ask& ask, Victims from) const;
   bool may_give(const SessionRecord& each, const Ask& ask) const;
   bool yields(const SessionRecord& each, const SessionRecord* session) const;
   static bool may_give(const CacheRecord& each, const Ask&) { return spare(each); }
   Victims who_may_give(const Ask& ask) const;
   uint64_t missing(const Ask& ask, const Victims& from)
-      const;  // once those of `from` that are marked have gone; kUnknown: no place
+      const;  // the missing bytes once the marked ones of `from` have gone; kUnknown: there is no place
   double price(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) const;
   // The sessions' ranks and prices; the caller fills in the bytes. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; a session that is not resident has room made by caches alone. `yields_to`: the session
-  // whose allocation keeps the bytes until room_used(); none for a cache, which takes what it is promised and may be
-  // let go before that.
+  // make_room() for the session; for a session that is not resident only caches make room. `yields_to`: the session
+  // whose allocation keeps the bytes until room_used(). nullopt for a cache, which takes what it is promised and may be
+  // let go earlier.
   bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
                  uint64_t now_ns);
-  // Page-ins turn back for an allocation of the session that misses so many bytes. Returns how many of them come back
-  // by that; no other allocation counts on these.
+  // Turns page-ins back for an allocation of the session that misses `bytes`. Returns how many bytes come back by that.
+  // No other allocation counts on them.
   uint64_t turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void start_turn_back(SessionRecord& session);
-  // The victims that who_gives() marks give back: P, caches, and what their lanes need no more.
+  // The bytes that the victims marked by who_gives() give back: P, caches, and what their lanes need no more.
   uint64_t victim_bytes(const Victims& candidates) const;
-  void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
-  void came_back(SessionId id);      // or is in after all: nobody waits for bytes of its page-in any more
-  // Has to go for a session that waits for admission, if the room is needed.
+  void stop_yielding(SessionId to);  // no session keeps bytes for it any more
+  // It has come back, or is in after all: no allocation waits for its page-in's bytes any more.
+  void came_back(SessionId id);
+  // True if `each` has to go for `waits`, which waits for admission, if the room is needed.
   bool gives_way_to(const SessionRecord& each, const SessionRecord& waits) const;
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
-  void stay(SessionRecord& session);  // it was to be paged out, and is not
+  void stay(SessionRecord& session);  // called when it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);
-  // So that `session` can go on in another lane.
+  // Makes room so that `session` can go on in another lane.
   void make_room_to_leave(const SessionRecord& session, uint64_t now_ns);
   void join_lanes(uint64_t now_ns);
 
@@ -536,7 +550,7 @@ struct Scheduler::Impl {
   CacheRecord* find_cache(uint64_t id) const;
   std::vector<CacheRecord*> droppable() const;
   Claim claim_of(const CacheRecord& cache, uint64_t now_ns) const;
-  // The bytes of caches that stay: held, not being dropped, and not `is_gone`.
+  // The bytes of caches that stay: those that are held, not being dropped, and not `is_gone`.
   template <class IsGone>
   uint64_t cache_bytes_without(IsGone is_gone) const {
     uint64_t bytes = 0;
@@ -546,57 +560,58 @@ struct Scheduler::Impl {
   }
   // The room that place() would have for the session without spare sessions and caches.
   WaitingList::Room room_without_spares(const SessionRecord& session) const;
-  // Drops spare sessions and caches if that makes the session's room; true if some are being dropped.
+  // Drops spare sessions and caches if that makes room for the session. True if some are being dropped.
   bool claim_spares(const SessionRecord& session, uint64_t now_ns);
   void forget_worth(SessionRecord& session);
   // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
   bool hold_waiting(uint64_t now_ns);
-  void drop_caches(uint64_t bytes, uint64_t now_ns);  // unused ones of so many bytes, or all of them
+  void drop_caches(uint64_t bytes, uint64_t now_ns);  // drops unused caches of so many bytes, or all of them
 
-  // admission.cpp
-  // Into `waiting` or `idle`, by the policy's order; where.
+  // admission.cpp Puts the session into `waiting` or `idle`, in the policy's order. Returns its place.
   WaitingList::Position enqueue(SessionRecord& session);
   void dequeue(SessionRecord& session);
-  void requeue(SessionRecord& session);  // whether it wants in, its need or its rank has changed
-  void requeue_all();                    // the policy has
+  // Called when its wish to be admitted, its need or its rank has changed.
+  void requeue(SessionRecord& session);
+  void requeue_all();  // called when the policy has changed
   void set_claiming(SessionRecord& session, bool claiming);
   void block(SessionRecord& session);
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
   void quit(SessionRecord& session);                       // gives its promise back
   void set_overdue(SessionRecord& session, bool overdue);  // of a lane
-  // Bytes that the lanes could give back by merging for the session, in addition to room().
+  // The bytes, in addition to room(), that lanes could give back by merging for the session.
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool may_merge(const LaneRecord& lane, const SessionRecord& session) const;
   LaneId largest_that_gives_way(const SessionRecord& session) const;
-  void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
+  void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first session that this lets in
   void merge(const SessionRecord& session, uint64_t now_ns);
   bool drain(LaneId lane, uint64_t now_ns);  // of a closing lane; true if memory came back
-  void shrink_or_close(LaneId lane);         // shrink or close after members or needs changed
+  void shrink_or_close(LaneId lane);         // shrinks or closes the lane after its members or needs changed
   bool boundary(LaneId lane);                // true if a shrink settled
   bool move(SessionRecord& session, LaneId to, uint64_t now_ns);  // true if memory came back
   bool claim(SessionRecord& session,
-             uint64_t now_ns);  // decides page-outs for it; true if some are under way
+             uint64_t now_ns);  // decides page-outs for the session; true if some are under way
   void start_page_out(SessionRecord& session, uint64_t now_ns);
   void cancel_evictions();
   bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
   bool is_for_one_that_goes_out(const SessionRecord& waits) const;
   void admit_waiting(uint64_t now_ns);
   void admit_in_line(uint64_t now_ns);
-  void freed(uint64_t now_ns);  // memory came back: unblock and admit
+  void freed(uint64_t now_ns);  // called when memory came back: unblocks and admits
   bool may_open_lane(const SessionRecord& session) const;
   bool may_open_another(Share::Kind kind) const;
   Placement placement(const SessionRecord& session) const;
   bool own_lane_comes(const SessionRecord& session, const LaneRecord& lane) const;
   WaitingList::Room room() const;  // what place() has for a session that shares the device
-  // Bytes that claim() would have for the session, and at most has for sessions behind it.
+  // The bytes that claim() would have for the session. For sessions behind it claim() has at most these.
   WaitingList::Room claimable_room(const SessionRecord& session) const;
   enum class Lanes : uint8_t { kWhereItRunsNext, kAny };
   template <class IsGone>
   WaitingList::Room room_without(const SessionRecord& session, Lanes which, IsGone is_gone) const;
   WaitingList::Position admitted_from(WaitingList::Position position);
   bool claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns);
-  bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;  // were it in that lane
+  // True if the session would run next in that lane.
+  bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;
   template <class IsGone>
   bool fits_without(const SessionRecord& session, Lanes which, IsGone is_gone) const {
     return room_without(session, which, is_gone)
@@ -608,7 +623,7 @@ struct Scheduler::Impl {
   uint64_t used_of_stay_ns(const SessionRecord& session, uint64_t now_ns) const;
   uint64_t expected_out_ns(const SessionRecord& session) const;
   uint64_t expected_in_ns(const SessionRecord& session) const;
-  void moved(SessionRecord& session, bool out, uint64_t now_ns) const;  // notes how long that took
+  void moved(SessionRecord& session, bool out, uint64_t now_ns) const;  // notes how long the move took
   Resident stay_of(const SessionRecord& session, uint64_t now_ns) const;
   uint64_t stay_left_ns(const SessionRecord& resident, const SessionRecord& session, uint64_t now_ns) const;
   void begin_stay(SessionRecord& session, uint64_t now_ns);
@@ -624,11 +639,11 @@ struct Scheduler::Impl {
 struct LaneRest {
   size_t members = 0;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
-  bool whole = false;  // one of them is to have the whole device
+  bool whole = false;  // a session of the lane is to have the whole device
 };
 
-// The rest of a lane once those of it have gone that are on their way out or of whom `is_gone` says so. `each` is called with those that
-// stay.
+// What a lane still needs without the sessions that are on their way out and those that `is_gone` names. `each` is called
+// with the sessions that stay.
 template <class IsGone, class Each>
 LaneRest rest_of(const LaneRecord& lane, IsGone is_gone, Each each) {
   LaneRest rest;
@@ -643,7 +658,7 @@ LaneRest rest_of(const LaneRecord& lane, IsGone is_gone, Each each) {
   return rest;
 }
 
-// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
+// The room for `session` to run next in its lane, if the sessions that `is_gone` names were gone and all shrinks had
 // settled.
 template <class IsGone>
 WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,

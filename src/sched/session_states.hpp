@@ -17,7 +17,7 @@ enum class Bytes : uint8_t {
   kGoing,        // its page-out is under way
   kOut,          // on the host: it holds no promise
   kComing,       // its page-in is under way
-  kTurningBack,  // likewise, but the driver has been told to give it up
+  kTurningBack,  // its page-in is under way, but the driver has been told to give it up
   kGone          // it has left
 };
 inline constexpr std::array kBytesStates = {Bytes::kWaiting,     Bytes::kResident, Bytes::kLeaving,
@@ -28,8 +28,8 @@ inline constexpr std::array kBytesNames = {"waiting", "resident", "leaving",    
 
 enum class BytesEvent : uint8_t {
   kPlaced,    // the scheduler promised it a place; kAdmit or kPageIn is the action
-  kChosen,    // it is to give its bytes up; kTurnBack where it is coming
-  kSpared,    // not after all
+  kChosen,    // it is to give its bytes up; kTurnBack is the action if it is coming
+  kSpared,    // it need not give its bytes up after all
   kStarted,   // its boundary has come; kPageOut or kDrop
   kDone,      // the driver has carried out the page-out or the page-in
   kFailed,    // the driver could not begin the page-out
@@ -46,7 +46,7 @@ struct BytesChange {
   Bytes to;
 };
 
-// What is not listed does not happen.
+// No other change happens.
 inline constexpr std::array kBytesTable = {
     BytesChange{Bytes::kWaiting, BytesEvent::kPlaced, Bytes::kResident},
     BytesChange{Bytes::kResident, BytesEvent::kChosen, Bytes::kLeaving},
@@ -82,7 +82,7 @@ constexpr bool is_listed(Bytes from, BytesEvent event) {
   return change_of(from, event) < kBytesTable.size();
 }
 
-// Its bytes are on their way out, or are to go.
+// True if its bytes are on their way out, or are to go.
 constexpr bool goes_out(Bytes bytes) {
   return bytes == Bytes::kLeaving || bytes == Bytes::kGoing || bytes == Bytes::kTurningBack;
 }
@@ -92,7 +92,7 @@ constexpr bool comes_in(Bytes bytes) {
 constexpr bool on_device(Bytes bytes) {
   return bytes == Bytes::kResident || bytes == Bytes::kLeaving;
 }
-// It counts in what is promised of the device.
+// True if it counts in the promised bytes of the device.
 constexpr bool has_promise(Bytes bytes) {
   return bytes != Bytes::kWaiting && bytes != Bytes::kOut && bytes != Bytes::kGone;
 }

@@ -12,17 +12,17 @@
 
 namespace gpushare::sched {
 
-// A session that has ended an iteration whose work its thread has waited for, as a training loop with `loss.item()` does,
-// has nothing to run for the moment in which the thread begins the next one. Without more, whoever is ready would have
-// the turn, whatever its rank and weight: the session is expected back instead, as disk schedulers wait for synchronous
-// readers (Iyer and Druschel, "Anticipatory scheduling", SOSP 2001). It is expected for twice the time that it usually
-// needs. A turn is never left unused for it for longer than this part of its iteration and this time, so that waiting in
-// vain costs little.
+// A session that has ended an iteration whose work its thread has waited for, as a training loop with `loss.item()`
+// does, has nothing to run for the moment in which the thread begins the next one. Without a rule for this, any ready
+// session would get the turn, whatever its rank and weight. So the session is expected back instead, as disk schedulers
+// wait for synchronous readers (Iyer and Druschel, "Anticipatory scheduling", SOSP 2001). It is expected for twice the
+// time that it usually needs. A turn is never left unused for it for longer than this part of its iteration and this
+// time, so that waiting in vain costs little.
 inline constexpr uint64_t kExpectedPart = 10;
 inline constexpr uint64_t kMostExpectedNs = 5'000'000;
-// A thread needs about so long to come back however little it does, more on a busy machine.
+// The time that a thread needs to come back even if it does little; on a busy machine it needs more.
 inline constexpr uint64_t kLeastExpectedNs = 200'000;
-// A session is not expected for less: the driver would look at the clock too late.
+// The shortest time for which a session is expected; the driver would look at the clock too late for a shorter one.
 inline constexpr uint64_t kShortestExpectedNs = 20'000;
 
 // A session whose pauses are longer than it may be expected for, and at most this, keeps its turn in a busy lane: nobody is
@@ -39,13 +39,14 @@ inline constexpr uint64_t kPatienceNs = 10'000'000;
 // for one, and after the longest time in any case.
 inline constexpr uint64_t kQuantumNs = 5'000'000;
 inline constexpr uint64_t kLongestTurnNs = 50'000'000;
-// The device may be idle so long for a session that is behind others.
+// How long the device may be idle for a session that is behind others.
 inline constexpr uint64_t kIdleForTurnNs = 1'000'000;
-// One that has said that more waits for it (Authority::set_worth) is expected that long at once. If it does not come, it is not
-// believed so many times: else the device would stand idle for it after each iteration, however short these are.
+// A session that has said that more work waits for it (Authority::set_worth) is expected for that long at once. If it
+// does not come, it is not believed for this number of times. Otherwise the device would stand idle for it after each
+// iteration, however short its iterations are.
 inline constexpr uint32_t kUnbelieved = 9;
-// Who needs room waits so long for the iterations of those that give it to end; and a guaranteed session so long for
-// opportunistic ones.
+// How long a session that needs room waits for the iterations of the sessions that give it, and a guaranteed session
+// for opportunistic ones.
 inline constexpr uint64_t kRoomWaitNs = 50'000'000;
 inline constexpr uint64_t kBoundaryWaitNs = 5'000'000'000;
 
@@ -56,9 +57,9 @@ inline constexpr uint64_t kServiceStepNs = 1'000'000'000;
 // A session that wants nothing for a shorter time than this keeps what it was behind the others when it stopped.
 inline constexpr uint64_t kKeepsLagNs = 100'000'000;
 
-// A session keeps so much of its part of the device, in device time of its own, that it left to others while it wanted nothing.
-// It uses that when an iteration would win nothing any more if it waited (Authority::set_worth): so it is never ahead of what
-// its weight gives it since it came, and others wait for no more than this.
+// The most unused time that a session keeps: device time of its part that it left to others while it wanted nothing.
+// The session uses that time when its iteration would win nothing after a wait (Authority::set_worth). So it is never
+// ahead of what its weight gives it since its arrival, and others wait for no more than this.
 inline constexpr uint64_t kMostUnusedNs = 100'000'000;
 
 // After this number of later sessions has been admitted past a waiting session, no further session may pass it, so that
@@ -68,7 +69,7 @@ inline constexpr uint32_t kMostOvertakes = 64;
 // Stays of a session whose policy lets it run to its end undisturbed, unless that takes longer (GivesWay::kAfterLongStay).
 inline constexpr uint32_t kLongStays = 10;
 
-// The last pauses of a session, in which it wanted nothing between two iterations.
+// The last pauses of a session: the times between two iterations in which it wanted nothing.
 class Pauses {
  public:
   void note(uint64_t pause_ns) {

@@ -51,7 +51,7 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
       if (lanes_open == 1 || now_ns < overdue_ns(lane)) least = std::min(least, lane.start_tag_ns);
       continue;
     }
-    // The lane's sessions are about to run, and keep their arrears.
+    // The lane's sessions are about to run, and keep the time by which they are behind.
     for (const SessionView& view : lane.ready)
       if (view.virtual_ns < least && now_ns < patience_ends_ns(view.ready_since_ns)) least = view.virtual_ns;
     for (const SessionRecord* back : lane.paused)
@@ -130,7 +130,8 @@ void Scheduler::Impl::set_worth(SessionRecord& session, double worth, uint64_t u
   show(session);
 }
 
-// What it went ahead by is paid for from what it left unused, so that its virtual time is not above that of the others.
+// The session pays for going ahead with the time that it left unused, so that its virtual time is not above that of the
+// others.
 void Scheduler::Impl::use_worth(SessionRecord& session) {
   SessionView& view = session.view;
   if (view.worth == 0) return;
@@ -145,9 +146,9 @@ void Scheduler::Impl::use_worth(SessionRecord& session) {
   set_worth(session, 0, 0);
 }
 
-// Virtual time of those that the session shares with. Under a policy without ranks the device's; else the least of those of
-// equal rank that want the device, or the most of those that do not: sessions of other ranks run before it or after it.
-// Nobody: infinity.
+// The virtual time of the sessions with which this one shares the device. Under a policy without ranks: that of the
+// device. With ranks: the least of those of equal rank that want the device, or else the most of those that do not,
+// because sessions of other ranks run before or after it. Infinity if there are none.
 double Scheduler::Impl::shared_virtual_ns(const SessionRecord& session) {
   if (!asks.before) return virtual_ns;
   if (session.peers != nullptr) {
@@ -186,7 +187,7 @@ void Scheduler::Impl::catch_up(SessionRecord& session, double lag_ns) {
   touch(session);
 }
 
-// A newcomer in its lane.
+// Starts a session that is new in its lane.
 void Scheduler::Impl::start_with_others(SessionRecord& session) {
   const double others = shared_virtual_ns(session);
   if (others < INFINITY) session.view.virtual_ns = others;
@@ -297,7 +298,8 @@ bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now
   return false;
 }
 
-// By a session of another lane that has work: the iteration would slow it. Until when at most, in `until`.
+// True if a session of another lane that has work ranks higher, because the iteration would slow that session. `until`:
+// until when at most.
 bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) {
   if (asks.ranks) {
     const FirstLanes::Of& found = lanes_above(peers.find(view.rank)->second, now_ns).without(own);
@@ -342,7 +344,7 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   return view.id;
 }
 
-// The session has said that more waits for it, and kept its word when it said so before.
+// True if the session has said that more work waits for it, and came back when it said so before.
 bool Scheduler::Impl::believes_more(SessionRecord& session, uint64_t now_ns) {
   session.said_more = false;
   if (session.view.worth == 0 || now_ns > session.view.worth_until_ns) return false;

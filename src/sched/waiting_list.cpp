@@ -7,7 +7,7 @@ namespace gpushare::sched {
 
 namespace {
 
-constexpr uint64_t kNever = kUnknown;  // the need of one that is blocked
+constexpr uint64_t kNever = kUnknown;  // the need of a blocked session
 
 }  // namespace
 

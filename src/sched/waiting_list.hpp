@@ -52,10 +52,11 @@ class WaitingList {
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
 
-  // Into its place by the policy's order, after its equals. Its count of overtakings begins at
+  // Inserts the session by the policy's order, after its equals. Its count of overtakings begins at
   // SessionRecord::overtaken.
   Position insert(SessionRecord& session, const Policy& policy);
-  // The position of what follows it. Stores the count of overtakings in the session.
+  // Removes the session at `position` and returns the position of the next. Stores the count of overtakings in the
+  // session.
   Position erase(Position position);
   void erase(SessionRecord& session) { erase(position_of(session)); }
   // The session's `blocked` or `claiming` has changed.
@@ -69,15 +70,15 @@ class WaitingList {
   // All, in order.
   std::vector<SessionRecord*> sessions() const;
 
-  // The first from `from` on that `room` holds, blocked ones aside, or that is to be considered in any case (it claims, or
-  // it wants compute units for itself); end() if there is none.
+  // The first session from `from` on that fits into `room` and is not blocked, or that is to be considered in any case
+  // (it claims, or it wants compute units for itself); end() if there is none.
   Position first_fit(Position from, const Room& room) const;
-  // The first from `from` on that has been overtaken `most` times; end() if there is none.
+  // The first session from `from` on that has been overtaken `most` times; end() if there is none.
   Position first_overtaken(Position from, uint32_t most) const;
-  // True if one ahead of `position` claims, or has been overtaken `most` times (0: no limit).
+  // True if a session ahead of `position` claims, or has been overtaken `most` times (0: no limit).
   bool barred(Position position, uint32_t most) const;
   bool any_claims() const;
-  // One more has been admitted past all that are ahead of `position`.
+  // Notes that one more session has been admitted past all that are ahead of `position`.
   void overtake(Position position);
 
  private:

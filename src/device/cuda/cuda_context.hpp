@@ -1,9 +1,8 @@
 // cuda_context.hpp: the CUDA context that a device works in.
 //
-// Every op that calls the driver does so inside a ContextScope: the caller's current context is as it was
-// when the op returns, on any thread, beside any other user of CUDA in the process. When our context is
-// current already, which is the rule beside the CUDA runtime, the scope costs one read of the driver's
-// thread-local state.
+// Every op that calls the driver does so inside a ContextScope. So when the op returns, the caller's current context is
+// as it was, on any thread and beside any other user of CUDA in the process. When our context is current already, which
+// is usual in programs that use the CUDA runtime, the scope costs one read of the driver's thread-local state.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +16,7 @@
 
 namespace gpushare::device::cuda {
 
-// Retained or borrowed context, and the memory of how it was lost. Thread-safe.
+// A retained or borrowed context, and the first cause of its loss. Thread-safe.
 class Context {
  public:
   // Retains the primary context of `device`, or borrows `given` (which must outlive this and belong to
@@ -36,8 +35,8 @@ class Context {
   base::Status check_lost() const;
   bool lost() const { return lost_.load(std::memory_order_acquire); }
 
-  // The status of a driver call: to_status(), except that a sticky result loses the device, which is logged
-  // once and answered from then on without calling the driver.
+  // The status of a driver call, as to_status(). A sticky result loses the device: the loss is logged once, and from
+  // then on ops return DEVICE_LOST without calling the driver.
   base::Status status(api::CUresult result, const char* call);
 
  private:

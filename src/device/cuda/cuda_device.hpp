@@ -16,8 +16,8 @@
 
 namespace gpushare::device::cuda {
 
-// In place of the test devices' scripted faults: a real device has none to set. (The stand-in for the driver
-// makes the driver fail instead, which tests the paths that really run.)
+// Takes the place of the test devices' scripted faults, because a real device has none to set. (Tests let the stand-in
+// for the driver fail instead, which tests the paths that really run.)
 struct NoFaults {
   static constexpr bool fires(uint32_t) { return false; }
   static base::Status set(const gpushare_backend_fault*) {
@@ -39,8 +39,8 @@ class Device {
   // Errors: INVALID_STATE naming what is still open.
   base::Status leaks() const;
   base::Status info(gpushare_backend_device_info* out_info);
-  // Bytes that this process has of the GPU beyond the memory of its devices, if any is open. Errors: those of open() for its
-  // arguments, UNSUPPORTED.
+  // The bytes of the GPU that this process has in addition to the memory of its open devices. Errors: those of open()
+  // for its arguments, UNSUPPORTED.
   static base::Result<uint64_t> context_bytes(uint32_t index, const char* options);
 
   Context& context() { return *context_; }
@@ -48,7 +48,7 @@ class Device {
   EventPool& events() { return events_; }
   PartitionTable& partitions() { return partitions_; }
   WaitMode waits() const { return waits_; }
-  // How long a wait asks before it sleeps.
+  // How long a wait polls before it sleeps.
   uint64_t spin_ns() const { return spin_ns_; }
   CallbackWaits& callback_waits() { return callback_waits_; }
   base::Status check_lost() const { return context_->check_lost(); }

@@ -51,11 +51,12 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   uint64_t total_bytes() const { return limit_bytes_; }
-  // The memory of the GPU that all devices opened on it in this process have in use or pooled; nothing if none is open. Errors:
-  // UNSUPPORTED (there is memory of other processes, which the system may count or not).
+  // The memory of the GPU that this process's devices have in use or pooled; nullopt if no device is open on that GPU.
+  // Errors: UNSUPPORTED (memory of other processes is imported, and the system may count it or not).
   static base::Result<std::optional<uint64_t>> bytes_of_all(const Driver& driver, api::CUdevice gpu);
-  // The driver's count of the process's memory agrees with bytes_of_all() only while no device of the process takes or returns
-  // memory. A look begins before both are asked; was_quiet() then says whether they can be compared. Thread-safe.
+  // The driver's count of the process's memory agrees with bytes_of_all() only while no device of the process takes or
+  // returns memory. Make a QuietLook before asking both; was_quiet() then says whether the two can be compared.
+  // Thread-safe.
   class QuietLook {
    public:
     QuietLook();
@@ -65,7 +66,7 @@ class Memory {
     const uint64_t ended_;
     const bool quiet_;
   };
-  // The bytes within the limit that nobody uses. Asks the driver.
+  // The free bytes within the limit. Asks the driver.
   base::Result<uint64_t> free_bytes();
   uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory
 
@@ -108,8 +109,8 @@ class Memory {
  private:
   using Granule = api::CUmemGenericAllocationHandle;
   struct Physical {
-    // One of all its bytes, or each of granularity_bytes(); none while it is split, or after that has failed without bytes to
-    // keep: the next mapping tries again.
+    // One handle for all of its bytes, or one for each granularity_bytes(); none while it is being split, or after a split has
+    // failed without content to keep: the next mapping tries again.
     std::vector<Granule> granules;
     uint64_t bytes = 0;
     bool is_whole() const { return granules.size() == 1; }
@@ -133,7 +134,7 @@ class Memory {
   };
   struct HostBlock {
     uint64_t bytes;
-    Chunk* chunk;  // null: an allocation of its own
+    Chunk* chunk;  // null: the block is an allocation of its own
   };
 
   Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes,
@@ -153,7 +154,8 @@ class Memory {
   // As base/cuda_host_node.hpp.
   static int host_node_of(const Driver& driver, api::CUdevice device, uint64_t granularity);
 
-  // Lives as long as the books and the driver may differ: from before an entry of the books until after its driver call.
+  // While one lives, the books and the driver may differ. It is made before an entry of the books, and goes after the
+  // driver call of that entry.
   class Change {
    public:
     Change();
@@ -168,15 +170,16 @@ class Memory {
   // Creates or reuses a handle of so many bytes. Pooled ones of other sizes give way.
   api::CUresult make_granule(uint64_t bytes, Granule* out_granule);
   void recycle(const Physical& memory);
-  // Gives memory of which a part is to be mapped handles of one granule each, with its bytes. Errors: UNSUPPORTED (it is
-  // mapped as a whole), DEVICE_OUT_OF_MEMORY or HOST_OUT_OF_MEMORY (memory with bytes in it is there twice meanwhile).
+  // Splits memory into handles of one granule each, with its content, because a part of it is to be mapped. Errors:
+  // UNSUPPORTED (the memory is mapped as a whole), DEVICE_OUT_OF_MEMORY or HOST_OUT_OF_MEMORY (memory with content is there
+  // twice during the split).
   base::Status split(Physical* memory);
   api::CUresult make_granules(uint64_t bytes, bool on_host, std::vector<Granule>* out_granules);
   api::CUresult copy_granules(Granule from, const std::vector<Granule>& to, uint64_t bytes);
   // Gives pooled granules back to the driver until at most `keep_bytes` are left. True if any went.
   bool trim(uint64_t keep_bytes);
-  // Mappings of `each_bytes` side by side, made of handles of steps[i] bytes: in one call, or handle by handle where the driver
-  // wants that. *out_bytes: what is unmapped, from the start.
+  // Unmaps mappings of `each_bytes` side by side, made of handles of steps[i] bytes: in one call, or handle by handle
+  // where the driver wants that. *out_bytes: the bytes that are unmapped, from the start.
   api::CUresult unmap_range(Address address, uint64_t bytes, uint64_t each_bytes,
                             const std::vector<uint64_t>& steps, uint64_t* out_bytes);
   base::Status map_parts(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
@@ -185,7 +188,7 @@ class Memory {
   base::Status enter_mappings(Address address, uint64_t bytes, Physical* const* memories, uint64_t count,
                               uint64_t offset);
   void drop_mappings(Address address, uint64_t bytes, uint64_t count);
-  // Unmaps what map() had done so far; keeps the first error out of it.
+  // Unmaps what a failed map() had done; errors of unmapping are dropped, so that the first error is reported.
   void unmap_quietly(Address address, uint64_t bytes, uint64_t each_bytes,
                      const std::vector<uint64_t>& steps);
   // The bytes of the handles behind a mapping of `bytes` of that memory.

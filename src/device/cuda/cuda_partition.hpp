@@ -1,8 +1,8 @@
 // cuda_partition.hpp: shares of a device's SMs, as green contexts (CUDA 12.5).
 //
-// The SMs are split once into groups of the smallest size that the device allows; a partition takes whole
-// groups, no group serves two partitions, and a closed partition's groups serve again. One split, because the
-// driver only joins groups of the same split into one green context.
+// The SMs are split once into groups of the smallest size that the device allows. A partition takes whole groups, no
+// group serves two partitions, and the groups of a closed partition serve again. There is only one split, because the
+// driver joins only groups of the same split into one green context.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -43,7 +43,7 @@ class PartitionTable {
   bool supported();
   // Errors: UNSUPPORTED.
   base::Status info(gpushare_backend_partition_info* out_info);
-  // Takes groups of together at least `compute_units`. Errors: UNSUPPORTED, INVALID_ARGUMENT (0),
+  // Takes groups that have together at least `compute_units`. Errors: UNSUPPORTED, INVALID_ARGUMENT (0),
   // EXCEEDS_CAPACITY, DEVICE_OUT_OF_MEMORY (too few units are free now).
   struct Share {
     api::CUgreenCtx handle;

@@ -73,9 +73,9 @@ api::CUresult ask_for(uint64_t spin_ns, Query query) {
 class CallbackWaits {
  public:
   explicit CallbackWaits(Context& context) : context_(context) {}
-  // Until the event's last record has passed. Errors: the driver's.
+  // Waits until the event's last record has passed. Errors: the driver's.
   base::Status wait(api::CUevent event);
-  // Destroys the streams, once functions still to come have run. Nobody may be waiting.
+  // Destroys the streams once all functions still to come have run. No thread may be waiting.
   void clear();
 
  private:
@@ -125,7 +125,7 @@ class HostFunctions {
 
 class Stream {
  public:
-  // `adopted`: the handle is somebody else's to destroy.
+  // `adopted`: the handle belongs to somebody else, who destroys it.
   Stream(Device& device, api::CUstream handle, Partition* partition, bool adopted = false)
       : device_(device),
         handle_(handle),
@@ -145,16 +145,16 @@ class Stream {
   base::Status synchronize();
   base::Status failure() const { return functions_->failure(functions_->launched()); }
 
-  // Whether it captures a CUDA graph, also one that has become invalid. The context must be current.
+  // True if the stream captures a CUDA graph, also one that has become invalid. The context must be current.
   base::Result<bool> capturing();
-  // INVALID_STATE if it does. The context must be current.
+  // INVALID_STATE if the stream captures a graph. The context must be current.
   base::Status check_capturing(const char* what);
   // Ends a capture and destroys what it made; true if there was one. Errors: INVALID_STATE (begun by another
   // thread, which alone can end it).
   base::Result<bool> drop_capture();
 
  private:
-  // Waits without spinning. Fails early where the driver refuses what that takes.
+  // Waits without spinning. Fails without waiting if the driver refuses a call that sleeping needs.
   base::Status sleep();
   Device& device_;
   const api::CUstream handle_;

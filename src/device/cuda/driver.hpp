@@ -77,7 +77,7 @@ const char* result_name(api::CUresult result);
 // The status that a result means; UNKNOWN for one without a mapping.
 int32_t result_status(api::CUresult result);
 
-// The context is gone for good after such a result: every later call on it fails.
+// True if the context is gone for good after such a result, so that every later call on it fails.
 bool is_sticky(api::CUresult result);
 
 // "what: CUDA_ERROR_INVALID_VALUE (1)", with the native code kept. OK for CUDA_SUCCESS.

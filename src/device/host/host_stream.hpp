@@ -35,8 +35,8 @@ class Bus {
   // 0 = no cap: copies then run side by side at memcpy's speed.
   explicit Bus(double gigabytes_per_s) : bytes_per_ns_(gigabytes_per_s) {}
   bool capped() const { return bytes_per_ns_ > 0; }
-  // Blocks until it is done. `ready_ns`: since when it could have begun. `shared`: the destination is in the owner's mapping
-  // of shared memory. Returns when it was done, on paper.
+  // Copies, and blocks until the copy is done. `ready_ns`: when the copy could have begun. `shared`: the destination is
+  // in the owner's mapping of shared memory. Returns the time at which the copy ends by the bandwidth.
   uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, bool shared);
 
  private:
@@ -77,7 +77,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void wait_passed(uint64_t sequence);
   // The failure that the op `sequence` lies behind; OK if none.
   base::Status failure_at(uint64_t sequence);
-  // No op before `sequence` has failed, nor the device.
+  // True if no op before `sequence` has failed, and the device has not.
   bool sound_at(uint64_t sequence) const {
     const uint64_t failed = failed_sequence_.load(std::memory_order_acquire);
     return !device_lost_.load(std::memory_order_acquire) && (failed == 0 || failed >= sequence);
@@ -140,9 +140,9 @@ class Event : public std::enable_shared_from_this<Event> {
     uint64_t sequence = 0;
   };
   Point point();
-  // Why passed_time() is none.
+  // The status that says why there is no passed_time().
   base::Status not_timed();
-  // False: it has not passed, failed, or keeps no time.
+  // False: the event has not passed, has failed, or keeps no time.
   bool passed_time(uint64_t* out_ns);
 
   Device& device_;

@@ -9,7 +9,7 @@
 
 namespace gpushare::device::host {
 
-// Below it the reader is likely to find what was copied in a cache.
+// Copies below this size go through the cache, because the reader is likely to find them there.
 inline constexpr uint64_t kWideCopyBytes = uint64_t{1} << 20;
 
 // As memmove. Bytes that do not overlap are written past the cache where the processor can. Two pages at a time: one stream

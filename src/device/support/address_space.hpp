@@ -1,6 +1,6 @@
-// address_space.hpp: the memory of one host or sim device: allocations, reservations, physical memory,
-// mappings, the capacity that they share, and every misuse that can be told. Thread-safe; system calls are
-// made under its lock.
+// address_space.hpp: the memory of one host or sim device: allocations, reservations, physical memory, mappings, and
+// the capacity that they share. It reports every misuse that it can detect. Thread-safe; system calls are made under
+// its lock.
 //
 // Storage. An allocation is an anonymous mapping that the kernel fills on first touch. Physical memory is a
 // range of one sparse memory file that only ever grows at its end (file offsets are plentiful, file
@@ -61,12 +61,12 @@ class AddressSpace {
   base::Result<Address> reserve(uint64_t bytes);
   base::Status unreserve(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
-  // The same in host memory, which used_bytes_ does not count.
+  // Physical memory on the host, which used_bytes_ does not count.
   base::Result<gpushare_backend_memory*> create_host_physical(uint64_t bytes);
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
-  // Each with one system call where the memories lie side by side in the file too.
+  // Each takes one system call if the memories also lie side by side in the file.
   base::Status map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* memories,
                        uint64_t count);
   base::Status unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count);
@@ -106,8 +106,8 @@ class AddressSpace {
     uint64_t bytes = 0;
     uint64_t file_offset = 0;
     std::shared_ptr<SharedFile> shared;  // shared memory of this device: not in memory_file_
-    uint32_t exported = 0;               // with what access, if it was
-    bool used = false;                   // mapped at some time, so it may hold data
+    uint32_t exported = 0;               // the access with which it was exported; 0: it was not
+    bool used = false;                   // it was mapped at some time, so it may hold data
     int imported_file = -1;              // shared memory of another device, which counts it
     bool imported() const { return imported_file >= 0; }
     bool on_host = false;
@@ -133,11 +133,11 @@ class AddressSpace {
   Address take_imaginary(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(mutex_);
   void return_imaginary(Address address, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   base::Result<gpushare_backend_memory*> grow_file(uint64_t bytes, bool on_host) GPUSHARE_REQUIRES(mutex_);
-  // Gives unexported memory a file that can be sealed as it must be.
+  // Gives unexported memory a new file, which can be sealed as needed.
   base::Status replace_file(Memory& memory) GPUSHARE_REQUIRES(mutex_);
   void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);
   base::Status check_granules(const char* what, uint64_t value) const;
-  // `bytes` from `offset` on of each memory, side by side.
+  // Maps `bytes` from `offset` on of each memory, side by side.
   base::Status map_parts(Address address, uint64_t bytes, Memory* const* memories, uint64_t count,
                          uint64_t offset) GPUSHARE_REQUIRES(mutex_);
   base::Status map_pages(char* target, uint64_t bytes, Memory* const* memories, uint64_t count,

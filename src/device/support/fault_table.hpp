@@ -19,7 +19,7 @@ class FaultTable {
   // INVALID_ARGUMENT (unknown kind, at_call 0, factor outside 1 to 1000, struct too small).
   base::Status set(const gpushare_backend_fault* fault);
 
-  // Counts a call of `kind`'s; true when it is the one that must fail. The fault is then spent.
+  // Counts a call of `kind`. True if this call must fail; the fault is then spent.
   bool fires(uint32_t kind);
 
   // The fault that hits an enqueue: at most one of the three, in this order.

@@ -20,7 +20,7 @@ int32_t write_backend_error(const base::Status& status, gpushare_backend_error* 
 
 // Keeps a failure in `last_error`. Returns its code.
 int32_t keep_failure(base::ThreadStatus& last_error, base::Status status) noexcept;
-// The same for the exception that is being handled, which is no ForcedUnwind.
+// Keeps the exception that is being handled, which is not a ForcedUnwind. Returns its code.
 int32_t keep_exception(base::ThreadStatus& last_error, const char* op) noexcept;
 
 // Runs `body` (returning base::Status) and keeps a failure in `last_error`, the backend's thread-local slot.

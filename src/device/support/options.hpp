@@ -11,8 +11,8 @@
 
 namespace gpushare::device {
 
-// Read every known key with a get call, which also makes it known; then finish() refuses what nobody asked
-// for. Errors of the get calls are INVALID_ARGUMENT, name the key and say what is allowed. Not thread-safe.
+// Read every known key with a get call, which also makes the key known; then finish() refuses all other keys. Errors of
+// the get calls are INVALID_ARGUMENT, name the key and say what is allowed. Not thread-safe.
 class Options {
  public:
   // `backend` names the device in messages. Errors: INVALID_ARGUMENT (a pair without '=', an empty key, a key

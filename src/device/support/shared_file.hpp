@@ -1,9 +1,9 @@
 // shared_file.hpp: the memory file behind memory that other processes may map, and its owner's mapping of it.
 //
-// The owner maps the file once, for writing, before anybody else can have it. From then on that mapping is the only way
-// to write it: exporting it for reading seals the file with F_SEAL_FUTURE_WRITE, so that no process of any user, root
-// included, can map it for writing or write to it, whatever way it is opened again (/proc/self/fd). The seals of the size
-// keep an importer from turning another's access into a bus error.
+// The owner maps the file once, for writing, before any other process can have it. Exporting the file for reading seals
+// it with F_SEAL_FUTURE_WRITE. From then on the owner's mapping is the only way to write it: no process of any user,
+// root included, can map the file for writing or write to it, however it opens the file again (/proc/self/fd). The
+// seals of the size keep an importer from turning another's access into a bus error.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,9 +1,9 @@
-// spare_files.hpp: files of shared memory that nobody uses any more, zeroed and kept for the next memory of their
-// size. Fresh pages cost several times the copy that fills them.
+// spare_files.hpp: files of shared memory that are not in use any more, zeroed and kept for the next memory of their
+// size. Fresh pages cost several times as much as the copy that fills them.
 //
 // A file is kept only if the system confirms that this process alone has it: the system refuses a write lease while any
-// other open file of it exists, in another process, in a message on its way, or behind a mapping. So a file that somebody
-// may still see is never filled with something else.
+// other open file of it exists, in another process, in a message on its way, or behind a mapping. So a file that
+// another process may still see is never filled with something else.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,7 +29,7 @@ class SpareFiles {
   std::shared_ptr<SharedFile> take(uint64_t bytes);
   // Keeps `file` if nobody else has it. A copy that is still under way and holds the file counts too.
   void give(std::shared_ptr<SharedFile> file);
-  // Keeps at most so many bytes from now on.
+  // Keeps at most `bytes` from now on.
   void limit(uint64_t bytes);
 
  private:

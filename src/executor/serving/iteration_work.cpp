@@ -12,13 +12,13 @@
 namespace gpushare::executor {
 namespace {
 
-// Everything outlives it: whoever submits it waits for its ticket.
+// All that it refers to outlives it, because whoever submits it waits for its ticket.
 class IterationWork final : public Work {
  public:
   IterationWork(const void* server, const char* what, const IterationFunction& function,
                 base::Status& outcome)
       : server_(server), what_(what), function_(function), outcome_(outcome) {}
-  // OK whatever the function did: a bad batch or step is no reason to end the session.
+  // Returns OK whatever the function did, because a bad batch or step is no reason to end the session.
   GPUSHARE_CATCHES_FORCED_UNWIND base::Status run(const std::shared_ptr<Iteration>& iteration) override {
     const InsideServer inside(server_);
     try {

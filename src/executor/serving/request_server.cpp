@@ -37,7 +37,7 @@ namespace {
 
 GPUSHARE_THREAD_LOCAL const void* inside_server = nullptr;
 
-// Outcomes in the order in which they came, in a ring: taking one moves no other. Only reserve() allocates.
+// Outcomes in the order of their arrival, in a ring, so that taking one moves no other. Only reserve() allocates.
 class OutcomeQueue {
  public:
   bool empty() const { return size_ == 0; }
@@ -66,8 +66,9 @@ class OutcomeQueue {
   size_t size_ = 0;
 };
 
-// Tells whether the whole process stood still (SIGSTOP, a suspended machine) while a batch ran: then a thread that sleeps in
-// short pieces wakes long after the end of one. What a batch takes beside that is not known, and no estimate learns from it.
+// Tells whether the whole process stood still (SIGSTOP, a suspended machine) while a batch ran. The sign is a thread
+// that sleeps in short pieces and wakes long after the end of a piece. The time of such a batch is not known, so no
+// estimate learns from it.
 class Pulse {
  public:
   static constexpr uint64_t kPieceNs = 20'000'000;
@@ -79,7 +80,7 @@ class Pulse {
   }
   // Since the batch began.
   bool missed(uint64_t now_ns) {
-    constexpr uint64_t kLateNs = 200'000'000;  // a busy machine wakes its threads earlier
+    constexpr uint64_t kLateNs = 200'000'000;  // more than a busy machine takes to wake a thread
     missed_ = missed_ || (now_ns > until_ns_ && now_ns - until_ns_ > kLateNs);
     return missed_;
   }
@@ -366,9 +367,9 @@ class RequestServer::Impl {
     poke();
   }
 
-  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. A server that stops cancels what waits instead, some
-  // of it at a time, because the lock is held. When to ask again: kAgain if there was a batch, since policies that plan ahead may
-  // have more, and while some are not cancelled.
+  // Asks the batcher what to run: a batch goes to waiting_, drops go to answers_. A server that stops cancels waiting
+  // requests instead, some at a time, because the lock is held. Returns when to ask again. That is kAgain if there was
+  // a batch, because policies that plan ahead may have more, and while requests are left to cancel.
   uint64_t ask() GPUSHARE_REQUIRES(mutex_) {
     Decision decision;
     bool others_wait = false;
@@ -413,8 +414,8 @@ class RequestServer::Impl {
     waiting_work_->worth.store(first_ns == kNever ? 0 : static_cast<double>(next));
   }
 
-  // Takes out the batches that wait for the device and should have begun; ask() answers their requests. What expires while it
-  // waits the batcher drops itself whenever it is asked, in bounded pieces.
+  // Takes out the batches that wait for the device although they should have begun; ask() answers their requests.
+  // Requests that expire while they wait are dropped by the batcher itself whenever it is asked, in bounded pieces.
   void reject_late_batches(uint64_t now) GPUSHARE_REQUIRES(mutex_) {
     for (auto batch = waiting_.begin(); batch != waiting_.end();) {
       if (now <= batch->latest_start_ns) {
@@ -437,7 +438,7 @@ class RequestServer::Impl {
   // count as held until they are answered.
   void report() GPUSHARE_REQUIRES(mutex_) {
     if (told_count_ ==
-        0) {  // else an answer function has ended the thread before: its successor goes on with the rest
+        0) {  // not 0: an answer function ended the previous thread, and this one goes on with the rest
       if (answers_.empty()) return;
       told_count_ = std::min(answers_.size(), told_.size());
       told_next_ = 0;

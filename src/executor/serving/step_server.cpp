@@ -144,8 +144,8 @@ class StepServer::Impl {
   }
 
  private:
-  // A request that is not answered. Its news waits here until it is told; newer news replaces it. So answering allocates
-  // nothing, and takes no more memory where answers are taken slowly.
+  // A request that is not answered yet. Its news waits here until it is told, and newer news replaces it. So answering
+  // allocates nothing, and slow takers of answers cost no memory.
   struct Entry {
     void* tag = nullptr;
     Answer answer;
@@ -211,8 +211,8 @@ class StepServer::Impl {
     last_ = &entry;
   }
 
-  // Everything is answered with this status, and nothing more accepted: the session has ended, or the host has no memory for a step
-  // of the batcher, which may have been left half way through it. Allocates nothing.
+  // Called when the session has ended, or when the host had no memory for a step of the batcher, which may be half
+  // done. Answers every request with `status`, and accepts no more. Allocates nothing.
   void end_all(const base::Status& status) noexcept GPUSHARE_REQUIRES(mutex_) {
     if (ended_status_.ok()) ended_status_ = status;
     ending_ = true;
@@ -220,7 +220,7 @@ class StepServer::Impl {
     news_.notify_all();
   }
 
-  // Answers some of them, as drop_some() does. True while there are others.
+  // Answers some requests, as drop_some() does. True while others are left.
   bool end_some() noexcept GPUSHARE_REQUIRES(mutex_) {
     constexpr size_t kMost = 1024;
     size_t count = 0;
@@ -265,7 +265,7 @@ class StepServer::Impl {
     }
   }
 
-  // Says what the step after the running one is worth, to whoever ends that.
+  // Publishes the worth of the step after the running one, for the thread that ends the running step.
   void note_next() GPUSHARE_REQUIRES(mutex_) {
     const sched::slo::StepWorth& next = batcher_->next_worth();
     next_->until_ns.store(next.until_ns);
@@ -315,7 +315,8 @@ class StepServer::Impl {
         end_all(no_memory_);
         return;
       }
-      // The session has as much work queued as it may have. Nothing tells when there is less.
+      // The session has as much work queued as it may have, and sends no notice when there is less. So this thread
+      // looks again.
       work_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
       return;
     }
@@ -346,8 +347,8 @@ class StepServer::Impl {
     }
   }
 
-  // Where the time has passed already, more requests have expired than begin_step() drops at once: tell_all() goes on with the rest,
-  // between the answers, so that whoever submits does not wait for all of them.
+  // If the time has passed already, more requests have expired than begin_step() drops at once. tell_all() drops the
+  // rest between the answers, so that threads that submit do not wait for all of it.
   void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
     constexpr uint64_t kHour = 3'600'000'000'000;
     const bool passed = wake_ns < base::host_now_ns();
@@ -363,8 +364,8 @@ class StepServer::Impl {
     }
   }
 
-  // The thread that answers. While a step runs, which may be for ever, it also drops the requests whose time is over, and on close all
-  // that wait.
+  // The thread that answers. While a step runs, which may last for ever, this thread also drops the requests whose time
+  // is over. On close it drops all that wait.
   void tell_all() {
     base::MutexLock lock(mutex_);
     while (true) {
@@ -391,7 +392,8 @@ class StepServer::Impl {
     }
   }
 
-  // Whoever submits waits meanwhile, so only some are dropped at a time, and answered before the next.
+  // Threads that submit wait meanwhile. So only some requests are dropped at a time, and they are answered before the
+  // next.
   void drop_some(uint64_t now_ns) GPUSHARE_REQUIRES(mutex_) {
     try {
       if (cancelling_)
@@ -412,7 +414,8 @@ class StepServer::Impl {
     if (first_ == nullptr) last_ = nullptr;
     const StepEvent news = entry.news;
     entry.due = false;
-    // Also where the answer function ends this thread: another thread goes on, and close waits for the last entry to go.
+    // Forgets the answered request, also if the answer function ends this thread: another thread goes on, and close
+    // waits for the last entry to go.
     struct Answered {
       ~Answered() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (!news.ended) return;

@@ -65,7 +65,8 @@ class Pack final : public Policy {
   bool is_chosen(const Member& member) const { return is_among(together_, member.id); }
   // The time until which the session counts as running if nothing happens; at most `now_ns`: it does not count.
   uint64_t active_until(const Member& member, uint64_t now_ns) const;
-  // Reads the residents, and makes the plan anew after somebody came or went; where interference is measured also with time.
+  // Reads the residents, and makes the pack plan anew after a session came or went; where interference is measured,
+  // also after some time.
   void refresh(const DeviceView& device, uint64_t now_ns) const;
   bool read_members(const DeviceView& device) const;  // true if somebody came or went
   bool read_active(uint64_t now_ns) const;            // likewise among those active
@@ -73,8 +74,8 @@ class Pack final : public Policy {
   void plan(uint64_t now_ns) const;
   bool guaranteed_first(const Member& member) const;  // a ready guaranteed session of its lane is
 
-  // What the residents were when a question was asked last, and the plan for them. Answers follow from the device alone:
-  // this saves making the plan for each of them.
+  // The residents at the last question, and the pack plan for them. Answers depend on the device alone, so keeping the
+  // plan saves making it for each question.
   mutable const Interference* interference_ = nullptr;
   mutable bool learns_ = false;
   mutable uint64_t changes_ = kUnknown, seen_ns_ = 0;

@@ -24,26 +24,29 @@ class BatchTimeModel {
 
   double c0_ns() const { return c0_ns_; }
   double c1() const { return c1_; }
-  // What a batch of this size takes beside its longest request, and for each nanosecond of it alone.
+  // The two parts of a batch's time: the part that does not depend on its longest request, and the factor of the
+  // longest request's time.
   double fixed_ns(unsigned k) const { return factor(k) * c0_ns_; }
   double per_longest(unsigned k) const { return factor(k) * c1_ * k; }
   // Duration of a batch of `k` whose longest request takes `longest_ns` alone.
   double duration_ns(unsigned k, double longest_ns) const {
     return factor(k) * (c0_ns_ + c1_ * k * longest_ns);
   }
-  // How much batches deviate from the line: ratios of what they took to what the model says, each for a fifth of them,
-  // ascending. Empty while they hardly deviate, and where times are inferred: the deviations are then those of the requests.
+  // How much batches deviate from the line: five ascending ratios of their real time to the model's, each for a fifth
+  // of the batches. Empty while they hardly deviate. Empty also where times are inferred, because the deviations are
+  // then those of the requests.
   std::span<const double> deviations() const { return {deviations_.data(), deviations_.size()}; }
-  // A finished batch; a measurement that is not a positive number is ignored. `told`: longest_ns was measured. Otherwise it
-  // is an expectation inferred with this very model: then c1 stays within a factor of four of its first value,
-  // because c1 and the times inferred could drift apart for ever without changing any prediction, and c0 and
-  // c1 keep their proportion until the batches differ by more than an expectation's own small movements.
+  // Learns from a finished batch; a measurement that is not a positive number is ignored. `told`: longest_ns was
+  // measured. Otherwise longest_ns is an expectation that was inferred with this same model. Then c1 stays within a
+  // factor of four of its first value, because c1 and the inferred times could drift apart for ever without changing
+  // any prediction. And c0 and c1 keep their proportion until batches differ by more than the small movements of an
+  // expectation.
   void observe(unsigned k, double longest_ns, double measured_ns, bool told = true);
-  // Batches take `factor` times what they took: forgets the batches before.
+  // Batches now take `factor` times what they took: scales the model and forgets the batches before.
   void rescale(double factor);
   // Keeps c0 and c1 as they are from now on.
   void freeze() { frozen_ = true; }
-  // Raised when c0, c1 or a size's factor moved by more than a part in a thousand since it was raised last.
+  // Raised when c0, c1 or a size's factor has moved by more than a thousandth since the version was last raised.
   uint64_t version() const { return version_; }
 
  private:

@@ -1,6 +1,6 @@
-// batcher.hpp: from pending requests with deadlines to batches for one device. A batcher is a state machine:
-// told what arrived, started and finished, asked what to run next; the executor's front end and the serving
-// simulator drive the very same object.
+// batcher.hpp: makes batches for one device from pending requests with deadlines. A batcher is a state machine: it is
+// told what arrived, started and finished, and is asked what to run next. The executor's front end and the serving
+// simulator drive the same objects.
 //
 // Policies (make_batcher): gpushare (the default, ours), fifo, edf, maxdelay, greedy (application means alone), clipper,
 // clipper-mean, clipper-aimd, nexus, nexus-earliest, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and
@@ -36,18 +36,20 @@ struct Request {
       0;  // requests of one application share a distribution of execution times; any number
   uint64_t arrival_ns = 0;
   uint64_t deadline_ns = 0;
-  double cost = 1;                    // of missing the deadline
-  std::vector<CostStep> later_steps;  // further costs of missing later deadlines (C.2 of Orloj); usually none
-  uint64_t execution_ns = 0;          // alone; read by clairvoyant only
-  // Numbers known at its arrival that its execution time depends on (tokens, steps); up to FeatureModel::kMaxFeatures
-  // finite ones, as many and in the same order for all requests of an application. None: the application alone tells.
+  double cost = 1;  // the cost of missing the deadline
+  std::vector<CostStep>
+      later_steps;            // further costs if later deadlines are missed, too (C.2 of Orloj); usually none
+  uint64_t execution_ns = 0;  // alone; read by clairvoyant only
+  // Numbers on which the execution time depends and which are known at arrival (tokens, steps): at most
+  // FeatureModel::kMaxFeatures finite ones, as many and in the same order for all requests of an application. Empty:
+  // only the application is known.
   std::vector<double> features;
 };
 
 enum class DropReason : uint32_t {
   kExpired = 0,  // the deadline passed while it waited
   kHopeless,     // it could not have finished in time any more
-  kRejected,     // its batch came to the device after its latest start (clockwork)
+  kRejected,     // its batch reached the device after its latest start (clockwork)
   kQueueFull,    // refused at arrival: the batcher holds as many as it may
   kCancelled
 };
@@ -63,46 +65,47 @@ struct Batch {
   BatchId id = 0;
   uint32_t model = 0;
   std::vector<RequestId> requests;
-  uint64_t expected_ns = 0;           // what the policy thinks it takes
+  uint64_t expected_ns = 0;           // the time that the policy expects it to take
   uint64_t not_before_ns = 0;         // the device waits for it
   uint64_t latest_start_ns = kNever;  // the device refuses it after this: report rejected()
-  // What the requests that it is expected to serve in time cost together, and by when it has to begin for all of these.
+  // The sum of the costs of the requests that it is expected to serve in time, and the time by which it must begin for
+  // all of these.
   double worth = 0;
   uint64_t worth_until_ns = kNever;
 };
 
 struct Decision {
   std::optional<Batch> batch;
-  uint64_t wake_ns = kNever;            // without a batch: ask again then, if nothing happens before
+  uint64_t wake_ns = kNever;            // without a batch: ask again at this time, if nothing happens before
   uint64_t first_deadline_ns = kNever;  // of the requests that still wait and have not expired
 };
 
-// A model on the device: l_B = c0 + c1 k max l_r, refined from what finishes, and the batch sizes that were
-// prepared.
+// A model on the device: its batch time l_B = c0 + c1 k max l_r, which finished batches refine, and the batch sizes
+// that were prepared.
 struct ModelSpec {
   double c0_ns = 0;
   double c1 = 1;
   bool learn = true;  // false keeps c0 and c1
-  std::vector<uint32_t> batch_sizes{1, 2, 4, 8,
-                                    16};  // ascending; policies that fill partly use any size up to the last
+  // Ascending; policies that fill batches partly use any size up to the last.
+  std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
 };
 
 // The profile that a batcher has learned of an application of a model.
 struct Profile {
   double c0_ns = 0, c1 = 0;
   uint64_t samples = 0;  // durations in the window
-  uint64_t drifts = 0;   // times that the distribution was seen to shift, and the past forgotten
+  uint64_t drifts = 0;   // how often the distribution was seen to shift, so that the past was forgotten
   double mean_ns = 0, p50_ns = 0, p99_ns = 0;
 };
 
 // Signals of a batcher for autoscaling.
 struct Signals {
-  // Share of the last decided requests (about 1,024) that were expected to miss their deadline when they were decided:
-  // refused as hopeless or for a full queue and dropped ones count as 1, those in a batch by their chance, or, under
-  // policies that know no chances, by what became of them.
+  // The share of the last decided requests (about 1,024) that were expected to miss their deadline. Dropped requests,
+  // and those refused as hopeless or because the queue was full, count as 1. Requests in a batch count by their chance
+  // to miss, or, under policies that know no chances, by their real outcome.
   double predicted_miss_rate = 0;
-  // Worth of a second of device time in the cost of requests: gpushare asks a batch to win this much for its
-  // time. 0 under other policies.
+  // The price of a second of device time, in the costs of requests: gpushare runs a batch only if it wins this much for
+  // its time. 0 under other policies.
   double price_per_s = 0;
 };
 
@@ -119,11 +122,10 @@ struct BatcherOptions {
   double estimate_quantile = 0;                   // EstimateBatchLatency: 0 = the mean, else this quantile
   // gpushare.
   double feasible_quantile =
-      0.7;  // a request joins a batch if its slack covers this quantile of the batch's duration
-  double opportunity = 1;  // share of the recent goodput per busy time that device time is priced at
-  double hold = 0;         // has no effect: a device that would otherwise do nothing is never left idle
-  double max_defer_ms =
-      0;  // an unfilled batch may wait this long for company while nobody's deadline suffers
+      0.7;  // a request joins a batch if its slack is at least this quantile of the batch's duration
+  double opportunity = 1;   // share of the recent goodput per busy time that device time is priced at
+  double hold = 0;          // has no effect: a device that would otherwise do nothing is never left idle
+  double max_defer_ms = 0;  // how long an unfilled batch may wait for more requests while no deadline suffers
   // maxdelay, clockwork, nexus, clipper.
   double max_delay_ms = 10;
   double clockwork_window_ms = 10;  // how late an action may start, and how far ahead it is sent
@@ -154,7 +156,7 @@ class Batcher {
   // observe_run for the members of the batch, whose features it knows, and finished.
   virtual void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
                             uint64_t now_ns) = 0;
-  // A batch that was started and gave no result: it won nothing, and what it took says nothing.
+  // A batch that was started gave no result. It won nothing, and nothing is learned from its time.
   virtual void failed(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;
   virtual void rejected(BatchId id, uint64_t now_ns) = 0;
   // Execution time alone of a request of this application: from a profiler, beforehand or of finished
@@ -163,7 +165,7 @@ class Batcher {
   // The same of a request with features; of the request only model, application and features are read. Errors: as
   // arrive's of these.
   virtual base::Status observe_request(const Request& request, uint64_t execution_ns) = 0;
-  // Measured duration of a batch of k whose longest takes longest_ns alone.
+  // The measured duration of a batch of k requests whose longest takes longest_ns alone.
   virtual void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) = 0;
   // A finished batch as a whole: its members' applications, and what each took or would take alone where that
   // is known (0 or an empty span: it is not; then the batch's duration tells, see Knowledge::observe_run).

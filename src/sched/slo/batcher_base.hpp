@@ -25,7 +25,7 @@ class KeyedOrder {
   void remove(uint32_t model, uint64_t key, RequestId id) { of_[model].erase({key, id}); }
   const absl::btree_set<Key>& of(uint32_t model) const { return of_[model]; }
   size_t models() const { return of_.size(); }
-  // The model whose first key is least, or models() when all are empty.
+  // The model with the least first key, or models() when all are empty.
   uint32_t first_model() const {
     uint32_t first = static_cast<uint32_t>(of_.size());
     for (uint32_t i = 0; i < of_.size(); ++i)
@@ -69,8 +69,8 @@ class BatcherBase : public Batcher {
     uint32_t application = 0;  // index within the model
     uint64_t tag = 0;          // the policy's own (a queue handle)
     bool ordered = false;      // the policy has it
-    // The number of the next batch when it arrived at an idle device, 0 at a busy one: while that number stays, the device
-    // has done nothing since.
+    // The number of the next batch when the request arrived at an idle device; 0 if the device was busy. While the
+    // number of the next batch is still the same, the device has done nothing since.
     BatchId idle_since = 0;
   };
   struct Flight {
@@ -81,8 +81,8 @@ class BatcherBase : public Batcher {
     std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
     std::vector<Knowledge::Member> members;
     bool probe = false;  // of an estimate that refuses requests
-    // The first batch of its model: it pays for what is done once (compilation, handles, page faults), and what it took
-    // says nothing of the batches to come.
+    // The first batch of its model. It includes work that is done once (compilation, handles, page faults), so nothing
+    // is learned from its time.
     bool cold = false;
     double won = 0;  // cost of the requests that finished in time; 0 if the batch failed
   };
@@ -94,12 +94,12 @@ class BatcherBase : public Batcher {
   // Drops what has expired, at most as many as may_drop() allows, and returns the first deadline left (kNever: none).
   virtual uint64_t expire(uint64_t now_ns) = 0;
   virtual void model_added(uint32_t /*model*/) {}
-  // What the policy thinks that the request takes at the least, alone.
+  // The least time that the policy expects the request to take alone.
   virtual double least_alone_ns(const Held& held);
   // TIMED_OUT to refuse it as hopeless at once. By default only what has expired is.
   virtual base::Status admit(const Held& held, uint64_t now_ns);
   virtual void enter(Held& held, uint64_t now_ns) = 0;
-  // Takes it out of the policy's order (it was dropped, cancelled or batched).
+  // Takes the request out of the policy's order (it was dropped, cancelled or batched).
   virtual void leave(Held& held) = 0;
   virtual void batch_started(const Flight&, uint64_t /*now_ns*/) {}
   virtual void batch_finished(const Flight&, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
@@ -111,18 +111,18 @@ class BatcherBase : public Batcher {
   // ----------------------------------------------------------------------------------------------
   Held* find(RequestId id);
   void drop(RequestId id, DropReason reason);
-  // Whether this call of next() may drop another request: an answer takes time, and whoever submits waits meanwhile.
+  // True if this call of next() may drop another request. Answers take time, and threads that submit wait meanwhile.
   bool may_drop() const { return drops_left_ > 0; }
   size_t drops_left() const { return drops_left_; }
-  // So many requests were decided, each with this chance to miss. Policies that know it call it before make_batch;
-  // for the others the base counts at the end of the batch.
+  // Reports that `requests` were decided, each with this chance to miss. Policies that know the chance call it before
+  // make_batch; for the others the base counts at the end of the batch.
   void predict_misses(size_t requests, double chance);
   // expire() over an order by deadline.
   uint64_t expire_from(const KeyedOrder& by_deadline, uint64_t now_ns);
   // Takes the requests out and makes the batch.
   Batch make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns);
   uint32_t max_batch(uint32_t model) { return knowledge_.model(model).spec.batch_sizes.back(); }
-  // c0 + c1 k l with l the mean over the mix; what policies of a single number plan with.
+  // c0 + c1 k l with l the mean over the mix. Policies that plan with a single number use it.
   double mean_duration_ns(uint32_t model, uint32_t k);
 
   BatcherOptions options_;
@@ -151,10 +151,10 @@ class BatcherBase : public Batcher {
   bool predicts_ = false;                     // the policy calls predict_misses
   BatchId next_batch_ = 1;
 
-  // Probes: a policy refuses and drops requests by estimates that only finished work can correct. So that a wrong estimate does
-  // not refuse for ever, a request that the estimate calls hopeless is run all the same from time to time, alone: when the
-  // device would otherwise do nothing, and rarely when it is busy. A probe that finishes in time shows that the estimate is
-  // wrong, and the next one may follow at once; one that does not makes the next ones rarer.
+  // Probes. A policy refuses and drops requests by estimates that only finished work can correct. So that a wrong
+  // estimate does not refuse for ever, from time to time a request that the estimate calls hopeless runs all the same,
+  // alone: when the device would otherwise do nothing, and rarely when it is busy. A probe that finishes in time shows
+  // that the estimate is wrong, and the next one may follow at once. A late probe makes the next ones rarer.
   std::optional<RequestId> probe_;  // kept for that; the policy does not have it any more
   uint64_t idle_probe_ns_ = 0;      // the next one of an idle device, and of a busy one
   uint64_t busy_probe_ns_ = 0;

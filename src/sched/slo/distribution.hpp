@@ -47,7 +47,7 @@ class Distribution {
   double cdf(double x_ns) const;
   // Smallest x with cdf(x) >= q, q clamped to [0, 1].
   double quantile_ns(double q) const;
-  // The distribution of offset + factor * duration; factor > 0.
+  // The distribution of offset + factor * duration; factor > 0. Empty stays empty.
   Distribution affine(double offset_ns, double factor) const;
   // At most `bins` bins, with edges where quantiles would otherwise move the most in parts of themselves.
   Distribution coarsened(size_t bins) const;

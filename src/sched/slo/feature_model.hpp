@@ -1,9 +1,9 @@
 // feature_model.hpp: execution times from numbers that are known when a request arrives (tokens, steps, pixels). A line
 // through the features predicts the time, and a prediction names a class: requests with about the same prediction share
-// one, and with it a distribution of execution times. So a batcher needs nothing but applications: a class of an
-// application is one. How far times lie from their predictions is kept too. It gives a class its first distribution, and
-// says how narrow classes are: about half as wide as times scatter, from a half to a sixteenth of an octave, since
-// narrower ones tell no more and have fewer durations each.
+// one, and with it a distribution of execution times. So a batcher still knows only applications: a class of an
+// application is treated as an application. The model also keeps how far times lie from their predictions. This gives a
+// class its first distribution, and the width of classes: about half of the scatter of times, between half an octave
+// and a sixteenth. Narrower classes would tell no more and have fewer durations each.
 //
 // The line minimises squared relative errors, older ones counting for less. Threads: the batcher's.
 // SPDX-License-Identifier: Apache-2.0
@@ -25,11 +25,12 @@ class FeatureModel {
 
   explicit FeatureModel(size_t features) : terms_(features + 1) {}
   size_t features() const { return terms_ - 1; }
-  // A request with these features took so long alone. `features` has features() finite numbers, here and below.
+  // Learns that a request with these features took execution_ns alone. `features` has features() finite numbers, here
+  // and below.
   void observe(std::span<const double> features, uint64_t execution_ns);
-  // Whether enough was observed to predict.
+  // True if enough was observed to predict.
   bool ready() const { return solved_; }
-  // Only when ready. At least 1, between half the shortest and twice the longest time observed.
+  // Only when ready. At least 1, and between half the shortest and twice the longest observed time.
   double predict_ns(std::span<const double> features) const;
   // Above 0; 0 while not ready. Another number for the same prediction once classes are wider or narrower.
   uint32_t class_of(std::span<const double> features) const;

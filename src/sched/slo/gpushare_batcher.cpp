@@ -415,7 +415,7 @@ class Gpushare final : public BatcherBase {
         hopeless_.emplace_back(each.id, slack <= 0 ? DropReason::kExpired : DropReason::kHopeless);
         continue;
       }
-      if (each.stepped && lost(each, known, slack)) {
+      if (each.stepped && is_lost(each, known, slack)) {
         hopeless_.emplace_back(each.id, DropReason::kExpired);
         continue;
       }
@@ -428,7 +428,7 @@ class Gpushare final : public BatcherBase {
     if (!may_drop()) pending_.clear();  // not all were looked at: next() is called again
   }
   // A request with later deadlines is lost when the last of them is.
-  bool lost(const Key& each, const Knowledge::Model& known, double slack_ns) {
+  bool is_lost(const Key& each, const Knowledge::Model& known, double slack_ns) {
     double last = 0;
     for (const CostStep& step : find(each.id)->request.later_steps) last = std::max(last, step.after_ns);
     return slack_ns + last <= 0 || hopeless(known, each.application, slack_ns + last);

@@ -32,7 +32,7 @@ class Histogram {
   // Options outside their range are brought into it.
   explicit Histogram(HistogramOptions options = {});
 
-  // A measured duration. Zero counts as one nanosecond; above 2^40 ns (18 minutes) as that.
+  // Records a measured duration. Zero counts as one nanosecond, and more than 2^40 ns (18 minutes) as 2^40 ns.
   void record(uint64_t duration_ns);
   // Adds the other's durations, in its order, after these.
   void merge(const Histogram& other);

@@ -14,7 +14,7 @@ struct Kernels {
 };
 
 const Kernels& portable_kernels();
-// The fastest that this processor runs.
+// The fastest kernels that this processor runs.
 const Kernels& kernels();
 
 }  // namespace gpushare::sched::slo

@@ -24,8 +24,8 @@ namespace gpushare::sched::slo {
 class Knowledge {
  public:
   static constexpr size_t kExactMixture = 32;
-  // Applications told apart in a model. Requests of further ones share the last: an application that names each
-  // request another does not fill the memory.
+  // The most applications that a model tells apart. Requests of further applications share the last one, so that a user
+  // who gives each request another application does not fill the memory.
   static constexpr size_t kMaxApplications = 1u << 16;
   static constexpr double kLeastQuantile = 0.01;
   struct Application {
@@ -40,13 +40,13 @@ class Knowledge {
     uint8_t far_below = 0, far_above = 0;
     double far_ratio = 1;  // the product of their ratios to the mean, each to the power of a quarter
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
-    uint64_t tried = 0;    // number of the last probe of it, see BatcherBase
+    uint64_t tried = 0;    // the number of its last probe, see BatcherBase
   };
-  // The values that a decision needs for every request it looks at, kept together so that those of 10,000
-  // applications fit a cache.
+  // The values that a decision needs for every request that it looks at. They are kept together so that those of 10,000
+  // applications fit into a cache.
   struct Brief {
     float mean_ns = 0;
-    float least_ns = 0;  // the kLeastQuantile quantile: with less time a request is as good as lost
+    float least_ns = 0;  // the kLeastQuantile quantile: a request with less time left is as good as lost
     // Model::version when these numbers were computed. 0: the application has no samples, the mixture's numbers hold.
     uint64_t revision = 0;
     bool known() const { return revision != 0; }
@@ -81,7 +81,7 @@ class Knowledge {
     uint64_t time_version = 0;
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
-    bool warm = false;  // a batch of it has finished
+    bool warm = false;  // a batch of the model has finished
     uint32_t odd_runs =
         0;  // batches in a row that took many times what they should have, or a small part of it
     double odd_logarithm = 0;  // the sum of their ratios' logarithms
@@ -102,12 +102,12 @@ class Knowledge {
   const Model& model(uint32_t index) const { return models_[index]; }
   // Index of the application within the model, made if new.
   uint32_t application(uint32_t model, uint64_t key);
-  // The same of the class that a request with these features belongs to, made if new; without features, and until enough
-  // is known of them, the application itself.
+  // The index of the class of a request with these features, made if new. Without features, and until enough is known
+  // of them, the index of the application itself.
   uint32_t classify(uint32_t model, uint32_t number, std::span<const double> features);
-  // How many features the application's requests have; 0: none seen that has any.
+  // The number of features of the application's requests; 0: no request with features was seen.
   size_t features(uint32_t model, uint32_t number) const;
-  // One more request of it has arrived.
+  // Counts one more request of the application.
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
   void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
@@ -119,8 +119,8 @@ class Knowledge {
   // much changes no measurement, so c1 and the times then have a meaning only together.
   void observe_run(uint32_t model, std::span<const Member> members, std::span<const uint64_t> execution_ns,
                    uint64_t device_ns);
-  // Recomputes the distributions if enough has changed; true if it did. The number of records since bounds the cost, not
-  // the number of applications.
+  // Recomputes the distributions if enough has changed; true if it did. The cost depends on the number of new records,
+  // not on the number of applications.
   bool refresh(uint32_t model);
 
  private:

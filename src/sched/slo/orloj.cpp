@@ -200,7 +200,7 @@ class Orloj final : public BatcherBase {
       const double factor = std::max(known.time.per_longest(size.requests), 1e-12);
       const Distribution most =
           maximum(known.equal_alone, known.equal_alone, size.requests - 1, options_.bins);
-      size.duration = most.empty() ? most : most.affine(fixed_ns, factor);
+      size.duration = most.affine(fixed_ns, factor);
       size.mean_ns =
           fixed_ns + factor * expected_maximum_ns(known.equal_alone, known.equal_alone, size.requests - 1);
       size.estimate_ns = options_.estimate_quantile > 0

@@ -35,7 +35,7 @@ class ScoreCurve {
     double value;
     double asymptote;
   };
-  // A greatest stretch on which the score only rises, or only falls, with the slack.
+  // A longest stretch on which the score only rises, or only falls, with the slack.
   struct Run {
     double start_ns;
     double end_ns;  // infinity for the last
@@ -51,7 +51,7 @@ class ScoreCurve {
 
   // The score at this slack; 0 where even the shortest duration misses, and for an empty curve.
   double at(double slack_ns) const;
-  // The same, the piece being looked for from `near` on: for slacks close to a known piece.
+  // As at(), with the search for the piece beginning at `near`: for slacks close to a known piece.
   double at_near(size_t near, double slack_ns) const;
   // Index of the piece that holds the slack, or SIZE_MAX below the first.
   size_t piece_at(double slack_ns) const;

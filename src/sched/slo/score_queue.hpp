@@ -44,7 +44,7 @@ class ScoreQueue {
   bool erase(Handle handle);
   std::optional<Best> best(uint64_t now_ns) const;
   size_t size() const { return size_; }
-  // Takes the best `count` out, best first, into `out` (appended). Returns how many.
+  // Takes the best `count` requests out and appends them to `out`, best first. Returns how many.
   size_t pop(uint64_t now_ns, size_t count, std::vector<uint64_t>& out);
 
  private:

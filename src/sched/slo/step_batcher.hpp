@@ -1,9 +1,11 @@
-// step_batcher.hpp: continuous batching. Requests of a language model join and leave a batch between its iterations (steps). Before
-// each step the batcher chooses which members decode a token, how many tokens of which prompts are processed, who joins and whose
-// memory is given back. A state machine like Batcher: the step server and the simulator drive the very same object.
+// step_batcher.hpp: continuous batching. Requests of a language model join and leave a batch between its iterations
+// (steps). Before each step the batcher chooses which members decode a token, how many tokens of which prompts are
+// processed, who joins and whose memory is given back. A state machine like Batcher: the step server and the simulator
+// drive the same objects.
 //
-// A step takes a + b D + p C + r K: D decoding members, C prompt tokens, and K tokens that the decoding members have behind them and
-// read again. All four are refined from what steps take. A member holds its start bytes, and its step bytes for each token since; all members together never plan above the memory limit.
+// A step takes a + b D + p C + r K, with D decoding members, C prompt tokens, and K tokens that the decoding members
+// have behind them and read again. The real times of steps refine a, b, p and r. A member holds its start bytes, and
+// its step bytes for each token since; all members together never plan above the memory limit.
 //
 // Policies (make_step_batcher): gpushare (the default) and fifo. A policy derives from StepBatcher and overrides choose().
 //
@@ -34,24 +36,25 @@ struct StepRequest {
   RequestId id = 0;  // unique among the requests held
   uint64_t arrival_ns = 0;
   uint64_t prompt_tokens = 1;
-  uint64_t expected_tokens = 0;  // that it will generate; 0: unknown
-  uint64_t start_bytes = 0;      // that it holds from when it joins, for its prompt
-  uint64_t step_bytes = 0;       // and more for each token generated
+  uint64_t expected_tokens = 0;  // the tokens that it will generate; 0: unknown
+  uint64_t start_bytes = 0;      // the bytes that it holds for its prompt from joining on
+  uint64_t step_bytes = 0;       // further bytes for each generated token
   uint64_t first_deadline_ns = kNever;
-  uint64_t token_ns = kNever;  // token k after the first is due k times this after the first came
-  double cost = 1;             // of being late
+  uint64_t token_ns = kNever;  // token k after the first is due k times token_ns after the first token came
+  double cost = 1;             // the cost of being late
 };
 
 struct StepMember {
   RequestId id = 0;
   uint64_t prefill = 0;  // tokens to process in this step; 0: it decodes one token
-  uint64_t before = 0;   // of its tokens to process, those that earlier steps have processed since it joined
+  uint64_t before = 0;   // the tokens that earlier steps have processed since it joined
   uint64_t total =
-      0;  // to process before it decodes: its prompt, and what it had generated when it was returned
+      0;  // the tokens to process before it decodes: its prompt, and those that it had generated when it was returned
   uint64_t tokens = 0;  // generated so far
 };
 
-// What the tokens that a step is expected to make in time cost together, and by when the step has to begin for them.
+// The sum of the costs of the tokens that a step is expected to make in time, and the time by which the step must begin
+// for them.
 struct StepWorth {
   double cost = 0;
   uint64_t until_ns = kNever;
@@ -59,7 +62,8 @@ struct StepWorth {
 
 struct Step {
   std::vector<StepMember> members;
-  // Members that are members no more, cancelled or returned to the queue: the driver frees their memory before the rest.
+  // Requests that are not members any more, because they were cancelled or returned to the queue. The driver frees
+  // their memory first.
   std::vector<RequestId> left;
   uint64_t expected_ns = 0;
   StepWorth worth;
@@ -67,9 +71,9 @@ struct Step {
   bool empty() const { return members.empty() && left.empty(); }
 };
 
-// What a step did, by member; a span may be empty: nobody is done, all is well, bytes are as planned.
+// What a step did, by member. A span may be empty: no member is done, all is well, bytes are as planned.
 struct StepResult {
-  int32_t status = 0;  // not OK: the step failed, and with it all of its members
+  int32_t status = 0;  // not OK: the step failed, and so did all of its members
   std::span<const uint8_t> done;
   std::span<const int32_t> statuses;
   std::span<const uint64_t> bytes;  // that the member holds now; UINT64_MAX: as planned
@@ -83,8 +87,8 @@ struct StepEvent {
   std::optional<DropReason> dropped;
   uint64_t tokens = 0;  // generated so far
   uint64_t at_ns = 0;
-  uint64_t due_ns = 0;  // of the last of them, or of the one that did not come
-  bool late = false;    // one of its tokens was
+  uint64_t due_ns = 0;  // when the last of them was due, or the one that did not come
+  bool late = false;    // one of its tokens was late
 };
 
 struct StepOptions {
@@ -107,13 +111,13 @@ struct StepStats {
   uint64_t accepted = 0, refused = 0, in_time = 0, late = 0, failed = 0, expired = 0, cancelled = 0,
            returned = 0;
   uint64_t steps = 0, tokens = 0, prefilled_tokens = 0;  // tokens: generated
-  uint64_t lost_tokens = 0;  // processed by members that were returned, whose memory is gone
+  uint64_t lost_tokens = 0;  // tokens processed by members that were returned, whose memory is gone
   uint64_t busy_ns = 0;
   uint64_t pending = 0, members = 0, bytes = 0, most_bytes = 0;
 };
 
-// a, b, p and r of the cost model, by least squares of relative errors over the last steps; what the steps leave open stays near
-// what was told.
+// a, b, p and r of the cost model, by least squares of relative errors over the last steps. A figure that the steps do
+// not determine stays near what was told.
 class StepTime {
  public:
   explicit StepTime(const StepOptions& told);
@@ -124,7 +128,7 @@ class StepTime {
   double decode_ns() const { return value_[1]; }
   double prefill_ns() const { return value_[2]; }
   double read_ns() const { return value_[3]; }
-  // 49 of 50 steps take at most so many times what the model says.
+  // The factor of the model's time within which 49 of 50 steps end.
   double margin() const { return margin_; }
   void observe(const StepWork& work, double took_ns);
 
@@ -150,23 +154,29 @@ class StepBatcher {
   // Errors, nothing held: INVALID_ARGUMENT, ALREADY_EXISTS, QUEUE_FULL, TIMED_OUT (its first deadline has passed),
   // EXCEEDS_CAPACITY (its bytes are above memory_bytes of the options).
   base::Status arrive(const StepRequest& request, uint64_t now_ns);
-  // True: it generates nothing more and is answered CANCELLED, a member once a step has told that it left.
+  // True: the request generates nothing more and is answered CANCELLED; a member is answered once a step has said that
+  // it left.
   bool cancel(RequestId id, uint64_t now_ns);
-  // The same for all members, and for waiting requests, at most 1,024 of them a call. True while others wait. Nobody joins any more.
+  // Cancels all members, and waiting requests, at most 1,024 of them a call. True while others wait. No request joins
+  // any more.
   bool cancel_some(uint64_t now_ns);
-  // The limit from the next step on, at most the options' memory_bytes if that is not 0. Members above it are returned.
+  // Sets the memory limit from the next step on: at most the options' memory_bytes, if that is not 0. Members above the
+  // limit are returned.
   base::Status set_memory(uint64_t bytes);
-  // Drops waiting requests whose first deadline has passed: about 1,024 of them at most, then expires_ns() is in the past.
+  // Drops waiting requests whose first deadline has passed, about 1,024 of them at most. If more have passed,
+  // expires_ns() is in the past.
   void expire(uint64_t now_ns);
   // The first deadline of a waiting request.
   uint64_t expires_ns() const { return deadlines_.empty() ? kNever : std::get<0>(*deadlines_.begin()); }
 
   // The next step; end_step follows unless it is empty.
   const Step& begin_step(uint64_t now_ns);
-  // What the step after the one that begin_step() made last is worth, as far as that is known. Both are expected to last as long.
+  // The worth of the step after the one that begin_step() made last, as far as it is known. Both steps are expected to
+  // last equally long.
   const StepWorth& next_worth() const { return next_worth_; }
   void end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns);
-  // Instead of end_step, for a step that could not be run: nobody has been told that members left, nothing is processed.
+  // Called instead of end_step for a step that could not be run: nothing was processed, and it has not been said that
+  // members left.
   void undo_step();
   // Appends the news since the last call, in their order.
   void take_events(std::vector<StepEvent>& out);
@@ -202,8 +212,8 @@ class StepBatcher {
   using DeadlineKey = std::tuple<uint64_t, uint64_t, RequestId>;
 
   StepBatcher(std::string name, const StepOptions& options);
-  // A policy's part: calls decode, prefill, join and give_back until the step is what it wants. Whoever is in it fits into
-  // memory: these calls refuse what does not.
+  // A policy's part: calls decode, prefill, join and give_back until the step is as it wants. These calls refuse what
+  // does not fit into memory.
   virtual void choose(uint64_t now_ns) = 0;
 
   Held& held(RequestId id) { return *held_.find(id)->second; }
@@ -220,13 +230,14 @@ class StepBatcher {
   // Bytes left for members, this step's tokens counted.
   uint64_t room() const { return memory_ > planned_bytes_ ? memory_ - planned_bytes_ : 0; }
   bool decode(Held& member);
-  // At most `tokens` of what it has to process; false if that is 0 or does not fit.
+  // Adds at most `tokens` of what the member has to process; false if that is 0 or does not fit.
   bool prefill(Held& member, uint64_t tokens);
-  // A waiting request becomes a member.
+  // Makes a waiting request a member; false if it does not fit.
   bool join(Held& request);
-  // A member goes back to the queue, its memory is given back. Not one that is in the step already.
+  // Returns a member to the queue and gives its memory back. The member must not be in the step already.
   void give_back(Held& member);
-  // Whose memory is given back first. Default: the member that arrived last and is not in the step; null: there is none.
+  // The member whose memory is given back first. By default the one that arrived last and is not in the step; null:
+  // there is none.
   virtual Held* victim();
   double mean_tokens() const { return mean_tokens_; }  // that finished requests generated
 

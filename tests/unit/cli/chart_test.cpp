@@ -69,3 +69,13 @@ TEST_CASE("degenerate charts are drawn all the same", "[cli]") {
   CHECK(svg.find("inf") == std::string::npos);
   CHECK(svg.rfind("</svg>") == svg.size() - 6);
 }
+
+TEST_CASE("a line of one point is drawn as a dot", "[cli]") {
+  Chart chart;
+  chart.lines.push_back({"alone", 3, {{0.5, 0.5}}, false});
+  chart.lines.push_back({"two", 4, {{0, 0}, {1, 1}}, false});
+  const std::string svg = draw(chart, "dot");
+  CHECK(svg.find("class=\"line s3 dot\" d=\"M402.0 ") != std::string::npos);
+  CHECK(svg.find("h0\"><title>alone") != std::string::npos);
+  CHECK(svg.find("class=\"line s4\"") != std::string::npos);
+}
