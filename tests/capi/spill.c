@@ -65,7 +65,7 @@ int main(void) {
     CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);
   }
   CHECK_STATUS(gpushare_session_set_quota(session, 0), GPUSHARE_OK);
-  for (int i = 0; i < 100 && info.spilled_bytes > 0; ++i) {
+  for (int i = 0; i < 1000 && info.spilled_bytes > 0; ++i) {
     iterate(session);
     CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);
   }
