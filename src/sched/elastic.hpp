@@ -97,7 +97,8 @@ class ElasticRanges {
   };
   Ranks ranks_;
   std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time
-  uint64_t hurried_want_ = 0;         // somebody was silent for it
+  size_t silent_ = 0;          // ranges that are; mostly none, so each commit need not look through all
+  uint64_t hurried_want_ = 0;  // somebody was silent for it
 };
 
 }  // namespace gpushare::sched
