@@ -7,9 +7,11 @@
 // ratios: times differ between machines. SPDX-License-Identifier: Apache-2.0
 
 #include <gpushare/allocator.h>
+#include <gpushare/bulk.h>
 #include <gpushare/gpushare.h>
 #include <gpushare/heap.h>
 #include <gpushare/loader.h>
+#include <gpushare/range.h>
 #include <gpushare/serving.h>
 #include <algorithm>
 #include <cstdint>
@@ -168,6 +170,15 @@ void add_sessions(std::vector<Row>& rows) {
   add_sessions(rows, "runtime_set_policy", [](const Sessions& of, uint64_t i) {
     require(gpushare_runtime_set_policy(of.runtime, i % 2 == 0 ? "srtf" : "fair", nullptr), "set_policy");
   });
+  add_sessions(rows, "runtime_write_snapshot", [](const Sessions& of, uint64_t) {
+    require(gpushare_runtime_write_snapshot(of.runtime, "/dev/null", GPUSHARE_SNAPSHOT_JSON),
+            "write_snapshot");
+  });
+  add_sessions(rows, "stream_create, stream_release", [](const Sessions& of, uint64_t) {
+    gpushare_stream stream;
+    require(gpushare_stream_create(of.runtime, 0, &stream), "stream_create");
+    require(gpushare_stream_release(stream), "stream_release");
+  });
   add_sessions(rows, "runtime_write_metrics", [](const Sessions& of, uint64_t) {
     static std::vector<char> text(1 << 24);
     uint64_t size = 0;
@@ -219,6 +230,19 @@ void add_blocks(std::vector<Row>& rows) {
     require(gpushare_iteration_alloc(iteration, 4096, 0, &address), "iteration_alloc");
     require(gpushare_iteration_end(iteration), "end");
   });
+  add_blocks(rows, "iteration with iteration_alloc_many, memory_free_many", [](const Blocks& of, uint64_t) {
+    const uint64_t bytes[] = {4096, 8192, 4096, 16384};
+    gpushare_iteration iteration;
+    gpushare_device_address addresses[4];
+    require(gpushare_iteration_begin(of.sessions.at(0), GPUSHARE_NO_TIMEOUT, &iteration), "begin");
+    require(gpushare_iteration_alloc_many(iteration, 4, bytes, 0, addresses), "alloc_many");
+    require(gpushare_memory_free_many(of.sessions.runtime, 4, addresses, nullptr), "free_many");
+    require(gpushare_iteration_end(iteration), "end");
+  });
+  add_blocks(rows, "runtime_write_snapshot", [](const Blocks& of, uint64_t) {
+    require(gpushare_runtime_write_snapshot(of.sessions.runtime, "/dev/null", GPUSHARE_SNAPSHOT_JSON),
+            "write_snapshot");
+  });
 }
 
 template <class Handle, int32_t (*Release)(Handle)>
@@ -226,6 +250,130 @@ struct Held {
   ~Held() { require(Release(handle), "release"); }
   Handle handle{};
 };
+
+// A framework's allocator with live blocks of 512 bytes, none of them an iteration's.
+struct Allocator {
+  explicit Allocator(uint64_t count) : sessions(1, 1, "fair"), addresses(count) {
+    const gpushare_allocator_params params = GPUSHARE_ALLOCATOR_PARAMS_INIT;
+    require(gpushare_allocator_create(sessions.runtime, &params, &handle), "allocator_create");
+    require(gpushare_allocator_set_default_session(handle, sessions.at(0)), "set_default_session");
+    for (auto& each : addresses)
+      require(gpushare_allocator_alloc(handle, 512, 0, nullptr, &each), "allocator_alloc");
+  }
+  ~Allocator() {
+    for (const auto each : addresses) require(gpushare_allocator_free(handle, each, nullptr), "free");
+    require(gpushare_allocator_release(handle), "allocator_release");
+  }
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+  Sessions sessions;
+  gpushare_allocator handle = nullptr;
+  std::vector<gpushare_device_address> addresses;
+};
+
+void add_allocator(std::vector<Row>& rows, const char* name, void (*call)(const Allocator&, uint64_t)) {
+  rows.push_back(
+      {name, "live blocks of an allocator", {100, 1000, 10'000, 100'000}, [call](uint64_t count) -> Call {
+         auto allocator = std::make_shared<Allocator>(count);
+         return [allocator, call](uint64_t i) { call(*allocator, i); };
+       }});
+}
+
+void add_allocator(std::vector<Row>& rows) {
+  add_allocator(rows, "allocator_alloc, allocator_free", [](const Allocator& of, uint64_t) {
+    gpushare_device_address address;
+    require(gpushare_allocator_alloc(of.handle, 4096, 0, nullptr, &address), "allocator_alloc");
+    require(gpushare_allocator_free(of.handle, address, nullptr), "allocator_free");
+  });
+  add_allocator(rows, "allocator_get_info", [](const Allocator& of, uint64_t) {
+    gpushare_allocator_info info = GPUSHARE_ALLOCATOR_INFO_INIT;
+    require(gpushare_allocator_get_info(of.handle, nullptr, &info), "allocator_get_info");
+  });
+}
+
+// One range with committed granules, and ranges of as many sessions with one granule each. The call commits a granule more.
+struct Ranges {
+  Ranges(uint64_t count, uint64_t granules) : sessions(count, 1, "fair"), all(count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      gpushare_range_params params = GPUSHARE_RANGE_PARAMS_INIT;
+      params.reserved_bytes = (granules + 1) * kGranule;
+      require(gpushare_range_open(sessions.at(i), &params, &all[i]), "range_open");
+      require(gpushare_range_commit(all[i], 0, granules * kGranule, 0), "range_commit");
+    }
+  }
+  ~Ranges() {
+    for (const gpushare_range each : all) require(gpushare_range_close(each), "range_close");
+  }
+  Ranges(const Ranges&) = delete;
+  Ranges& operator=(const Ranges&) = delete;
+  static constexpr uint64_t kGranule = 2 << 20;
+  Sessions sessions;
+  std::vector<gpushare_range> all;
+};
+
+void add_ranges(std::vector<Row>& rows) {
+  rows.push_back(
+      {"range_commit, range_decommit",
+       "granules of a range",
+       {10, 100, 1000, 10'000},
+       [](uint64_t count) -> Call {
+         auto ranges = std::make_shared<Ranges>(1, count);
+         return [ranges, count](uint64_t) {
+           require(gpushare_range_commit(ranges->all[0], count * Ranges::kGranule, Ranges::kGranule, 0),
+                   "range_commit");
+           require(gpushare_range_decommit(ranges->all[0], count * Ranges::kGranule, Ranges::kGranule),
+                   "range_decommit");
+         };
+       }});
+  rows.push_back(
+      {"range_commit, range_decommit", "ranges", {10, 100, 1000}, [](uint64_t count) -> Call {
+         auto ranges = std::make_shared<Ranges>(count, 1);
+         return [ranges](uint64_t i) {
+           const gpushare_range range = ranges->all[i % ranges->all.size()];
+           require(gpushare_range_commit(range, Ranges::kGranule, Ranges::kGranule, 0), "range_commit");
+           require(gpushare_range_decommit(range, Ranges::kGranule, Ranges::kGranule), "range_decommit");
+         };
+       }});
+}
+
+// A batcher of one model and four applications, whose batches of up to 16 always finish in time.
+void add_batcher_next(std::vector<Row>& rows) {
+  rows.push_back(
+      {"batcher_arrive (16), batcher_next, batcher_finished",
+       "pending requests",
+       {100, 1000, 10'000, 100'000},
+       [](uint64_t count) -> Call {
+         auto batcher = std::make_shared<Held<gpushare_batcher, gpushare_batcher_release>>();
+         gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+         require(gpushare_batcher_create(&params, &batcher->handle), "batcher_create");
+         gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+         uint32_t index = 0;
+         require(gpushare_batcher_add_model(batcher->handle, &model, &index), "add_model");
+         auto next_id = std::make_shared<uint64_t>(1);
+         const auto arrive = [batcher, next_id](uint64_t requests) {
+           for (uint64_t i = 0; i < requests; ++i) {
+             gpushare_request request = GPUSHARE_REQUEST_INIT;
+             request.id = (*next_id)++;
+             request.application = static_cast<uint32_t>(request.id % 4);
+             request.deadline_ns = (uint64_t{1} << 50) + request.id * 7919 % 10'000'000;
+             require(gpushare_batcher_arrive(batcher->handle, &request, 0), "arrive");
+           }
+         };
+         for (uint32_t application = 0; application < 4; ++application)
+           for (uint64_t i = 0; i < 256; ++i)
+             require(gpushare_batcher_observe(batcher->handle, 0, application, 1'000'000 + i * 1000),
+                     "observe");
+         arrive(count);
+         return [batcher, arrive](uint64_t) {
+           gpushare_batch batch = GPUSHARE_BATCH_INIT;
+           uint64_t ids[64];
+           require(gpushare_batcher_next(batcher->handle, 1'000'000, 0, &batch, ids, 64), "next");
+           require(gpushare_batcher_started(batcher->handle, batch.id, 1'000'000), "started");
+           require(gpushare_batcher_finished(batcher->handle, batch.id, 1'000'000, 2'000'000), "finished");
+           arrive(batch.count);
+         };
+       }});
+}
 
 void add_others(std::vector<Row>& rows) {
   rows.push_back({"heap_alloc, heap_free",
@@ -259,6 +407,23 @@ void add_others(std::vector<Row>& rows) {
                       require(gpushare_placement_solve(count, (*lists)[0].data(), (*lists)[1].data(),
                                                        (*lists)[2].data(), 0, 0, (*lists)[3].data(), &arena),
                               "placement_solve");
+                    };
+                  }});
+  rows.push_back({"plan_solve", "layers", {10, 100, 1000, 10'000}, [](uint64_t count) -> Call {
+                    auto bytes = std::make_shared<std::vector<uint64_t>>(count);
+                    for (uint64_t i = 0; i < count; ++i) (*bytes)[i] = 65'536 * (1 + i * 7919 % 64);
+                    auto ends = std::make_shared<std::vector<uint32_t>>(count);
+                    return [bytes, ends, count](uint64_t) {
+                      const gpushare_plan_params params = GPUSHARE_PLAN_PARAMS_INIT;
+                      gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
+                      link.bytes_per_s = 12'000'000'000;
+                      link.call_overhead_ns = 5000;
+                      link.group_overhead_ns = 5000;
+                      uint32_t groups = 0;
+                      uint64_t makespan_ns = 0;
+                      require(gpushare_plan_solve(&params, &link, static_cast<uint32_t>(count), bytes->data(),
+                                                  nullptr, ends->data(), &groups, &makespan_ns),
+                              "plan_solve");
                     };
                   }});
   rows.push_back({"batcher_arrive, batcher_cancel, batcher_take_drops",
@@ -320,7 +485,10 @@ int main(int argc, char** argv) {
   std::vector<Row> rows;
   add_sessions(rows);
   add_blocks(rows);
+  add_allocator(rows);
+  add_ranges(rows);
   add_others(rows);
+  add_batcher_next(rows);
   std::printf("| call | what grows | first | x10 | x100 | x1,000 |\n|---|---|---|---|---|---|\n");
   for (const Row& row : rows)
     if (row.name.compare(0, only.size(), only) == 0) print(row, quick);

@@ -49,9 +49,10 @@ GPUSHARE_API int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_in
 /* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size_bytes[i] bytes. Writes offsets such that
  * buffers alive at the same time do not overlap, and the arena size that they need. Granularity alignment_bytes (0 = 256).
  * time_limit_ns: of the caller's thread; what is best by then is returned. An answer needs O(n log n) time in any case, 1.4 s
- * for 10^6 buffers. 0: a bounded effort, the same result on any machine: up to some ten seconds of one core. Of more than
- * 140,000 buffers that nearly all live at once, the placement is then that of a heap which serves them in the order of time. Up to 2,048 buffers are searched exactly. Errors: INVALID_ARGUMENT (lower >= upper, size 0, overflow: the message names the
- * buffer; a time limit of GPUSHARE_NO_TIMEOUT). */
+ * for 10^6 buffers. 0: a bounded effort, the same result on any machine: up to some tens of seconds of one core. Of more than
+ * 140,000 buffers that nearly all live at once, the placement is then that of a heap which serves them in the order of time.
+ * Up to 2,048 buffers are searched exactly. Errors: INVALID_ARGUMENT (lower >= upper, size 0, overflow: the message names
+ * the buffer; a time limit of GPUSHARE_NO_TIMEOUT). */
 GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lower, const uint64_t* upper,
                                               const uint64_t* size_bytes, uint64_t alignment_bytes,
                                               uint64_t time_limit_ns, uint64_t* out_offsets,

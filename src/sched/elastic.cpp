@@ -2,6 +2,7 @@
 #include "sched/elastic.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/saturate.hpp"
 
@@ -12,7 +13,10 @@ void ElasticRanges::open(RangeId id, const RangeSpec& spec) {
 }
 
 void ElasticRanges::close(RangeId id) {
-  ranges_.erase(id);
+  const auto found = ranges_.find(id);
+  if (found == ranges_.end()) return;
+  silent_ -= size_t{found->second.silent};
+  ranges_.erase(found);
 }
 
 void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
@@ -20,7 +24,7 @@ void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
   if (found == ranges_.end()) return;
   Record& range = found->second;
   if (bytes < range.bytes) {
-    range.silent = false;
+    silent_ -= size_t{std::exchange(range.silent, false)};
     range.given_bytes += range.bytes - bytes;
     if (range.given_bytes >= range.asked_bytes) range.gave_all = true;
     if (range.asked && range.still_owed() == 0) range.asked = false;
@@ -86,7 +90,7 @@ std::vector<RangeRequest> ElasticRanges::expire(uint64_t now_ns) {
   for (auto& [id, range] : ranges_) {
     if (!range.asked || range.deadline_ns > now_ns) continue;
     range.asked = false;
-    range.silent = true;
+    silent_ += size_t{!std::exchange(range.silent, true)};
     hurried_want_ = range.asked_for;
     out.push_back({id, range.asker, range.still_owed(), range.deadline_ns});
   }
@@ -139,9 +143,9 @@ RangeSpec ElasticRanges::of_session(SessionId session, uint64_t* out_bytes) cons
 }
 
 bool ElasticRanges::session_silent(SessionId session) const {
-  return std::any_of(ranges_.begin(), ranges_.end(), [session](const auto& each) {
-    return each.second.spec.session == session && each.second.silent;
-  });
+  return silent_ > 0 && std::any_of(ranges_.begin(), ranges_.end(), [session](const auto& each) {
+           return each.second.spec.session == session && each.second.silent;
+         });
 }
 
 }  // namespace gpushare::sched

@@ -98,6 +98,7 @@ class ElasticRanges {
   };
   Ranks ranks_;
   std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time
+  size_t silent_ = 0;                 // silent ranges; mostly none, so that no commit looks through all
   uint64_t hurried_want_ = 0;         // a range was silent for this wait
 };
 

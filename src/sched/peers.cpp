@@ -185,8 +185,14 @@ const FirstLanes& Scheduler::Impl::lanes_behind(const Peers& among, uint64_t now
   FirstLanes& lanes_of = among.behind;
   if (lanes_of.holds(turn_version, now_ns)) return lanes_of;
   lanes_of = {turn_version, now_ns, {}, {}};
-  for (LaneId id = 0; id < lanes.size(); ++id)
-    if (lanes[id].open) take_in(lanes_of, behind_in(id, among.rank, now_ns));
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    LaneRecord& lane = lanes[id];
+    if (!lane.open) continue;
+    // With many lanes most are neither the first nor the second: what they show says so.
+    const Front& front = this->front(lane);
+    if (!front.mixed && lane.paused.empty() && front.virtual_ns >= lanes_of.second.virtual_ns) continue;
+    take_in(lanes_of, behind_in(id, among.rank, now_ns));
+  }
   return lanes_of;
 }
 

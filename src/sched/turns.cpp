@@ -48,7 +48,9 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     if (lane.busy()) {
-      if (lanes_open == 1 || now_ns < overdue_ns(lane)) least = std::min(least, lane.start_tag_ns);
+      // With many lanes most change nothing: what costs more is asked last.
+      if (lane.start_tag_ns < least && (lanes_open == 1 || now_ns < overdue_ns(lane)))
+        least = lane.start_tag_ns;
       continue;
     }
     // The lane's sessions are about to run, and keep the time by which they are behind.
