@@ -23,7 +23,7 @@ def python(body, *, cuda=True, command=(), fails=False, **environment):
         environment["LD_PRELOAD"] = runtime
         environment["LD_LIBRARY_PATH"] = os.path.dirname(driver)
         # PyTorch never gives its streams and its context back.
-        environment.setdefault("CUDA_STANDIN", "memory_bytes=1073741824")
+        environment.setdefault("CUDA_STANDIN", "memory_bytes=1598029824")  # 1 GiB beside the context
         # The runtime's stand-in loads 300 libraries, which are to leave tests their numbers.
         environment["CUDA_STANDIN"] += ",leaks=0,module_bytes=0"
     done = subprocess.run([*command, sys.executable, "-c", HEAD + textwrap.dedent(body)], env=environment, capture_output=True, text=True,

@@ -463,6 +463,31 @@ assert s.runtime.info()["sessions_resident"] == 0, s.runtime.info()
 """)
 
 
+def test_loads_of_a_file_pin_it_once(run, tmp_path):
+    run(SESSION + f"""
+import os
+import torch.nn as nn
+from safetensors.torch import save_file
+calls = ctypes.CDLL(os.environ["GPUSHARE_CUDA_STANDIN"]).standin_calls
+calls.restype = ctypes.c_uint64
+save_file({{"weight": torch.full((1000, 3000), 7.0), "bias": torch.zeros(1000)}}, "{tmp_path}/linear.safetensors")
+with gt.session("loads", memory="256M") as s:
+    pinned, kept = calls(b"cuMemHostAlloc"), []
+    for load in range(3):
+        with torch.device("meta"):
+            model = nn.Linear(3000, 1000)
+        weights = gt.load(model, "{tmp_path}/linear.safetensors")
+        weights.wait()
+        assert model.weight.cpu().sum() == 7.0 * 3000 * 1000
+        assert load == 0 or calls(b"cuMemHostAlloc") == first, (load, pinned, first, calls(b"cuMemHostAlloc"))
+        first = calls(b"cuMemHostAlloc")
+        kept.append((model, weights))
+    assert first > pinned
+    del model, weights, kept
+gc.collect()
+""")
+
+
 def test_what_pytorch_answers_for_its_own_allocator_alone_says_so(run):
     """Graph trees of torch.compile(mode="reduce-overhead") ask for the state of pools; processes that share tensors ask for segments."""
     run(SESSION + """

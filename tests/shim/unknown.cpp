@@ -43,7 +43,8 @@ int times(const std::string& text, const std::string& what) {
 
 }  // namespace
 
-TEST_CASE("a version that came after the shim is refused where what cannot be held gets nothing, and told once") {
+TEST_CASE(
+    "a version that came after the shim is refused where what cannot be held gets nothing, and told once") {
   void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
   REQUIRE(nvml != nullptr);
   const Stderr written;
