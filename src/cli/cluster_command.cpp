@@ -75,7 +75,7 @@ class ClusterCommand final : public Command {
  public:
   const char* name() const override { return "cluster"; }
   const char* summary() const override {
-    return "Decide for several devices: services, trials, retraining, shares, training jobs";
+    return "Decide for several devices: services, trials, retraining, shares, reservations, training jobs";
   }
   const char* help() const override {
     return R"(A document says what there is: {"version": 1, "kind": ..., "devices": ...} and the fields of its kind; examples/cluster

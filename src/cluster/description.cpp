@@ -120,10 +120,8 @@ OrderedJson text_schema() {
 }
 
 OrderedJson list_schema(OrderedJson items, size_t low_count, size_t high_count) {
-  return object({{"type", "array"},
-                 {"minItems", low_count},
-                 {"maxItems", high_count},
-                 {"items", std::move(items)}});
+  return object(
+      {{"type", "array"}, {"minItems", low_count}, {"maxItems", high_count}, {"items", std::move(items)}});
 }
 
 OrderedJson names_schema(OrderedJson values) {

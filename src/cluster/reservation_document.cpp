@@ -71,10 +71,12 @@ ReservationTable::Where read_place(Fields& fields) {
   fields.about(nullptr, "Where a resource is set: on a node, or on count nodes that have one of the needs.");
   fields.exactly_one({"node", "any_of"});
   if (fields.has("node")) where.node = fields.text("node");
-  if (fields.has("any_of")) {
+  if (fields.has("any_of"))
     fields.each("any_of", 1, [&](Fields& inner, size_t) { where.any_of.push_back(read_needs(inner)); });
-    where.count = int(fields.whole_or("count", 1, 1'000'000, 1));
-  }
+  fields.about("count", "Nodes, with any_of.");
+  where.count = int(fields.whole_or("count", 1, 1'000'000, 1));
+  if (where.count > 1 && !where.node.empty())
+    fields.refuse("count", "the node is one; give any_of for several");
   return where;
 }
 

@@ -94,7 +94,8 @@ class ReservationsProblem final : public Problem {
     Fields::Names seen;
     document.each("nodes", 1, [&](Fields& fields, size_t index) {
       Amounts& resources = nodes_[fields.name(seen, index)];
-      for (const auto& [name, amount] : fields.named_numbers("resources", kPositive)) resources[name] = amount;
+      for (const auto& [name, amount] : fields.named_numbers("resources", kPositive))
+        resources[name] = amount;
     });
   }
 
@@ -113,7 +114,8 @@ class ReservationsProblem final : public Problem {
     Fields::Names seen;
     document.each("requests", 1, [&](Fields& fields, size_t index) {
       fields.about("arrival_s", "For run.");
-      fields.about("hold_s", "For run: how long the request holds what it is granted; for ever unless given.");
+      fields.about("hold_s",
+                   "For run: how long the request holds what it is granted; for ever unless given.");
       Asked asked;
       asked.request = read_request(fields, 0);
       asked.name = fields.name(seen, index);
@@ -127,12 +129,10 @@ class ReservationsProblem final : public Problem {
 
   base::Result<ReservationTable> table_of() const {
     ReservationTable table;
-    for (const auto& [name, resources] : nodes_)
-      GPUSHARE_RETURN_IF_ERROR(table.add_node(name, resources, 0));
+    for (const auto& [name, resources] : nodes_) GPUSHARE_RETURN_IF_ERROR(table.add_node(name, resources, 0));
     for (size_t i = 0; i < sets_.size(); ++i)
-      GPUSHARE_RETURN_IF_ERROR(
-          table.set(sets_[i].owner, sets_[i].name, sets_[i].capacity, sets_[i].where, 0)
-              .with_context(base::format("resources[%zu]", i)));
+      GPUSHARE_RETURN_IF_ERROR(table.set(sets_[i].owner, sets_[i].name, sets_[i].capacity, sets_[i].where, 0)
+                                   .with_context(base::format("resources[%zu]", i)));
     return table;
   }
 
@@ -182,8 +182,10 @@ class ReservationsProblem final : public Problem {
   static void release(ReservationTable& table, uint64_t now, std::vector<Fate>& fates) {
     for (Fate& fate : fates) {
       if (fate.kind != Fate::Kind::kGranted || fate.end_ns > now) continue;
-      if (table.release(fate.id, now).ok()) table.unwatch(fate.id);  // else its lease has just ended, which look() sees
-      else continue;
+      if (table.release(fate.id, now).ok())
+        table.unwatch(fate.id);  // else its lease has just ended, which look() sees
+      else
+        continue;
       fate.kind = Fate::Kind::kEnded;
     }
   }
@@ -229,12 +231,14 @@ class ReservationsProblem final : public Problem {
   void add_spans(const std::vector<Fate>& fates, std::vector<PlaySpan>& spans) const {
     double last_s = 0;
     for (const Fate& fate : fates)
-      last_s = std::max(last_s, static_cast<double>(fate.end_ns == kForever ? fate.start_ns : fate.end_ns) / 1e9);
+      last_s =
+          std::max(last_s, static_cast<double>(fate.end_ns == kForever ? fate.start_ns : fate.end_ns) / 1e9);
     for (size_t r = 0; r < fates.size(); ++r)
       for (const auto& part : fates[r].grant.nodes)
         for (const std::string& node : part)
-          spans.push_back({"node " + node, asked_[r].name, static_cast<double>(fates[r].start_ns) / 1e9,
-                           fates[r].end_ns == kForever ? last_s : static_cast<double>(fates[r].end_ns) / 1e9});
+          spans.push_back(
+              {"node " + node, asked_[r].name, static_cast<double>(fates[r].start_ns) / 1e9,
+               fates[r].end_ns == kForever ? last_s : static_cast<double>(fates[r].end_ns) / 1e9});
   }
 
   std::map<std::string, Amounts> nodes_;

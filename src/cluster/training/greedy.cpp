@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "cluster/training/forward.hpp"
 #include "cluster/training/schedulers.hpp"
@@ -67,7 +68,15 @@ class Greedy final : public Lending {
     held_s_.assign(devices_.size(), kNever);
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+    speeds_.clear();
+    for (const BookDevice& device : devices_)
+      if (device.up) speeds_.push_back(device.info.speed);
+    if (std::any_of(speeds_.begin(), speeds_.end(), [&](double speed) { return speed != speeds_[0]; }))
+      std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
   }
+
+  // The pace of a gang on the fastest devices: that of the slowest of these.
+  double pace_of(uint32_t gang) const { return gang <= speeds_.size() ? speeds_[gang - 1] : 1; }
 
   std::vector<JobId> ordered(double now_s) const {
     using Key = std::tuple<int32_t, bool, double, JobId>;
@@ -75,8 +84,9 @@ class Greedy final : public Lending {
     for (const JobId job : queue_) {
       const BookJob& entry = jobs_[job];
       const bool first = starves(entry, devices_, now_s);
-      const double length =
-          entry.remaining_s * std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
+      // A gang holds all its devices at the pace of the slowest.
+      const double length = entry.remaining_s / pace_of(entry.info.gang) *
+                            std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
       keys.emplace_back(-entry.info.priority, !first,
                         by_arrival_ || first ? static_cast<double>(job) : length, job);
     }
@@ -228,6 +238,7 @@ class Greedy final : public Lending {
   static constexpr JobId kNobody = UINT32_MAX;
   const bool by_arrival_, fill_;
   std::vector<double> free_s_;  // a device: when its jobs, and those that have it reserved, have ended
+  std::vector<double> speeds_;  // of the devices that are up, the fastest first
   std::vector<double> held_s_;  // when the first of those that have it reserved begins
   std::vector<Beside> others_;
 };

@@ -141,10 +141,11 @@ Json example(const Kind& kind) {
 bool is_of_one_field(const std::string& message) {
   if (message.find("give 2 lists of") != std::string::npos || message.find("lists of") != std::string::npos)
     return false;
-  for (const char* said : {"the field is missing; give", "the field is missing; there", "; give a number", "; give a whole number",
-                           "; give a text", "; give an object", "; give a list of 1 to", "; give a list of 0 to",
-                           "; give a list of 2 to", "; give a list of 5", "no such field", "; there are ",
-                           ": give one of", ": give at least one", "; give true or false"})
+  for (const char* said :
+       {"the field is missing; give", "the field is missing; there", "; give a number",
+        "; give a whole number", "; give a text", "; give an object", "; give a list of 1 to",
+        "; give a list of 0 to", "; give a list of 2 to", "; give a list of 5", "no such field",
+        "; there are ", ": give one of", ": give at least one", "; give true or false"})
     if (message.find(said) != std::string::npos) return true;
   return false;
 }
@@ -214,23 +215,23 @@ TEST_CASE("what the schema says of a field that a document lacks is what the rea
   size_t given = 0;
   for (const Kind* kind : sim::all_cluster_kinds()) {
     const Json document = example(*kind);
-    const std::function<void(const Json&, const Json::json_pointer&)> walk = [&](const Json& own,
-                                                                                  const Json::json_pointer& at) {
-      const Json& value = document.at(at);
-      if (own.contains("items") && value.is_array() && !value.empty()) walk(own.at("items"), at / 0);
-      if (!own.contains("properties") || !value.is_object()) return;
-      for (const auto& [key, field] : own.at("properties").items()) {
-        if (value.contains(key)) {
-          walk(field, at / key);
-        } else if (field.contains("default")) {
-          Json changed = document;
-          changed[at][key] = field.at("default");
-          INFO(kind->name << " " << (at / key).to_string());
-          CHECK(refused(*kind, changed).empty());
-          ++given;
-        }
-      }
-    };
+    const std::function<void(const Json&, const Json::json_pointer&)> walk =
+        [&](const Json& own, const Json::json_pointer& at) {
+          const Json& value = document.at(at);
+          if (own.contains("items") && value.is_array() && !value.empty()) walk(own.at("items"), at / 0);
+          if (!own.contains("properties") || !value.is_object()) return;
+          for (const auto& [key, field] : own.at("properties").items()) {
+            if (value.contains(key)) {
+              walk(field, at / key);
+            } else if (field.contains("default")) {
+              Json changed = document;
+              changed[at][key] = field.at("default");
+              INFO(kind->name << " " << (at / key).to_string());
+              CHECK(refused(*kind, changed).empty());
+              ++given;
+            }
+          }
+        };
     walk(schema.at("$defs").at(kind->name), Json::json_pointer());
   }
   CHECK(given > 10);

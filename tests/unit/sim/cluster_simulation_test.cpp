@@ -529,6 +529,28 @@ TEST_CASE(
   CHECK(play("iadeep").jct_mean_s == Approx(play("pack").jct_mean_s));
 }
 
+TEST_CASE("gpushare: a gang that needs a slow device is as long as it takes there") {
+  // The gang's 55 s of work take 220 s on both devices, at the pace of the slower one. By its work it came before the
+  // others, which fit beside each other on the faster device and waited for it.
+  const auto job = [](double arrival_s, double work_s, uint32_t gang, double demand) {
+    JobInfo info = training_job(arrival_s, work_s, gang, kGiB, demand);
+    info.guaranteed = true;
+    return info;
+  };
+  const std::vector<JobInfo> jobs = {job(25.3, 157.8, 1, 0.42), job(30, 65.8, 1, 0.99),
+                                     job(98.9, 348.5, 1, 0.54), job(104.7, 55, 2, 0.92),
+                                     job(159, 221.7, 1, 0.2),   job(180.1, 343.1, 1, 0.12)};
+  std::vector<cluster::Device> devices = sixteen_gib(2);
+  devices[1].speed = 0.25;
+  sim::ClusterOptions options;
+  options.restart_s = 30;
+  const auto made = cluster::make_training_scheduler("gpushare");
+  const auto ours = sim::run_cluster(jobs, devices, *made, options);
+  REQUIRE(ours.ok());
+  CHECK(ours->jobs[3].start_s >= ours->jobs[2].end_s);
+  CHECK(ours->jct_mean_s < 350);  // 458 with the gang from 180 s on
+}
+
 TEST_CASE("gpushare: guaranteed jobs whose demands sum to just what they may be slowed by share") {
   std::vector<JobInfo> jobs = {training_job(0, 217.6, 1, kGiB, 0.43),
                                training_job(83.3, 188.5, 1, kGiB, 0.22),
