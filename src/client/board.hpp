@@ -27,7 +27,8 @@ class Board {
   Board& operator=(const Board&) = delete;
   int file() const { return file_.get(); }
 
-  // ---- the daemon Says that `arrived` layers are there, and that nothing has failed.
+  // ---- the daemon
+  // Says that `arrived` layers are there, and that nothing has failed.
   void reset(uint32_t arrived);
   // Says that layers [0, arrived) are there. Wakes sleeping threads.
   void set_arrived(uint32_t arrived);

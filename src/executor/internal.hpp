@@ -75,7 +75,8 @@ inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 16;
 // The time from a failed try to place a session until the next try. The time doubles from the first to the last.
 inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
-// Tries, in 0.6 s, to page a session in that waits for no other session's room. The session then fails.
+// The number of tries, in 0.6 s, to page in a session that waits for no other session's room. After them the session
+// fails.
 inline constexpr uint32_t kMaxTriesIn = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
@@ -466,8 +467,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   device::Device& device() override { return *device_; }
   std::string check() override;
 
-  // ---- for the parts of the executor, which alone see this header ---- The owner of an allocation for `stream`; null
-  // without one. INVALID_STATE: the stream's runtime is closed.
+  // ---- for the parts of the executor, which alone see this header ----
+  // The owner of an allocation for `stream`; null without one. INVALID_STATE: the stream's runtime is closed.
   base::Result<std::shared_ptr<Session>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
   base::Status arrive(const std::shared_ptr<SessionImpl>& session, const sched::SessionSpec& spec,
@@ -537,8 +538,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // books.
   void account_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
 
-  // ---- iteration.cpp: an iteration on the host, from its grant to its end ---- Begins the iteration granted to
-  // `session`: gives it memory and events. Called without the lock.
+  // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
+  // Begins the iteration granted to `session`: gives it memory and events. Called without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
   base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
   // The iteration ends with `outcome`; `begun` is the result of start_iteration. `fatal`: a bad outcome ends the session,
@@ -563,7 +564,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work);
   bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
 
-  // ---- session.cpp: a turn that somebody waits for ---- Wakes the pull that waits.
+  // ---- session.cpp: a turn that somebody waits for ----
+  // Wakes the pull that waits.
   static void tell_turn(SessionImpl& session) GPUSHARE_REQUIRES(books);
   // Takes the session's turn if it has come.
   void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
@@ -648,7 +650,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;  // 0: the controller's default
 };
 
-// While one lives, close() waits. For a thread that runs a function of the caller's, or that uses, outside of all
+// While one lives, close() waits. Made by a thread that runs a function of the caller's, or that uses, outside of all
 // gates, what close() gives back. False if the runtime closes already.
 class Stay {
  public:

@@ -88,7 +88,7 @@ struct LaneSlot {
   // times are exact only if they are short.
   device::Event anchor;                               // recorded when the lane opened, by who acts
   uint64_t anchor_ns GPUSHARE_GUARDED_BY(books) = 0;  // device clock there
-  // Head - 1 has an end event; else the anchor takes its place.
+  // The iteration before `head` has an end event; else the anchor takes its place.
   bool chained GPUSHARE_GUARDED_BY(books) = false;
   uint64_t last_end_ns GPUSHARE_GUARDED_BY(books) = 0;      // device clock at that event
   std::unique_ptr<Work> pushed GPUSHARE_GUARDED_BY(books);  // granted, for the lane worker

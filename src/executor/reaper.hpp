@@ -56,8 +56,8 @@ class Reaper {
   bool anybody_synchronizes() const GPUSHARE_REQUIRES(books) { return sync_waiters_ > 0; }
   void told() GPUSHARE_REQUIRES(books) { retired_.notify_all(); }  // wakes the threads that synchronize
 
-  // ---- waits, with demand Waits on `changed` once, or flushes the outbox. May return without a reason. False if
-  // `deadline` has passed.
+  // ---- waits, with demand
+  // Waits on `changed` once, or flushes the outbox. May return without a reason. False if `deadline` has passed.
   bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   void wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)

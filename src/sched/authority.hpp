@@ -105,8 +105,8 @@ class Authority {
  public:
   virtual ~Authority() = default;
 
-  // ---- what happened -------------------------------------------------------------------------------------- A
-  // session asks for admission. OK: it is admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or
+  // ---- what happened ---------------------------------------------------------------------------------------
+  // A session asks for admission. OK: it is admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or
   // its compute units, above what there is; message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false
   // and it does not fit now; the message names need, what can be promised, persistent bytes of n sessions,
   // lanes).
@@ -268,8 +268,8 @@ class Authority {
   virtual std::shared_ptr<MeasuredInterference> measure() { return nullptr; }
   virtual std::shared_ptr<MeasuredInterference> measured() const { return nullptr; }  // null: nobody measures
 
-  // ---- where the decisions are made elsewhere; an authority in this process decides at once --------------------- OK,
-  // or the reason why no decisions come now. Sessions keep their memory and turns in that time.
+  // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
+  // OK, or the reason why no decisions come now. Sessions keep their memory and turns in that time.
   virtual base::Status standing() const { return {}; }
   // `changed` is called on a thread of the authority's when there may be new actions or picks although the driver has
   // told nothing. Set before the first event. After stop() it is not called again; stop() waits for a call under way.

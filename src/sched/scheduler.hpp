@@ -114,12 +114,13 @@ class Scheduler final : public Authority {
   // the lane is held up: none of its sessions is picked. look() then pages out sessions that want a turn in that lane,
   // beginning with the least E that has room in another lane; they come in again in that other lane at once.
   void set_overdue(SessionId session, bool overdue, uint64_t now_ns);
-  // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ---- A cache is a
-  // claim beside the sessions, and its id is of the same numbers. A cache that is held stays while a session wants it.
-  // A cache that no session wants stays for speed alone, and is dropped before any session is paged out. Such caches go
-  // by the class of the session that wanted each last, then by price: the requests for the cache, a count that halves
-  // every minute, times `restore_ns`. `first_part`: the cache with the first layers of the same image, which is held
-  // whenever this one is held, and is dropped after it; 0 = none. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
+  // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
+  // A cache is a claim beside the sessions, and its id is of the same numbers. A cache that is held stays while a
+  // session wants it. A cache that no session wants stays for speed alone, and is dropped before any session is paged
+  // out. Such caches go by the class of the session that wanted each last, then by price: the requests for the cache, a
+  // count that halves every minute, times `restore_ns`. `first_part`: the cache with the first layers of the same
+  // image, which is held whenever this one is held, and is dropped after it; 0 = none. Errors: EXCEEDS_CAPACITY,
+  // INVALID_ARGUMENT.
   base::Status add_cache(uint64_t cache, uint64_t bytes, double restore_ns, uint64_t first_part = 0);
   // Forgets the cache. The driver has given its bytes back.
   void remove_cache(uint64_t cache, uint64_t now_ns);

@@ -1,7 +1,7 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (sessions that get in), eviction.cpp (who gives bytes up), capacity.cpp (limits that
-// change) and merging.cpp (lanes that give way). Other folders do not include it.
-// SPDX-License-Identifier: Apache-2.0
+// admission.cpp
+// (sessions that get in), eviction.cpp (who gives bytes up), capacity.cpp (limits that change) and merging.cpp (lanes
+// that give way). Other folders do not include it. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
@@ -443,7 +443,8 @@ struct Scheduler::Impl {
   void note_lag(SessionRecord& session, uint64_t now_ns);
   void rebase();
   uint64_t patience_ends_ns(uint64_t ready_since_ns) const;
-  // peers.cpp Notes a change of the session or of its lane that matters for turns.
+  // peers.cpp
+  // Notes a change of the session or of its lane that matters for turns.
   void touch(SessionRecord& session);
   void touch(LaneRecord& lane) {
     lane.front.stale = true;
@@ -507,9 +508,9 @@ struct Scheduler::Impl {
   void release(SessionRecord& session);
   void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
-  // eviction.cpp The one decision on who gives bytes up: the least of `from`, by class, rank and price, that together
-  // make the bytes asked for. An empty list if nothing is missing; nullopt if all of them would not do and the asker
-  // takes no less.
+  // eviction.cpp
+  // The one decision on who gives bytes up: the least of `from`, by class, rank and price, that together make the bytes
+  // asked for. An empty list if nothing is missing; nullopt if all of them would not do and the asker takes no less.
   std::optional<Victims> who_gives(const Ask& ask, Victims from) const;
   bool may_give(const SessionRecord& each, const Ask& ask) const;
   bool yields(const SessionRecord& each, const SessionRecord* session) const;
@@ -567,7 +568,8 @@ struct Scheduler::Impl {
   bool hold_waiting(uint64_t now_ns);
   void drop_caches(uint64_t bytes, uint64_t now_ns);  // drops unused caches of so many bytes, or all of them
 
-  // admission.cpp Puts the session into `waiting` or `idle`, in the policy's order. Returns its place.
+  // admission.cpp
+  // Puts the session into `waiting` or `idle`, in the policy's order. Returns its place.
   WaitingList::Position enqueue(SessionRecord& session);
   void dequeue(SessionRecord& session);
   // Called when its wish to be admitted, its need or its rank has changed.

@@ -306,8 +306,7 @@ base::Status Memory::check_access(const char* op, Address address, uint64_t byte
   return {};
 }
 
-// --- pinned host memory
-// ---------------------------------------------------------------------------------------------
+// ---- pinned host memory -------------------------------------------------------------------------------------------
 
 void* Memory::carve(Chunk& chunk, uint64_t bytes) {
   for (auto it = chunk.holes.begin(); it != chunk.holes.end(); ++it) {

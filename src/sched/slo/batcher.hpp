@@ -140,11 +140,10 @@ class Batcher {
   // Errors: INVALID_ARGUMENT naming the number that is wrong.
   virtual base::Result<uint32_t> add_model(const ModelSpec& spec) = 0;
 
-  // ---- what happened
-  // --------------------------------------------------------------------------------------- OK: held; it will
-  // be answered. Errors, nothing held and no drop reported: INVALID_ARGUMENT (no such model, a cost that is
-  // not positive), ALREADY_EXISTS (the id is held), QUEUE_FULL, TIMED_OUT (hopeless at once: the message has
-  // the numbers).
+  // ---- what happened ---------------------------------------------------------------------------------------
+  // A request arrived. OK: it is held and will be answered. Errors, with nothing held and no drop reported:
+  // INVALID_ARGUMENT (no such model, a cost that is not positive), ALREADY_EXISTS (the id is held), QUEUE_FULL, TIMED_OUT
+  // (hopeless at once: the message has the numbers).
   virtual base::Status arrive(const Request& request, uint64_t now_ns) = 0;
   // The caller gave up. True if it was waiting (a drop is reported); false if unknown or already in a batch.
   virtual bool cancel(RequestId id, uint64_t now_ns) = 0;
@@ -174,10 +173,9 @@ class Batcher {
   // Returns the profile. Errors: NOT_FOUND (no such model, an application never seen).
   virtual base::Result<Profile> profile(uint32_t model, uint32_t application) = 0;
 
-  // ---- what next
-  // ------------------------------------------------------------------------------------------- in_flight:
-  // batches handed out and not finished or rejected, the running one included. Most policies answer only at
-  // 0.
+  // ---- what next -------------------------------------------------------------------------------------------
+  // `in_flight`: the batches handed out and not finished or rejected, the running one included. Most policies answer only
+  // at 0.
   virtual Decision next(uint64_t now_ns, uint32_t in_flight) = 0;
   // Drops since the last call, appended.
   virtual void take_drops(std::vector<Drop>& out) = 0;

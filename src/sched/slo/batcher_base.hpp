@@ -87,8 +87,7 @@ class BatcherBase : public Batcher {
     double won = 0;  // cost of the requests that finished in time; 0 if the batch failed
   };
 
-  // ---- a policy's part
-  // -------------------------------------------------------------------------------------
+  // ---- a policy's part -------------------------------------------------------------------------------------
   // The decision. Dropping ends when may_drop() says so; next() is called again then.
   virtual Decision decide(uint64_t now_ns, uint32_t in_flight) = 0;
   // Drops what has expired, at most as many as may_drop() allows, and returns the first deadline left (kNever: none).
@@ -107,8 +106,7 @@ class BatcherBase : public Batcher {
   virtual void lost(const Held& /*held*/) {}
   virtual double price_per_ns() const { return 0; }
 
-  // ---- services
-  // ----------------------------------------------------------------------------------------------
+  // ---- services --------------------------------------------------------------------------------------------
   Held* find(RequestId id);
   void drop(RequestId id, DropReason reason);
   // True if this call of next() may drop another request. Answers take time, and threads that submit wait meanwhile.
