@@ -1,6 +1,8 @@
 // This program measures what an opportunistic session costs a guaranteed one on the host device, through a gate and without one.
 //
 //   measure_gate [seconds for each case, 20] [memory|compute|bursty ...: guaranteed jobs, all]
+//   measure_gate shared [seconds] [kinds]   the same under a daemon (`gpushare daemon --lanes 2 --policy pack` for the host device,
+//                                           GPUSHARE_SOCKET): each session in a runtime of its own, as in two processes
 //   measure_gate entries N    N calls of an open and of a closed gate, for counting instructions
 //
 // Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block
@@ -154,9 +156,12 @@ double quantile(std::vector<double> values, double part) {
   return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
 }
 
+bool shared_device = false;
+
 gs::Runtime open_runtime() {
   gs::RuntimeOptions options;
-  options.device = "host";
+  options.device = shared_device ? "shared" : "host";
+  if (shared_device) return gs::Runtime::open(options);
   options.policy = "pack";
   options.capacity_bytes = 64 << 20;
   return gs::Runtime::open(options);
@@ -173,7 +178,8 @@ void measure(Kind guaranteed, Kind other, bool gated, double seconds) {
   gs::Runtime runtime = open_runtime();
   gs::Session session = open_guaranteed(runtime);
   Job job(guaranteed);
-  Opponent opponent(runtime, other);
+  gs::Runtime beside = shared_device ? open_runtime() : gs::Runtime();
+  Opponent opponent(shared_device ? beside : runtime, other);
   while (!opponent.ready) std::this_thread::yield();
   opponent.gated = gated;
   constexpr int kBlock = 8;
@@ -242,7 +248,12 @@ int main(int argc, char** argv) {
     entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000);
     return 0;
   }
-  const double seconds = std::atof(first.c_str());
+  if (first == "shared") {
+    shared_device = true;
+    --argc;
+    ++argv;
+  }
+  const double seconds = std::atof(argc > 1 ? argv[1] : "20");
   std::printf(
       "| guaranteed | opportunistic | through | pairs | excess, %% (quartiles) | alone against alone, %% | "
       "its work, of alone | verdict |\n"

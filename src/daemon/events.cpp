@@ -127,6 +127,8 @@ void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage&
 void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& message, const Request&) {
   if (message.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
   session.cls = static_cast<sched::SessionClass>(message.value);
+  gates_.left(session.at_gates, host_now_ns());  // it says anew what it is
+  tell_watched();
   ranges_.refresh_class(session, host_now_ns());
 }
 
@@ -135,6 +137,7 @@ void SharedDevice::on_set_weight(RemoteSession& session, const SessionMessage& m
   const double weight = options_.ranks.weight(std::bit_cast<double>(message.value));
   if (!std::isfinite(weight) || weight <= 0) return;
   claim.weight = weight;
+  gates_.set_weight(session.at_gates, weight);
   if (claim.limits != nullptr && claim.limits->weight > 0)
     divide_weight(claim.limits.get(), host_now_ns());
   else
@@ -163,6 +166,23 @@ void SharedDevice::on_set_spare(RemoteSession& session, const SessionMessage& me
 
 void SharedDevice::on_set_link(RemoteSession&, const SessionMessage& message, const Request&) {
   if (!images_.link_measured()) scheduler_.set_link(std::bit_cast<double>(message.value));
+}
+
+void SharedDevice::on_gate_open(RemoteSession& session, const SessionMessage&, const Request&) {
+  gates_.open(session.at_gates, lease(session).gate(), session.claim->weight, host_now_ns());
+  tell_watched();
+}
+
+// Only the iterations of a guaranteed session that has a turn hold others up.
+void SharedDevice::on_work_began(RemoteSession& session, const client::Work& message, const Request&) {
+  const bool guaranteed = session.cls == sched::SessionClass::kGuaranteed ||
+                          scheduler_.class_for_bytes(session.claim->id) == sched::SessionClass::kGuaranteed;
+  if (guaranteed && session.leased())
+    gates_.began(session.at_gates, message.target, message.at_ns, host_now_ns());
+}
+
+void SharedDevice::on_work_ended(RemoteSession& session, const client::Work& message, const Request&) {
+  gates_.ended(session.at_gates, message.device_ns, message.at_ns, host_now_ns());
 }
 
 void SharedDevice::on_image_open(RemoteSession& session, const client::ImageOpen& message,

@@ -36,6 +36,7 @@
 #include "client/protocol.hpp"
 #include "client/status.hpp"
 #include "daemon/contexts.hpp"
+#include "daemon/gates.hpp"
 #include "daemon/gpu_identity.hpp"
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
@@ -123,7 +124,8 @@ struct RemoteSession {
   // Its images. kWaits: set aside until they are there. kHas: for its turn. kRetry: as kHas, but one could not be had: the turn
   // goes back, for another try.
   enum class ImageState : uint8_t { kNone, kWaits, kHas, kRetry };
-  uint64_t number = 0;  // the process's
+  uint64_t number = 0;    // the process's
+  uint64_t at_gates = 0;  // its number at Gates
   Process* process = nullptr;
   Claim* claim = nullptr;
   std::string name;
@@ -389,6 +391,7 @@ class SharedDevice {
   bool fill_lane(sched::LaneId lane,
                  uint64_t now_ns);  // asks its turn back, or gives it; true if something moved
   void tell_promised();
+  void tell_watched();  // processes, whether there are gates
   // Of tick(): the lease of one holder. True if its turn was taken back.
   bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
   void cut_off(Claim& claim, uint64_t now_ns);
@@ -441,6 +444,8 @@ class SharedDevice {
   Images images_;
   Contexts contexts_{scheduler_, capacity_bytes_};
   Ranges ranges_{scheduler_, log_limit_, capacity_bytes_};
+  Gates gates_;
+  uint64_t next_at_gates_ = 1;
   std::unique_ptr<Lanes> lanes_;  // null: none are shared
   uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number

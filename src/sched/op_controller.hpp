@@ -32,6 +32,7 @@
 #include <map>
 #include <vector>
 
+#include "base/gate_slot.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -54,8 +55,9 @@ class OpController {
 
   void set_options(const OpControllerOptions& options) { options_ = options; }
   const OpControllerOptions& options() const { return options_; }
-  // `id` is new. `weight` matters for opportunistic sessions only. `target_slowdown`: 0 = the default.
-  void arrive(SessionId id, SessionClass cls, double weight = 1, double target_slowdown = 0);
+  // `id` is new. `weight` and `wants` matter for opportunistic sessions only. `target_slowdown`: 0 = the default.
+  void arrive(SessionId id, SessionClass cls, double weight = 1, double target_slowdown = 0,
+              bool wants = true);
   // Unknown ids are ignored here and below: a session may have left before its last iteration is reported.
   void leave(SessionId id);
   void set_weight(SessionId id, double weight);
@@ -84,6 +86,10 @@ class OpController {
   // When a launch that takes `work_ns` may come, beside `in_flight_ns` of the session's own on the device: `now_ns` or earlier: now; later:
   // ask again then; kUnknown: after the next change of version(). Beside allowance(), which it does not repeat.
   uint64_t admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns);
+  // The same for a gate that reads it in another process: what the session may do until the controller is told something more. What
+  // the credit pays for is divided among the sessions that want it, since none of them sees what the others let in. Never more than
+  // allowance() and admits_at() say. `until_ns` and `used_ns` are the caller's.
+  base::GateTerms terms(SessionId id) const;
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }
 
@@ -181,6 +187,9 @@ class OpController {
   bool measure_alone(Guaranteed& g, double device_ns);
   void measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns);
   uint64_t admits_at(Guaranteed& g, double work_ns, uint64_t in_flight_ns, uint64_t now_ns) const;
+  static bool measures(const Guaranteed& g);
+  static double harm_of(const Guaranteed& g);
+  base::GateTerms terms_of(const Guaranteed& g) const;
   double let_in_ns() const;
   bool anyone_on_device() const;
   bool anyone_wants() const;
