@@ -3,7 +3,7 @@
 //   measure_gate [seconds for each case, 20] [memory|compute|bursty ...: guaranteed jobs, all]
 //   measure_gate shared [seconds] [kinds]   the same under a daemon (`gpushare daemon --lanes 2 --policy pack` for the host device,
 //                                           GPUSHARE_SOCKET): each session in a runtime of its own, as in two processes
-//   measure_gate entries N    N calls of an open and of a closed gate, for counting instructions
+//   measure_gate [shared] entries N open|closed   N calls of an open or of a closed gate, for counting instructions
 //
 // Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block
 // is its time over the mean of the two beside it; the same between two blocks alone is the machine's own spread. Where
@@ -224,7 +224,7 @@ void measure(Kind guaranteed, Kind other, bool gated, double seconds) {
   std::fflush(stdout);
 }
 
-void entries(uint64_t count) {
+void entries(uint64_t count, bool open) {
   gs::Runtime runtime = open_runtime();
   gs::Session session = open_guaranteed(runtime);
   gs::SessionOptions need;
@@ -232,8 +232,16 @@ void entries(uint64_t count) {
   need.persistent_bytes = need.ephemeral_bytes = 1 << 20;
   gs::Session spare = runtime.open_session(need);
   const gs::Gate gate(spare);
-  for (uint64_t i = 0; i < count; ++i) gate.enter(Ns(1));  // a load and a branch each
-  { const gs::Iteration iteration = session.begin_iteration(); }
+  if (open) {
+    for (uint64_t i = 0; i < count; ++i) gate.enter(Ns(1));  // a load and a branch each
+    return;
+  }
+  // The session is known, its time alone too, and it has been away for longer than usual.
+  do {
+    const gs::Iteration iteration = session.begin_iteration();
+  } while (gate.info().guaranteed_id == 0 || gate.info().learning != 0);
+  while (!gate.try_enter(nullptr, Ns(1))) std::this_thread::yield();
+  gate.done(Ns(1));
   for (uint64_t i = 0; i < count; ++i) {
     (void)gate.try_enter(nullptr, Ns(1));
     gate.done(Ns(1));
@@ -243,15 +251,15 @@ void entries(uint64_t count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string first = argc > 1 ? argv[1] : "20";
-  if (first == "entries") {
-    entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000);
-    return 0;
-  }
-  if (first == "shared") {
+  if (argc > 1 && std::string(argv[1]) == "shared") {
     shared_device = true;
     --argc;
     ++argv;
+  }
+  if (argc > 1 && std::string(argv[1]) == "entries") {
+    entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000,
+            argc > 3 && std::string(argv[3]) == "open");
+    return 0;
   }
   const double seconds = std::atof(argc > 1 ? argv[1] : "20");
   std::printf(

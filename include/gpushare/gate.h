@@ -16,7 +16,8 @@
  * Lanes of guaranteed and opportunistic sessions must be able to run at the same time: use the policy "pack". Under
  * "priority" and "fair" turns hold opportunistic sessions back before any gate does, and under "fair" turns do not ask
  * for the class: a guaranteed session waits for an opportunistic one as for any other. Sessions of one runtime see each
- * other; on a shared device those of all processes, but preloaded programs. There the flag is always 1, and each launch asks.
+ * other; on a shared device those of all processes, except preloaded programs. There a message of the daemon sets the
+ * flag, so launches may still pass while the first iteration of a guaranteed session begins; later ones wait.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_GATE_H_

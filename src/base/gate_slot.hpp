@@ -71,16 +71,18 @@ class GateSlot {
     held_up_.store(0, std::memory_order_relaxed);
     asked_ns_.store(0, std::memory_order_relaxed);
     busy_until_ns_.store(0, std::memory_order_relaxed);
+    unseen_.store(0, std::memory_order_relaxed);
     bell_.expect(false);
   }
   // What the process says; nothing of it is trusted.
   uint64_t used_ns() const { return used_ns_.load(std::memory_order_acquire); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t held_up() const { return held_up_.load(std::memory_order_relaxed); }
-  uint64_t asked_ns() const {
-    return asked_ns_.load(std::memory_order_relaxed);
-  }  // of the last launch that was refused; 0: one came in since
+  // Of the last launch that was refused. 0: one has come in since.
+  uint64_t asked_ns() const { return asked_ns_.load(std::memory_order_relaxed); }
   uint64_t busy_until_ns() const { return busy_until_ns_.load(std::memory_order_acquire); }
+  // Launches do not ask at the gate now, so nothing else here tells of them.
+  bool unseen() const { return unseen_.load(std::memory_order_seq_cst) != 0; }
 
   // ---- the process
   // False, and nothing changes, where the daemon writes meanwhile.
@@ -110,6 +112,8 @@ class GateSlot {
       busy_until_ns_.store(now_ns, std::memory_order_release);
   }
   static constexpr uint64_t kBusy = UINT64_MAX;
+  // True before launches cease to ask; false when they ask again and set_busy() has told of those before.
+  void set_unseen(bool unseen) { unseen_.store(unseen ? 1 : 0, std::memory_order_seq_cst); }
 
   // ---- both: rings when more may be let in
   Bell& bell() { return bell_; }
@@ -126,6 +130,7 @@ class GateSlot {
   std::atomic<uint64_t> held_up_{0};  // those that had to wait
   std::atomic<uint64_t> asked_ns_{0};
   std::atomic<uint64_t> busy_until_ns_{0};
+  std::atomic<uint64_t> unseen_{0};
 };
 
 }  // namespace gpushare::base

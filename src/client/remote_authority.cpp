@@ -121,8 +121,14 @@ void RemoteAuthority::tell_gate(Record& record) {
   const bool guaranteed = record.spec.cls == sched::SessionClass::kGuaranteed ||
                           record.counts_as == sched::SessionClass::kGuaranteed;
   if (record.gate == nullptr || guaranteed || !record.is_known() || !gone_.ok()) return;
-  tell(MessageType::kGateOpen, record);
+  // The gate says first what it knows of its launches. Until the daemon answers they ask, and find no limit.
   record.gate->set({connection_->page, &lease(record).gate()});
+  record.gate->set_asks(true);
+  tell(MessageType::kGateOpen, record);
+}
+
+void RemoteAuthority::on_gate_asks(Record& record, Event& event) {
+  if (record.gate != nullptr) record.gate->set_asks(event.value != 0);
 }
 
 void RemoteAuthority::tell_work(MessageType type, const Record& record, uint64_t device_ns, double target) {
@@ -139,12 +145,11 @@ void RemoteAuthority::work_began(SessionId session, bool guaranteed, double targ
   Record* record = find(session);
   if (record == nullptr) return;
   const bool watched = guaranteed && record->is_known() && gone_.ok() && connection_->page->watched();
-  if (record->told_work == 0 && !watched) {
-    ++record->untold_work;
-    return;
+  if (watched && record->later_untold_work == 0) {
+    ++record->told_work;
+    return tell_work(MessageType::kWorkBegan, *record, 0, target);
   }
-  ++record->told_work;
-  tell_work(MessageType::kWorkBegan, *record, 0, target);
+  ++(record->told_work == 0 ? record->untold_work : record->later_untold_work);
 }
 
 void RemoteAuthority::work_ended(SessionId session, uint64_t device_ns) {
@@ -153,7 +158,7 @@ void RemoteAuthority::work_ended(SessionId session, uint64_t device_ns) {
   if (record->untold_work > 0) {
     --record->untold_work;
   } else if (record->told_work > 0) {
-    --record->told_work;
+    if (--record->told_work == 0) record->untold_work = std::exchange(record->later_untold_work, 0);
     tell_work(MessageType::kWorkEnded, *record, device_ns, 0);
   }
 }

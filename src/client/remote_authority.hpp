@@ -237,8 +237,9 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<base::Pieces> pieces;  // of its lane, if that is shared; null: its E is its own
     OwnLane own_lane = OwnLane::kNo;
     std::shared_ptr<sched::GateLink> gate;  // null: its launches go through none
-    // Iterations in flight: those whose begin the daemon was not told, which end first, and those whose end it will be told.
-    uint32_t untold_work = 0, told_work = 0;
+    // Iterations in flight, in the order in which they end: those whose begin the daemon was not told, those whose end it will be
+    // told, and again those that it was not told of.
+    uint32_t untold_work = 0, told_work = 0, later_untold_work = 0;
 
     bool closes() const {  // its lane closes, and the daemon hears of it then
       return bytes == Bytes::kUnplaced || bytes == Bytes::kLeft || bytes == Bytes::kTurnedBack ||

@@ -415,8 +415,11 @@ void RemoteAuthority::lose(base::Status why) {
   for (Record* record : by_id()) {
     // Whoever waits at the bell of the old lease looks again.
     if (record->is_known()) lease(*record).bell().ring();
-    if (record->gate != nullptr) record->gate->set(nullptr);
-    record->untold_work += std::exchange(record->told_work, 0);
+    if (record->gate != nullptr) {
+      record->gate->set(nullptr);
+      record->gate->set_asks(false);
+    }
+    record->untold_work += std::exchange(record->told_work, 0) + std::exchange(record->later_untold_work, 0);
     record->known = Known::kNo;
     if (record->wants_turn()) record->turn = Turn::kWanted;
     if (record->bytes == Bytes::kDraining) record->bytes = Bytes::kResident;

@@ -71,7 +71,8 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(SetWorth, Worth, EVENT, set_worth)                     \
   X(GateOpen, SessionMessage, EVENT, gate_open)            \
   X(WorkBegan, Work, EVENT, work_began)                    \
-  X(WorkEnded, Work, EVENT, work_ended)
+  X(WorkEnded, Work, EVENT, work_ended)                    \
+  X(GateAsks, SessionMessage, NEWS, gate_asks)
 
 enum class MessageType : uint16_t {
   kNone,
@@ -216,7 +217,8 @@ struct Worth {
 
 // An iteration of a guaranteed session has begun, or ended, on the device. Said while the page of leases says `watched`; the end of
 // each iteration whose begin was said. GateOpen, a SessionMessage: launches of an opportunistic session go through a gate, which
-// reads its slot (base/gate_slot.hpp) in the session's lease.
+// reads its slot (base/gate_slot.hpp) in the session's lease. GateAsks, a SessionMessage, is the answer, and comes again whenever it
+// changes: value 1 where the device has guaranteed sessions; 0: launches need not ask.
 struct Work {
   Header header;
   uint64_t session = 0;

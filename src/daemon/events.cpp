@@ -127,8 +127,8 @@ void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage&
 void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& message, const Request&) {
   if (message.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
   session.cls = static_cast<sched::SessionClass>(message.value);
-  gates_.left(session.at_gates, host_now_ns());  // it says anew what it is
-  tell_watched();
+  gates_.set_class(session.at_gates, guaranteed_at_gates(session), host_now_ns());
+  tell_gates();
   ranges_.refresh_class(session, host_now_ns());
 }
 
@@ -169,16 +169,23 @@ void SharedDevice::on_set_link(RemoteSession&, const SessionMessage& message, co
 }
 
 void SharedDevice::on_gate_open(RemoteSession& session, const SessionMessage&, const Request&) {
+  if (guaranteed_at_gates(session)) return;  // it has not heard yet of what it counts as
   gates_.open(session.at_gates, lease(session).gate(), session.claim->weight, host_now_ns());
-  tell_watched();
+  tell_gates();
+  tell(session, MessageType::kGateAsks, gates_.asks() ? 1 : 0);
+}
+
+// A session is of the better of its own class and of that as which it counts.
+bool SharedDevice::guaranteed_at_gates(const RemoteSession& session) const {
+  return session.cls == sched::SessionClass::kGuaranteed ||
+         scheduler_.class_for_bytes(session.claim->id) == sched::SessionClass::kGuaranteed;
 }
 
 // Only the iterations of a guaranteed session that has a turn hold others up.
 void SharedDevice::on_work_began(RemoteSession& session, const client::Work& message, const Request&) {
-  const bool guaranteed = session.cls == sched::SessionClass::kGuaranteed ||
-                          scheduler_.class_for_bytes(session.claim->id) == sched::SessionClass::kGuaranteed;
-  if (guaranteed && session.leased())
-    gates_.began(session.at_gates, message.target, message.at_ns, host_now_ns());
+  if (!guaranteed_at_gates(session) || !session.leased()) return;
+  gates_.began(session.at_gates, message.target, message.at_ns, host_now_ns());
+  tell_gates();
 }
 
 void SharedDevice::on_work_ended(RemoteSession& session, const client::Work& message, const Request&) {

@@ -11,6 +11,7 @@ namespace {
 
 // So long a process may be silent before its work is taken for done, and an iteration last that usually takes less.
 constexpr uint64_t kSilentNs = 1'000'000'000;
+constexpr uint64_t kLeastLongestNs = 4'000'000;
 // An iteration may take so many times its time alone.
 constexpr double kMostTimes = 16;
 // A target out of what the library accepts is none.
@@ -21,6 +22,8 @@ constexpr uint32_t kMostInFlight = 1024;  // that one session may say
 constexpr uint64_t kForgiven = 10;
 
 }  // namespace
+
+Gates::Gates(uint64_t longest_ns) : longest_ns_(std::max(longest_ns, kLeastLongestNs)) {}
 
 uint64_t Gates::Claimed::believe(uint64_t ns, uint64_t now_ns) {
   const uint64_t passed_ns = now_ns - std::min(now_ns, since_ns);
@@ -52,6 +55,8 @@ void Gates::began(uint64_t session, double target, uint64_t at_ns, uint64_t now_
   if (is_new) {
     guaranteed.work.since_ns = now_ns;
     controller_.arrive(session, sched::SessionClass::kGuaranteed, 1, target);
+    if (guaranteed_.size() == 1)
+      for (auto& [id, gate] : gates_) gate.moved_ns = now_ns;  // launches were not seen up to now
   } else {
     controller_.set_target(session, target);
   }
@@ -103,6 +108,10 @@ void Gates::lapse(uint64_t session, uint64_t now_ns) {
   publish(now_ns);
 }
 
+void Gates::set_class(uint64_t session, bool guaranteed, uint64_t now_ns) {
+  if (guaranteed ? gates_.contains(session) : guaranteed_.contains(session)) left(session, now_ns);
+}
+
 void Gates::left(uint64_t session, uint64_t now_ns) {
   if (const auto gate = gates_.find(session); gate != gates_.end()) {
     gate->second.slot->publish({});
@@ -144,10 +153,12 @@ uint64_t Gates::tick(uint64_t now_ns) {
 }
 
 void Gates::look(uint64_t from_ns, uint64_t now_ns) {
+  uint64_t asked_ns = 0, who = 0;
   for (auto& [id, gate] : gates_) {
+    const bool unseen = gate.slot->unseen();  // read first: the process says last that it tells of its work
     const uint64_t used_ns = gate.slot->used_ns();
     const uint64_t said_ns = gate.slot->busy_until_ns();
-    const bool waits = gate.slot->bell().expected(), busy = said_ns == base::GateSlot::kBusy;
+    const bool waits = gate.slot->bell().expected(), busy = unseen || said_ns == base::GateSlot::kBusy;
     const uint64_t more_ns = used_ns - std::min(used_ns, gate.seen_used_ns);
     if (more_ns > 0 || busy != gate.busy) gate.moved_ns = now_ns;
     const bool silent = busy && now_ns - std::min(now_ns, gate.moved_ns) >= (waits ? longest_ns_ : kSilentNs);
@@ -166,24 +177,26 @@ void Gates::look(uint64_t from_ns, uint64_t now_ns) {
     gate.seen_used_ns = used_ns;
     gate.busy = busy;
     gate.looked_ns = now_ns;
-    if (const uint64_t asked_ns = gate.slot->asked_ns(); asked_ns > 0)
-      (void)controller_.admits_at(id, asked_ns, 0, now_ns);  // credit is saved for a long launch
+    if (const uint64_t one_ns = gate.slot->asked_ns(); one_ns > asked_ns) {
+      asked_ns = one_ns;
+      who = id;
+    }
   }
+  if (asked_ns > 0) (void)controller_.admits_at(who, asked_ns, 0, now_ns);  // credit is saved for the longest
 }
 
 void Gates::publish(uint64_t now_ns) {
   published_ns_ = now_ns;
-  for (auto& [id, gate] : gates_) {
-    base::GateTerms terms;
+  controller_.each_terms([&](uint64_t session, base::GateTerms terms) {
+    Gate& gate = gates_.at(session);
     if (!guaranteed_.empty()) {
-      terms = controller_.terms(id);
       terms.until_ns = base::add_saturated(now_ns, longest_ns_);
       terms.used_ns = gate.seen_used_ns;
     }
     gate.slot->publish(terms);
     gate.shut = terms.busy != 0 && terms.share == 0;
     if (!gate.shut && gate.slot->bell().expected()) gate.slot->bell().ring();
-  }
+  });
 }
 
 bool Gates::was_held_up(uint64_t session) {

@@ -22,18 +22,24 @@ namespace gpushare::daemon {
 class Gates {
  public:
   // `longest_ns`: of an iteration whose usual time is not known; and so long the gates go by what they read although the
-  // daemon does not move.
-  explicit Gates(uint64_t longest_ns) : longest_ns_(longest_ns) {}
+  // daemon does not move. 4 ms at least, since the terms are renewed four times in that time.
+  explicit Gates(uint64_t longest_ns);
 
   // A session, by a number of the caller's, launches through a gate. `slot` stays until left().
   void open(uint64_t session, base::GateSlot& slot, double weight, uint64_t now_ns);
   void set_weight(uint64_t session, double weight) { controller_.set_weight(session, weight); }
   bool any() const { return !gates_.empty(); }
+  bool has(uint64_t session) const { return gates_.contains(session); }
+  // Whether launches must ask: a guaranteed session is known. Each process that has a gate is to be told when this changes; until it
+  // says that its launches ask they count as being there.
+  bool asks() const { return !guaranteed_.empty(); }
   // An iteration of a guaranteed session. `at_ns`: when, as its process says.
   void began(uint64_t session, double target, uint64_t at_ns, uint64_t now_ns);
   void ended(uint64_t session, uint64_t device_ns, uint64_t at_ns, uint64_t now_ns);
   // The session has lost its turn: its iterations in flight hold nobody up any more.
   void lapse(uint64_t session, uint64_t now_ns);
+  // What it was in the other class is over. Of an opportunistic session whose launches go through a gate open() comes anew.
+  void set_class(uint64_t session, bool guaranteed, uint64_t now_ns);
   void left(uint64_t session, uint64_t now_ns);
   // Iterations that take too long, and terms that must be renewed. Returns when to call again, in nanoseconds from now; UINT64_MAX:
   // not before the next event.

@@ -328,7 +328,7 @@ class SharedDevice {
   sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
                              Claim& claim, bool limited) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
-  static void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
+  void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   // Promises others what the members of the claim have moved out, once all of them have begun to.
@@ -391,7 +391,8 @@ class SharedDevice {
   bool fill_lane(sched::LaneId lane,
                  uint64_t now_ns);  // asks its turn back, or gives it; true if something moved
   void tell_promised();
-  void tell_watched();  // processes, whether there are gates
+  void tell_gates();  // processes, whether there are gates, and whether those must be asked
+  bool guaranteed_at_gates(const RemoteSession& session) const;
   // Of tick(): the lease of one holder. True if its turn was taken back.
   bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
   void cut_off(Claim& claim, uint64_t now_ns);
@@ -446,8 +447,9 @@ class SharedDevice {
   Ranges ranges_{scheduler_, log_limit_, capacity_bytes_};
   Gates gates_;
   uint64_t next_at_gates_ = 1;
-  std::unique_ptr<Lanes> lanes_;  // null: none are shared
-  uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
+  bool gates_watched_ = false, gates_ask_ = false;  // as the processes were told
+  std::unique_ptr<Lanes> lanes_;                    // null: none are shared
+  uint64_t retry_ns_ = 0;  // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise

@@ -307,6 +307,8 @@ void tell(const Claim& claim, MessageType type) {
 }
 
 void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes) {
+  gates_.set_class(session.at_gates, guaranteed_at_gates(session), base::host_now_ns());
+  tell_gates();
   tell(session, MessageType::kCountsAs, static_cast<uint64_t>(cls));
   tell(session, MessageType::kLimit, limit_bytes);
 }
@@ -391,7 +393,7 @@ void SharedDevice::remove(RemoteSession& session) {
   images_.left(session);
   ranges_.close(session);
   gates_.left(session.at_gates, now_ns);
-  tell_watched();
+  tell_gates();
   process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
@@ -418,7 +420,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   not_ready(session, now_ns);
   ranges_.close(session);  // nobody is there to answer
   gates_.left(session.at_gates, now_ns);
-  tell_watched();
+  tell_gates();
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
   if (session.pages()) silent_.push_back(session.claim->id);
   if (session.leased()) (void)want_back(*session.claim, now_ns);
@@ -487,9 +489,15 @@ void SharedDevice::tell_promised() {
   });
 }
 
-void SharedDevice::tell_watched() {
-  for (const std::weak_ptr<LeaseTable>& each : all_tables_)
-    if (const std::shared_ptr<LeaseTable> table = each.lock()) table->page->set_watched(gates_.any());
+void SharedDevice::tell_gates() {
+  if (const bool watched = gates_.any(); std::exchange(gates_watched_, watched) != watched)
+    for (const std::weak_ptr<LeaseTable>& each : all_tables_)
+      if (const std::shared_ptr<LeaseTable> table = each.lock()) table->page->set_watched(watched);
+  const bool asks = gates_.asks();
+  if (std::exchange(gates_ask_, asks) == asks) return;
+  for (const auto& [id, claim] : claims_)
+    for (const auto& member : claim->members)
+      if (gates_.has(member->at_gates)) tell(*member, MessageType::kGateAsks, asks ? 1 : 0);
 }
 
 void SharedDevice::kill_overdue(const Process& process) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "executor/runtime.hpp"
 
 namespace gpushare::executor {
@@ -15,6 +16,8 @@ constexpr uint64_t kSilentNs = 1'000'000'000;
 // How often a launch that has a deadline looks whether work in flight is done.
 constexpr uint64_t kLookNs = 500'000;
 constexpr uint64_t kLongestWaitNs = 3'600'000'000'000;
+// Work whose time nobody has estimated is there all the same.
+constexpr uint64_t kLeastWorkNs = 1;
 
 }  // namespace
 
@@ -66,8 +69,7 @@ void OpGate::set_class(uint64_t session, sched::SessionClass cls, double weight)
   for (LaunchGate* gate : gates_) {
     if (gate->session_ != session) continue;
     gate->always_open_ = cls == sched::SessionClass::kGuaranteed;
-    if (gate->link_ != nullptr)
-      gate->closed_.store(gate->always_open_ && !gate->ended_ ? 0 : 1, std::memory_order_relaxed);
+    if (gate->link_ != nullptr) gate->refresh_flag();
     if (gate->always_open_ || gate->link_ != nullptr) continue;
     controller_.arrive(session, cls, weight);
     controller_.set_wants(session, gate->waiting_ > 0);
@@ -96,12 +98,10 @@ void OpGate::changed() {
   for (LaunchGate* gate : gates_) {
     if (gate->link_ != nullptr) continue;
     const bool open = !gate->ended_ && (gate->always_open_ || controller_.allowance(gate->session_).open());
-    if (!open && gate->closed_.load(std::memory_order_relaxed) == 0) {
-      gate->unmarked_ = true;  // launches that an open gate did not see
-      gate->let_in_at_ns_ = now_ns_();
-      gate->tell();
-    }
-    gate->closed_.store(open ? 0 : 1, std::memory_order_relaxed);
+    if (open)
+      gate->closed_.store(0, std::memory_order_relaxed);
+    else
+      gate->close_flag();
   }
   notify();
 }
@@ -123,7 +123,10 @@ base::Result<std::shared_ptr<LaunchGate>> LaunchGate::make(std::shared_ptr<OpGat
   base::RoleLock lock(op.mutex_, has_gates);
   gate->marks_ = std::move(marks);
   op.gates_.push_back(gate.get());
-  if (gate->link_ != nullptr) gate->closed_.store(always_open ? 0 : 1, std::memory_order_relaxed);
+  if (gate->link_ != nullptr) {
+    gate->closed_.store(1, std::memory_order_relaxed);
+    gate->refresh_flag();
+  }
   if (always_open || gate->link_ != nullptr) return gate;
   op.controller_.arrive(session, sched::SessionClass::kOpportunistic, weight);
   op.controller_.set_wants(session, false);
@@ -140,7 +143,10 @@ LaunchGate::~LaunchGate() {
 void LaunchGate::end() noexcept {
   base::RoleLock lock(of_->mutex_, has_gates);
   ended_ = true;
-  closed_.store(1, std::memory_order_relaxed);
+  if (link_ != nullptr)
+    refresh_flag();
+  else
+    closed_.store(1, std::memory_order_relaxed);
   of_->notify();
 }
 
@@ -148,22 +154,57 @@ void LaunchGate::shut() {
   end();
   users_.close();
   std::array<Mark, kMarks> gone;  // destroyed without the lock
+  std::shared_ptr<base::GateSlot> slot;
   const base::RoleLock lock(of_->mutex_, has_gates);
   std::swap(gone, marks_);
+  shut_ = true;
+  slot_.swap(slot);
+}
+
+void LaunchGate::close_flag() {
+  if (closed_.exchange(1, std::memory_order_relaxed) != 0) return;
+  unmarked_ = true;
+  let_in_at_ns_ = of_->now_ns_();
+  tell();
+}
+
+void LaunchGate::refresh_flag() {
+  (void)follow_link();
+  const bool open = !ended_ && (always_open_ || !must_ask_);
+  if (!open) close_flag();
+  if (slot_ != nullptr) slot_->set_unseen(open);
+  if (open) closed_.store(0, std::memory_order_relaxed);
+}
+
+void LaunchGate::set_asks(bool asks) {
+  base::RoleLock lock(of_->mutex_, has_gates);
+  must_ask_ = asks;
+  refresh_flag();
+  of_->notify();
+}
+
+uint32_t LaunchGate::follow_link() {
+  while (!shut_) {
+    std::shared_ptr<base::GateSlot> slot = link_->slot();
+    if (slot != slot_) {
+      slot_ = std::move(slot);
+      terms_ = {};
+      if (slot_ != nullptr) slot_->set_unseen(closed_.load(std::memory_order_relaxed) == 0);
+      tell();
+    }
+    if (slot_ == nullptr) break;
+    if (slot_->bell().expected() != (waiting_ > 0)) slot_->bell().expect(waiting_ > 0);
+    const uint32_t rings = slot_->bell().look();
+    // The bell of a slot rings once when the link leads away from the slot: a ring before look() wakes nobody after.
+    if (link_->slot() == slot_) return rings;
+  }
+  return 0;
 }
 
 uint32_t LaunchGate::read_terms(uint64_t now_ns) {
   if (link_ == nullptr) return 0;
-  std::shared_ptr<base::GateSlot> slot = link_->slot();
-  if (slot != slot_) {
-    slot_ = std::move(slot);
-    terms_ = {};
-    tell();
-  }
-  if (slot_ == nullptr) return 0;
-  if (slot_->bell().expected() != (waiting_ > 0)) slot_->bell().expect(waiting_ > 0);
-  const uint32_t rings = slot_->bell().look();
-  (void)slot_->read(&terms_);
+  const uint32_t rings = follow_link();
+  if (slot_ != nullptr) (void)slot_->read(&terms_);
   if (terms_.until_ns <= now_ns) terms_ = {};
   return rings;
 }
@@ -204,8 +245,7 @@ void LaunchGate::waited(uint64_t since_ns) {
 LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed, const Stream* stream,
                                    uint64_t ns, uint64_t now_ns) {
   Answer answer;
-  if (allowed.open() &&
-      link_ != nullptr) {  // the daemon may close it at any time: what is there must be known
+  if (allowed.open() && link_ != nullptr && must_ask_) {  // the terms may change at any time
     let_in(stream, ns, now_ns);
     debt_ns_ = 0;
     answer.in = true;
@@ -227,7 +267,7 @@ LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed
   }
   if (allowed.share > 0) {
     answer.again_ns = admits_at(ns, now_ns);
-    answer.full = in_flight_ns_ > 0 && in_flight_ns_ + ns > allowed.in_flight_ns;
+    answer.full = in_flight_ns_ > 0 && base::add_saturated(in_flight_ns_, ns) > allowed.in_flight_ns;
     answer.in = answer.again_ns <= now_ns && !answer.full;
     if (answer.in) let_in(stream, ns, now_ns);
     if (answer.full && answer.again_ns <= now_ns) answer.again_ns = sched::kUnknown;
@@ -267,6 +307,7 @@ void LaunchGate::wait(base::RoleLock& lock, uint32_t rings, uint64_t again_ns, u
 
 base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
   const GatePass pass(users_);
+  ns = std::max(ns, kLeastWorkNs);
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   OpGate& op = *of_;
   base::RoleLock lock(op.mutex_, has_gates);
@@ -290,6 +331,14 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     const sched::OpController::Allowance allowed = allowance(now_ns);
     Answer answer = ask(allowed, stream, ns, now_ns);
     if (answer.in) return {};
+    if (stream == nullptr && unmarked_ && !draining_) {  // no event can follow that work from here
+      const uint64_t over_ns = base::add_saturated(let_in_at_ns_, kSilentNs);
+      if (over_ns <= now_ns) {
+        streams_done();
+        continue;
+      }
+      answer.again_ns = std::min(answer.again_ns, over_ns);
+    }
     held_up_.store(true, std::memory_order_relaxed);
     if (slot_ != nullptr) slot_->set_asked(ns);
     if (answer.drains) {
@@ -322,11 +371,11 @@ base::Status LaunchGate::timed_out(const sched::OpController::Allowance& allowed
 }
 
 void LaunchGate::let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) {
-  in_flight_ns_ += ns;
+  in_flight_ns_ = base::add_saturated(in_flight_ns_, ns);
   if (stream == nullptr) {
-    by_call_ns_ += ns;
+    by_call_ns_ = base::add_saturated(by_call_ns_, ns);
   } else {
-    unmarked_ns_ += ns;
+    unmarked_ns_ = base::add_saturated(unmarked_ns_, ns);
     unmarked_ = true;
     side_ = side_ || !stream->is_lane();
   }
@@ -336,7 +385,7 @@ void LaunchGate::let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) {
   if (link_ == nullptr)
     of_->controller_.progressed(session_, ns);
   else if (slot_ != nullptr)
-    slot_->let_in(ns);
+    slot_->let_in(std::min(ns, kLongestWaitNs));
   if (slot_ != nullptr) slot_->set_asked(0);
 }
 
@@ -351,7 +400,7 @@ void LaunchGate::tell() {
   const bool may_be = by_call_ns_ > 0 || ((unmarked_ || marked_ > 0) && (under_way_ || side_));
   if (link_ == nullptr)
     of_->controller_.on_device(session_, may_be);
-  else if (slot_ != nullptr && !ended_)
+  else if (slot_ != nullptr)
     slot_->set_busy(may_be, of_->now_ns_());
 }
 
@@ -408,7 +457,7 @@ base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool 
 
 void LaunchGate::done(uint64_t ns) {
   base::RoleLock lock(of_->mutex_, has_gates);
-  const uint64_t over_ns = std::min(by_call_ns_, ns);
+  const uint64_t over_ns = std::min(by_call_ns_, std::max(ns, kLeastWorkNs));
   by_call_ns_ -= over_ns;
   in_flight_ns_ -= std::min(in_flight_ns_, over_ns);
   tell();
@@ -429,7 +478,7 @@ GateInfo LaunchGate::info() {
   info.waits = waits_;
   info.waited_ns = waited_ns_;
   info.open = link_ != nullptr ? !ended_ && allowed.open() : closed_.load(std::memory_order_relaxed) == 0;
-  if (link_ != nullptr) {
+  if (link_ != nullptr && terms_.guaranteed_id != 0) {
     info.guaranteed_id = terms_.guaranteed_id;
     info.estimate = {terms_.alone_ns, terms_.slowdown,   terms_.error,        terms_.credit,
                      terms_.target,   terms_.iterations, terms_.learning != 0};

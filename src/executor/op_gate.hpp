@@ -5,10 +5,11 @@
 // its LaunchGate before each launch. While no guaranteed session is known a flag says that there is nothing to ask.
 //
 // On a shared device the daemon has the controller, for the sessions of all processes. A gate with a link reads its terms from memory that
-// the daemon writes, and says there what it lets in; the flag always says that there is something to ask.
+// the daemon writes, and says there what it lets in. The daemon says by a message when launches must begin to ask; until then that memory
+// says that they are not seen.
 //
-// Lock order: the runtime's lock, then OpGate's, then a link's. OpGate's is never held while the device works, a stream is used or a
-// bell is waited for.
+// Lock order: the runtime's lock, then OpGate's, then a link's (sched/gate_link.hpp). OpGate's is never held while the device works, a
+// stream is used or a bell is waited for.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -99,6 +100,8 @@ class LaunchGate {
   // NoWaitScope it would wait; the stream is gone), the device's.
   base::Status enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns);
   void done(uint64_t ns);
+  // With a link: whether launches ask. Until the first call they do.
+  void set_asks(bool asks);
   // Whether iterations of the session are open or on the device. When none is, its work on lanes' streams is done.
   void under_way(bool any);
   GateInfo info();
@@ -133,8 +136,12 @@ class LaunchGate {
   // `rings`: of the bell, when the terms were read.
   void wait(base::RoleLock& lock, uint32_t rings, uint64_t again_ns, uint64_t now_ns,
             const base::Deadline& deadline) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // With a link: goes over to the slot where it leads now. Returns how often the slot's bell has rung.
+  uint32_t follow_link() GPUSHARE_REQUIRES(has_gates);
   // With a link: reads the terms anew. Returns how often the bell has rung before.
   uint32_t read_terms(uint64_t now_ns) GPUSHARE_REQUIRES(has_gates);
+  // With a link: the flag follows from the state.
+  void refresh_flag() GPUSHARE_REQUIRES(has_gates);
   sched::OpController::Allowance allowance(uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   uint64_t admits_at(uint64_t ns, uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // The session asks its gate, for the first time since a guaranteed iteration ended perhaps.
@@ -143,6 +150,8 @@ class LaunchGate {
   void starts_to_wait() GPUSHARE_REQUIRES(has_gates);
   void waited(uint64_t since_ns) GPUSHARE_REQUIRES(has_gates);
   void let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // The flag says from now on that launches ask, and those that an open gate did not see may be on the device.
+  void close_flag() GPUSHARE_REQUIRES(has_gates);
   // The work that events tell about is done.
   void streams_done() GPUSHARE_REQUIRES(has_gates);
   // Tells the controller whether work of the session may be on the device.
@@ -160,6 +169,7 @@ class LaunchGate {
   std::shared_ptr<base::GateSlot> slot_
       GPUSHARE_GUARDED_BY(has_gates);                     // where the link led last; null: nowhere
   base::GateTerms terms_ GPUSHARE_GUARDED_BY(has_gates);  // as they were read there
+  bool must_ask_ GPUSHARE_GUARDED_BY(has_gates) = true;   // with a link: see set_asks()
   bool always_open_ GPUSHARE_GUARDED_BY(has_gates);
   std::atomic<uint32_t> closed_{0};
   std::atomic<bool> held_up_{false};
@@ -169,6 +179,7 @@ class LaunchGate {
   size_t first_mark_ GPUSHARE_GUARDED_BY(has_gates) = 0, marked_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   bool draining_ GPUSHARE_GUARDED_BY(has_gates) = false;  // a thread is in drain()
   bool ended_ GPUSHARE_GUARDED_BY(has_gates) = false;
+  bool shut_ GPUSHARE_GUARDED_BY(has_gates) = false;  // the slot may be another session's from now on
   // Entered and not known to be done: all of it, the part that no event follows yet, the part that done() tells about.
   uint64_t in_flight_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0, unmarked_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   uint64_t by_call_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;

@@ -276,7 +276,7 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LaunchGate> made,
                             LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight,
-                                             guaranteed_in_turns(), under_way, std::move(link)));
+                                             guaranteed_in_turns(), under_way, link));
   base::Status live;
   {
     BooksLock lock(runtime.mutex_);
@@ -284,6 +284,10 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
     if (live.ok() && launch_gate_ == nullptr) {
       launch_gate_ = made;
       made->under_way(open_ || in_flight_ > 0);
+      if (link != nullptr)
+        link->listen([gate = std::weak_ptr<LaunchGate>(made)](bool asks) {
+          if (const std::shared_ptr<LaunchGate> still = gate.lock()) still->set_asks(asks);
+        });
       return made;
     }
   }

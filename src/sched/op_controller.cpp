@@ -44,6 +44,8 @@ constexpr uint64_t kLongestPause = 32;
 // The time alone is doubted after so many iterations whose mean is below it by more than the target and so many standard errors.
 constexpr uint64_t kDoubtAfter = 32;
 constexpr double kDoubt = 2;
+// Beside more opportunistic sessions than this nobody is singled out: a decision would take as long as they have choices.
+constexpr size_t kMostSingled = 32;
 
 // One standard error of the mean excess, where that of the time alone is `alone`.
 template <class Session>
@@ -157,8 +159,7 @@ void OpController::on_device(SessionId id, bool may_be) {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end()) return;
   found->second.on_device = may_be;
-  if (!may_be) return;
-  for (auto& [other, g] : guaranteed_) g.beside = true;
+  if (may_be) ++on_device_;
 }
 
 bool OpController::anyone_on_device() const {
@@ -195,6 +196,7 @@ void OpController::start(Guaranteed& g) {
   g.during = force_;
   g.mixed = false;
   g.beside = anyone_on_device();
+  g.seen_on_device = on_device_;
   g.shared = force_.share != kAlone && anyone_wants();
   g.single = force_.who != kNoSession;
 }
@@ -228,7 +230,7 @@ void OpController::finished(SessionId id, uint64_t device_ns, uint64_t now_ns) {
 
 void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
   const double work = let_in_ns();
-  const bool alone = !g.beside && work == 0;
+  const bool alone = !was_beside(g) && work == 0;
   if (g.learn_left > 0) {
     if (!alone) return;  // the device is drained first
     // Work that nobody knows of may have been on the device when the session came.
@@ -290,7 +292,7 @@ bool OpController::measure_alone(Guaranteed& g, double device_ns) {
 void OpController::measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns) {
   const double noise = g.alone.deviation() / g.alone.value;
   const double cap = std::max(kMostIterations * target_of(g), g.cap);
-  const bool ran = g.beside || work_ns > 0;
+  const bool ran = was_beside(g) || work_ns > 0;
   double charge = cost;
   if (ran) {
     ++g.since_alone;
@@ -427,7 +429,7 @@ std::vector<OpController::Point> OpController::points_of_all(const Guaranteed& g
   if (wanting == 0) return {};
   std::vector<Point> points{{0, 0, 0, {kNoSession, kAlone}}};
   // Beside several guaranteed sessions nobody is singled out: their choices would have to agree.
-  const bool only = guaranteed_.size() == 1;
+  const bool only = guaranteed_.size() == 1 && wanting <= kMostSingled;
   const SessionId behind = only && wanting > 1 ? left_behind() : kNoSession;
   if (wanting == 1) {
     points_of(g, last, weights, points);
@@ -589,27 +591,24 @@ OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns) c
   }
   Allowance allowed;
   allowed.in_flight_ns = std::max(kLeastInFlightNs, least_ns);
-  if (force_.share == kAlone)
-    allowed.share = 0;
-  else if (force_.who != kNoSession && force_.who != id)
-    allowed.share = 0;
-  else
-    allowed.share = share_at(force_.share);
+  allowed.share = share_of(id);
   return allowed;
 }
 
-base::GateTerms OpController::terms(SessionId id) const {
+double OpController::share_of(SessionId id) const {
+  if (force_.share == kAlone || (force_.who != kNoSession && force_.who != id)) return 0;
+  return share_at(force_.share);
+}
+
+// What all guaranteed sessions let in, and of whom readers hear.
+base::GateTerms OpController::terms_of_all() const {
   base::GateTerms out;
-  const auto found = opportunistic_.find(id);
-  if (found == opportunistic_.end() || guaranteed_.empty()) return out;
-  const Allowance allowed = allowance(id);
-  out.share = busy_ && !found->second.wants ? 0 : allowed.share;  // nobody has reckoned with it
-  out.in_flight_ns = allowed.in_flight_ns;
+  out.in_flight_ns = out.back_ns = kUnknown;
   out.paid_ns = out.away_share = out.away_most_ns = std::numeric_limits<double>::infinity();
-  out.back_ns = kUnknown;
   double least_credit = 0;
-  for (const auto& [other, g] : guaranteed_) {
+  for (const auto& [id, g] : guaranteed_) {
     const base::GateTerms one = terms_of(g);
+    out.in_flight_ns = std::min(out.in_flight_ns, one.in_flight_ns);
     out.busy = std::max(out.busy, one.busy);
     out.paid_ns = std::min(out.paid_ns, one.paid_ns);
     out.away_share = std::min(out.away_share, one.away_share);
@@ -618,14 +617,10 @@ base::GateTerms OpController::terms(SessionId id) const {
     out.back_ns = std::min(out.back_ns, one.back_ns);
     out.overdue_ns = std::max(out.overdue_ns, one.overdue_ns);
     if (out.guaranteed_id != 0 && g.credit >= least_credit) continue;
-    out.guaranteed_id = other;
+    out.guaranteed_id = id;
     least_credit = g.credit;
   }
-  double weights = 0;
-  for (const auto& [other, each] : opportunistic_)
-    if (each.wants || other == id) weights += each.weight;
-  const bool single = force_.share != kAlone && force_.who == id;
-  out.paid_ns = (out.paid_ns - let_in_ns()) * (single ? 1 : found->second.weight / weights);
+  out.in_flight_ns = std::max(kLeastInFlightNs, out.in_flight_ns);
   const Estimate known = estimate(out.guaranteed_id);
   out.alone_ns = known.alone_ns;
   out.iterations = known.iterations;
@@ -635,6 +630,24 @@ base::GateTerms OpController::terms(SessionId id) const {
   out.credit = known.credit;
   out.target = known.target;
   return out;
+}
+
+void OpController::each_terms(const std::function<void(SessionId, const base::GateTerms&)>& visit) const {
+  if (guaranteed_.empty()) {
+    for (const auto& [id, each] : opportunistic_) visit(id, {});
+    return;
+  }
+  const base::GateTerms all = terms_of_all();
+  const double left_ns = all.paid_ns - let_in_ns();
+  double weights = 0;
+  for (const auto& [id, each] : opportunistic_) weights += each.wants ? each.weight : 0;
+  for (const auto& [id, each] : opportunistic_) {
+    base::GateTerms one = all;
+    one.share = busy_ && !each.wants ? 0 : share_of(id);  // nobody has reckoned with it
+    const bool single = force_.share != kAlone && force_.who == id;
+    one.paid_ns = left_ns * (single ? 1 : each.weight / (each.wants ? weights : weights + each.weight));
+    visit(id, one);
+  }
 }
 
 OpController::Estimate OpController::estimate(SessionId id) const {

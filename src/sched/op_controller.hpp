@@ -29,6 +29,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -86,10 +87,10 @@ class OpController {
   // When a launch that takes `work_ns` may come, beside `in_flight_ns` of the session's own on the device: `now_ns` or earlier: now; later:
   // ask again then; kUnknown: after the next change of version(). Beside allowance(), which it does not repeat.
   uint64_t admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns);
-  // The same for a gate that reads it in another process: what the session may do until the controller is told something more. What
-  // the credit pays for is divided among the sessions that want it, since none of them sees what the others let in. Never more than
-  // allowance() and admits_at() say. `until_ns` and `used_ns` are the caller's.
-  base::GateTerms terms(SessionId id) const;
+  // The same for gates that read it in other processes: what each opportunistic session may do until the controller is told something
+  // more. What the credit pays for is divided among the sessions that want it, since none of them sees what the others let in. Never
+  // more than allowance() and admits_at() say. `until_ns` and `used_ns` are the caller's. Takes as long as there are sessions.
+  void each_terms(const std::function<void(SessionId, const base::GateTerms&)>& visit) const;
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }
 
@@ -142,7 +143,8 @@ class OpController {
     uint64_t since_ns = 0;             // the iteration that the device is at began, or the one before ended
     double share_ns = 0;               // share_ns_ then
     bool shared = false;               // others were allowed to run since then
-    bool beside = false;               // work of others may have been on the device since then
+    bool beside = false;               // work of others may have been on the device then
+    uint64_t seen_on_device = 0;       // on_device_ then
     bool mixed = false;                // others were allowed to run, and not under one choice
     bool single = false;               // under choices of single sessions
     Pick during;                       // the choice that was in force since then
@@ -190,6 +192,9 @@ class OpController {
   static bool measures(const Guaranteed& g);
   static double harm_of(const Guaranteed& g);
   base::GateTerms terms_of(const Guaranteed& g) const;
+  base::GateTerms terms_of_all() const;
+  bool was_beside(const Guaranteed& g) const { return g.beside || g.seen_on_device != on_device_; }
+  double share_of(SessionId id) const;
   double let_in_ns() const;
   bool anyone_on_device() const;
   bool anyone_wants() const;
@@ -207,6 +212,7 @@ class OpController {
   bool busy_ = false;                    // a guaranteed session has an iteration on the device
   double share_ns_ = 0;                  // the share in force, summed over time
   uint64_t now_ns_ = 0;
+  uint64_t on_device_ = 0;  // how often work of an opportunistic session was said to be on the device
   uint64_t version_ = 1;
 };
 

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <deque>
 #include <memory>
+#include <thread>
 
 #include "executor/op_gate.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/shared_service.hpp"
 #include "support/status_checks.hpp"
 
 namespace {
@@ -136,6 +139,21 @@ TEST_CASE("between processes the excess over alone stays within the target") {
       }
 }
 
+TEST_CASE("figures of gates between processes", "[.figures]") {
+  std::printf(
+      "| iteration, ms | kernel, ms | message late, us | excess, %% | its work, %% of the device "
+      "|\n|---|---|---|---|---|\n");
+  for (const uint64_t iteration_ns : {kMs, 10 * kMs, 100 * kMs})
+    for (const uint64_t kernel_ns : {kMs / 5, 2 * kMs, 20 * kMs})
+      for (const uint64_t late_ns : {uint64_t{0}, 60 * kUs}) {
+        SerialDevice device(iteration_ns, kernel_ns, late_ns);
+        device.run(std::max<uint64_t>(1000, 20'000 * kMs / iteration_ns));
+        std::printf("| %g | %g | %g | %.2f | %.2f |\n", static_cast<double>(iteration_ns) * 1e-6,
+                    static_cast<double>(kernel_ns) * 1e-6, static_cast<double>(late_ns) * 1e-3,
+                    100 * device.excess(), 100 * device.share());
+      }
+}
+
 TEST_CASE("a gate of another process is open until a guaranteed session is known, and after it has left") {
   Between f;
   CHECK(f.gate->info().open);
@@ -167,6 +185,88 @@ TEST_CASE("work that came and went during an iteration is not taken for nothing"
   f.iterate(2);
   CHECK(f.terms().learning == 0);
   CHECK(f.terms().alone_ns == kMs);
+}
+
+TEST_CASE("launches that do not ask count as being on the device until they ask and are done") {
+  Between f;
+  f.gate->under_way(true);
+  f.gate->set_asks(false);
+  CHECK(f.gate->closed() == 0);
+  CHECK(f.slot->unseen());
+  f.iterate(8);  // the process has not heard of it
+  CHECK(f.gates.asks());
+  CHECK(f.terms().alone_ns == 0);
+  f.gate->set_asks(true);
+  CHECK(f.gate->closed() == 1);
+  CHECK_FALSE(f.slot->unseen());
+  f.iterate(8);  // its iteration has not ended
+  CHECK(f.terms().alone_ns == 0);
+  f.gate->under_way(false);
+  f.iterate(8);
+  CHECK(f.terms().learning == 0);
+  CHECK(f.terms().alone_ns == kMs);
+}
+
+TEST_CASE("work whose time nobody has estimated is there until it is done") {
+  Between f;
+  REQUIRE(f.lets_in(0));
+  CHECK(f.slot->busy_until_ns() == base::GateSlot::kBusy);
+  f.gate->done(0);
+  CHECK(f.slot->busy_until_ns() == Between::now_ns);
+  CHECK(f.gate->info().in_flight_ns == 0);
+  REQUIRE(f.lets_in(UINT64_MAX));
+  REQUIRE(f.lets_in(UINT64_MAX));
+  CHECK(f.gate->info().in_flight_ns == UINT64_MAX);
+  f.gate->done(UINT64_MAX);
+}
+
+TEST_CASE("a process that does not hear that its launches must ask keeps nobody from being measured") {
+  Between f;
+  f.gate->set_asks(false);
+  const uint64_t since_ns = Between::now_ns;
+  while (Between::now_ns - since_ns < 2 * kS) f.iterate(1);
+  CHECK(f.terms().learning == 0);
+  CHECK(f.terms().alone_ns == kMs);
+}
+
+TEST_CASE("a launch that waits goes by the slot of the next daemon, and a session that has ended by none") {
+  Between f;
+  f.gates.began(kSure, 0, Between::now_ns, Between::now_ns);
+  base::Status entered(GPUSHARE_UNKNOWN, "");
+  std::thread waits([&] { entered = f.gate->enter(nullptr, kUs, GPUSHARE_NO_TIMEOUT); });
+  eventually([&] { return f.gate->info().waits == 1; });
+  const auto next = std::make_shared<base::GateSlot>();
+  f.link->set(next);
+  waits.join();
+  CHECK_OK(entered);
+  CHECK(next->used_ns() == kUs);
+  CHECK(next->busy_until_ns() == base::GateSlot::kBusy);
+  f.gate->end();
+  CHECK_FALSE(f.lets_in(kUs));
+  f.gate->shut();
+  next->reset();  // for another session
+  f.gate->done(kUs);
+  f.gate->set_asks(false);
+  (void)f.gate->info();
+  CHECK(f.gate->closed() == 1);
+  CHECK(next->busy_until_ns() == 0);
+  CHECK_FALSE(next->unseen());
+}
+
+TEST_CASE("a session that changes its class is what it was no more") {
+  Between f;
+  f.gates.set_class(kOwn, false, Between::now_ns);
+  CHECK(f.gates.has(kOwn));
+  f.gates.began(kSure, 0, Between::now_ns, Between::now_ns);
+  f.gates.set_class(kSure, true, Between::now_ns);
+  CHECK_FALSE(f.lets_in(kUs));
+  f.gates.set_class(kSure, false, Between::now_ns);
+  CHECK_FALSE(f.gates.asks());
+  CHECK(f.lets_in(kUs));
+  f.gates.ended(kSure, kMs, Between::now_ns, Between::now_ns);
+  f.gates.set_class(kOwn, true, Between::now_ns);
+  CHECK_FALSE(f.gates.any());
+  CHECK(f.gates.check().empty());
 }
 
 TEST_CASE("a process that stops in an iteration keeps nobody out for long") {
