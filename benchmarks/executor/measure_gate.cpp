@@ -1,7 +1,9 @@
 // This program measures what an opportunistic session costs a guaranteed one on the host device, through a gate and without one.
 //
 //   measure_gate [seconds for each case, 20] [memory|compute|bursty ...: guaranteed jobs, all]
-//   measure_gate entries N    N calls of an open and of a closed gate, for counting instructions
+//   measure_gate shared [seconds] [kinds]   the same under a daemon (`gpushare daemon --lanes 2 --policy pack` for the host device,
+//                                           GPUSHARE_SOCKET): each session in a runtime of its own, as in two processes
+//   measure_gate [shared] entries N open|closed   N calls of an open or of a closed gate, for counting instructions
 //
 // Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block
 // is its time over the mean of the two beside it; the same between two blocks alone is the machine's own spread. Where
@@ -154,9 +156,12 @@ double quantile(std::vector<double> values, double part) {
   return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
 }
 
+bool shared_device = false;
+
 gs::Runtime open_runtime() {
   gs::RuntimeOptions options;
-  options.device = "host";
+  options.device = shared_device ? "shared" : "host";
+  if (shared_device) return gs::Runtime::open(options);
   options.policy = "pack";
   options.capacity_bytes = 64 << 20;
   return gs::Runtime::open(options);
@@ -173,7 +178,8 @@ void measure(Kind guaranteed, Kind other, bool gated, double seconds) {
   gs::Runtime runtime = open_runtime();
   gs::Session session = open_guaranteed(runtime);
   Job job(guaranteed);
-  Opponent opponent(runtime, other);
+  gs::Runtime beside = shared_device ? open_runtime() : gs::Runtime();
+  Opponent opponent(shared_device ? beside : runtime, other);
   while (!opponent.ready) std::this_thread::yield();
   opponent.gated = gated;
   constexpr int kBlock = 8;
@@ -218,7 +224,7 @@ void measure(Kind guaranteed, Kind other, bool gated, double seconds) {
   std::fflush(stdout);
 }
 
-void entries(uint64_t count) {
+void entries(uint64_t count, bool open) {
   gs::Runtime runtime = open_runtime();
   gs::Session session = open_guaranteed(runtime);
   gs::SessionOptions need;
@@ -226,8 +232,16 @@ void entries(uint64_t count) {
   need.persistent_bytes = need.ephemeral_bytes = 1 << 20;
   gs::Session spare = runtime.open_session(need);
   const gs::Gate gate(spare);
-  for (uint64_t i = 0; i < count; ++i) gate.enter(Ns(1));  // a load and a branch each
-  { const gs::Iteration iteration = session.begin_iteration(); }
+  if (open) {
+    for (uint64_t i = 0; i < count; ++i) gate.enter(Ns(1));  // a load and a branch each
+    return;
+  }
+  // The session is known, its time alone too, and it has been away for longer than usual.
+  do {
+    const gs::Iteration iteration = session.begin_iteration();
+  } while (gate.info().guaranteed_id == 0 || gate.info().learning != 0);
+  while (!gate.try_enter(nullptr, Ns(1))) std::this_thread::yield();
+  gate.done(Ns(1));
   for (uint64_t i = 0; i < count; ++i) {
     (void)gate.try_enter(nullptr, Ns(1));
     gate.done(Ns(1));
@@ -237,12 +251,17 @@ void entries(uint64_t count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string first = argc > 1 ? argv[1] : "20";
-  if (first == "entries") {
-    entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000);
+  if (argc > 1 && std::string(argv[1]) == "shared") {
+    shared_device = true;
+    --argc;
+    ++argv;
+  }
+  if (argc > 1 && std::string(argv[1]) == "entries") {
+    entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000,
+            argc > 3 && std::string(argv[3]) == "open");
     return 0;
   }
-  const double seconds = std::atof(first.c_str());
+  const double seconds = std::atof(argc > 1 ? argv[1] : "20");
   std::printf(
       "| guaranteed | opportunistic | through | pairs | excess, %% (quartiles) | alone against alone, %% | "
       "its work, of alone | verdict |\n"

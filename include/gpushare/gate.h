@@ -15,8 +15,9 @@
  *
  * Lanes of guaranteed and opportunistic sessions must be able to run at the same time: use the policy "pack". Under
  * "priority" and "fair" turns hold opportunistic sessions back before any gate does, and under "fair" turns do not ask
- * for the class: a guaranteed session waits for an opportunistic one as for any other. Only sessions of one runtime see
- * each other.
+ * for the class: a guaranteed session waits for an opportunistic one as for any other. Sessions of one runtime see each
+ * other; on a shared device those of all processes, except preloaded programs. There a message of the daemon sets the
+ * flag, so launches may still pass while the first iteration of a guaranteed session begins; later ones wait.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_GATE_H_
@@ -72,8 +73,9 @@ typedef struct gpushare_gate_info {
   uint64_t entries;            /* calls of gpushare_gate_enter */
   uint64_t waits;              /* calls that waited for a share */
   uint64_t waited_ns;          /* time that these calls waited */
-  uint64_t
-      guaranteed_id;   /* the guaranteed session that limits most; 0: there is none. The rest is about it: */
+  /* The guaranteed session that limits most; 0: there is none. On a shared device a number of the daemon's. The rest is
+   * about it: */
+  uint64_t guaranteed_id;
   uint64_t alone_ns;   /* its iteration alone, on the device */
   uint64_t iterations; /* measured since that was learned */
   uint32_t learning;   /* 1: it runs alone, because its time alone is not known yet */

@@ -32,6 +32,7 @@
 
 #include "base/bell.hpp"
 #include "base/figures.hpp"
+#include "base/gate_slot.hpp"
 
 namespace gpushare::client {
 
@@ -88,6 +89,7 @@ class alignas(64) Lease {
     bell_.expect(false);
     histogram_.reset();
     requests_.set({});
+    gate_.reset();
   }
 
   // ---- the process
@@ -114,6 +116,8 @@ class alignas(64) Lease {
   const base::IterationHistogram& histogram() const { return histogram_; }
   base::RequestFigures& requests() { return requests_; }
   const base::RequestFigures& requests() const { return requests_; }
+  // Of the session's gate, once the process has said GateOpen.
+  base::GateSlot& gate() { return gate_; }
 
  private:
   static uint64_t pack(Word word) { return word.epoch << 2 | static_cast<uint64_t>(word.state); }
@@ -129,13 +133,14 @@ class alignas(64) Lease {
   // In lines of their own: whoever waits for the word does not read them.
   alignas(64) base::IterationHistogram histogram_;
   base::RequestFigures requests_;  // of the queue whose first model the session serves
+  base::GateSlot gate_;
 };
 static_assert(kSharedLeaseSlots <= 0x1000);
 static_assert(sizeof(Lease) % 64 == 0 && std::atomic<uint64_t>::is_always_lock_free);
 
 // "GPSL", the number of the layout, and the size of a lease. Builds that lay out a lease otherwise have another mark: raise the
 // number where fields change their places.
-inline constexpr uint64_t kLeaseLayout = 2;
+inline constexpr uint64_t kLeaseLayout = 3;
 inline constexpr uint64_t kLeasePageMark = uint64_t{0x4750534c} << 32 | kLeaseLayout << 24 | sizeof(Lease);
 static_assert(sizeof(Lease) < 1 << 24);
 // The whole memory. Its size is sealed: neither side can make the other's next look a bus error.
@@ -143,6 +148,7 @@ struct LeaseMemory {
   std::atomic<uint64_t> mark;
   std::atomic<uint64_t> promised_bytes;
   std::atomic<uint64_t> capacity_bytes;  // that may be promised; 0 = not said
+  std::atomic<uint64_t> watched;         // 1: the device has gates, and processes say WorkBegan and WorkEnded
   Lease leases[kLeaseSlots];             // or kSharedLeaseSlots of them
 };
 

@@ -29,6 +29,9 @@ class LeasePage {
     memory_->promised_bytes.store(bytes, std::memory_order_relaxed);
     memory_->capacity_bytes.store(capacity_bytes, std::memory_order_relaxed);
   }
+  // Whether the processes tell of the iterations of guaranteed sessions.
+  void set_watched(bool watched) { memory_->watched.store(watched ? 1 : 0, std::memory_order_relaxed); }
+  bool watched() const { return memory_->watched.load(std::memory_order_relaxed) != 0; }
   uint64_t capacity() const {
     return memory_->capacity_bytes.load(std::memory_order_relaxed);
   }  // 0 = not said

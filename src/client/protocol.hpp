@@ -20,6 +20,7 @@
 //   RangeAsk                       ->
 //                                  <-          Reply, RangeGive to owners of other ranges, RangeGiven
 //                                  <-          CountsAs, Limit, where the daemon has a coordinator
+//   GateOpen, WorkBegan, WorkEnded ->          (no reply)
 //   StatusRequest, SetCapacity     ->          (instead of Hello)
 //                                  <-          Reply [+ a sealed file with the status (status.hpp)]
 //

@@ -68,6 +68,7 @@ void RemoteAuthority::allow_paging(SessionId session, uint64_t) {
 }
 
 void RemoteAuthority::forget(Record& record) {
+  if (record.gate != nullptr) record.gate->set(nullptr);
   unmark(record);
   set_turn(record, Turn::kNone);
   sessions_.erase(record.spec.id);
@@ -77,6 +78,7 @@ void RemoteAuthority::leave(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
   set_turn(*record, Turn::kNone);
+  if (record->gate != nullptr) record->gate->set(nullptr);  // its slot will be another session's
   (void)end_page_in(*record);
   std::erase_if(actions_, [session](const Action& action) { return action.session == session; });
   close_lane(*record, Bytes::kEnding);
@@ -94,6 +96,7 @@ void RemoteAuthority::set_class(SessionId session, sched::SessionClass cls, uint
   if (record == nullptr || record->spec.cls == cls) return;
   record->spec.cls = record->counts_as = cls;
   tell(MessageType::kSetClass, *record, static_cast<uint64_t>(cls));
+  tell_gate(*record);
 }
 
 void RemoteAuthority::set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes) {
@@ -103,6 +106,61 @@ void RemoteAuthority::set_terms(Record& record, sched::SessionClass cls, uint64_
   record.counts_as = cls;
   record.limit_bytes = limit_bytes;
   actions_.push_back({sched::ActionKind::kTerms, kNoLane, record.spec.id, limit_bytes, 0, cls});
+  tell_gate(record);
+}
+
+std::shared_ptr<sched::GateLink> RemoteAuthority::open_gate(SessionId session) {
+  Record* record = find(session);
+  if (record == nullptr) return std::make_shared<sched::GateLink>();
+  if (record->gate == nullptr) record->gate = std::make_shared<sched::GateLink>();
+  tell_gate(*record);
+  return record->gate;
+}
+
+void RemoteAuthority::tell_gate(Record& record) {
+  const bool guaranteed = record.spec.cls == sched::SessionClass::kGuaranteed ||
+                          record.counts_as == sched::SessionClass::kGuaranteed;
+  if (record.gate == nullptr || guaranteed || !record.is_known() || !gone_.ok()) return;
+  // The gate says first what it knows of its launches. Until the daemon answers they ask, and find no limit.
+  record.gate->set({connection_->page, &lease(record).gate()});
+  record.gate->set_asks(true);
+  tell(MessageType::kGateOpen, record);
+}
+
+void RemoteAuthority::on_gate_asks(Record& record, Event& event) {
+  if (record.gate != nullptr) record.gate->set_asks(event.value != 0);
+}
+
+void RemoteAuthority::tell_work(MessageType type, const Record& record, uint64_t device_ns, double target) {
+  auto message = make_message<MessageType::kWorkBegan>();
+  message.header.type = static_cast<uint16_t>(type);
+  message.session = record.spec.id;
+  message.at_ns = base::host_now_ns();
+  message.device_ns = device_ns;
+  message.target = target;
+  send(bytes_of(message));
+}
+
+void RemoteAuthority::work_began(SessionId session, bool guaranteed, double target) {
+  Record* record = find(session);
+  if (record == nullptr) return;
+  const bool watched = guaranteed && record->is_known() && gone_.ok() && connection_->page->watched();
+  if (watched && record->later_untold_work == 0) {
+    ++record->told_work;
+    return tell_work(MessageType::kWorkBegan, *record, 0, target);
+  }
+  ++(record->told_work == 0 ? record->untold_work : record->later_untold_work);
+}
+
+void RemoteAuthority::work_ended(SessionId session, uint64_t device_ns) {
+  Record* record = find(session);
+  if (record == nullptr) return;
+  if (record->untold_work > 0) {
+    --record->untold_work;
+  } else if (record->told_work > 0) {
+    if (--record->told_work == 0) record->untold_work = std::exchange(record->later_untold_work, 0);
+    tell_work(MessageType::kWorkEnded, *record, device_ns, 0);
+  }
 }
 
 void RemoteAuthority::set_weight(SessionId session, double weight) {

@@ -39,6 +39,7 @@
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "sched/authority.hpp"
+#include "sched/gate_link.hpp"
 #include "sched/lane_ids.hpp"
 
 namespace gpushare::client {
@@ -168,6 +169,9 @@ class RemoteAuthority final : public sched::Authority {
   bool ask_ranges(sched::SessionId session, uint64_t bytes, bool lower, std::string* out_silent) override;
   std::vector<RangesAsked> take_ranges_asked() override { return std::exchange(ranges_asked_, {}); }
   void answer_ranges(sched::SessionId session, uint64_t bytes) override;
+  void work_began(sched::SessionId session, bool guaranteed, double target) override;
+  void work_ended(sched::SessionId session, uint64_t device_ns) override;
+  std::shared_ptr<sched::GateLink> open_gate(sched::SessionId session) override;
 
  private:
   // The daemon at one time.
@@ -236,6 +240,10 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<base::Pieces>
         pieces;  // the pieces of its lane, if the lane is shared; null: its E is its own
     OwnLane own_lane = OwnLane::kNo;
+    std::shared_ptr<sched::GateLink> gate;  // null: its launches go through none
+    // Iterations in flight, in the order in which they end: those whose begin the daemon was not told, those whose end it will be
+    // told, and again those that it was not told of.
+    uint32_t untold_work = 0, told_work = 0, later_untold_work = 0;
 
     bool closes() const {  // true if the daemon hears of the change when the lane has closed
       return bytes == Bytes::kUnplaced || bytes == Bytes::kLeft || bytes == Bytes::kTurnedBack ||
@@ -285,6 +293,9 @@ class RemoteAuthority final : public sched::Authority {
   void tell_context();
   void tell_worth(Record& record);
   void tell_ranges(const Record& record);
+  // Where the session goes through a gate, the daemon says what that may let in.
+  void tell_gate(Record& record);
+  void tell_work(MessageType type, const Record& record, uint64_t device_ns, double target);
   // Never waits: messages that the socket does not take yet are sent later.
   void send(std::span<const std::byte> message);
   void send_backlog();

@@ -415,6 +415,11 @@ void RemoteAuthority::lose(base::Status why) {
   for (Record* record : by_id()) {
     // Whoever waits at the bell of the old lease looks again.
     if (record->is_known()) lease(*record).bell().ring();
+    if (record->gate != nullptr) {
+      record->gate->set(nullptr);
+      record->gate->set_asks(false);
+    }
+    record->untold_work += std::exchange(record->told_work, 0) + std::exchange(record->later_untold_work, 0);
     record->known = Known::kNo;
     if (record->wants_turn()) record->turn = Turn::kWanted;
     if (record->bytes == Bytes::kDraining) record->bytes = Bytes::kResident;
@@ -559,6 +564,7 @@ void RemoteAuthority::is_declared(Record& record, const Reply& reply, const Arri
   if (record.bytes == Bytes::kEnding) return;
   record.told_ephemeral_bytes = std::max(record.spec.ephemeral_bytes, record.told_ephemeral_bytes);
   if (record.worth_ns) tell_worth(record);
+  tell_gate(record);
   if (record.range_answer_ns > 0) tell_ranges(record);
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
   put_need(record, record.spec.persistent_bytes, record.told_ephemeral_bytes, &persistent_bytes,

@@ -194,7 +194,8 @@ bool RemoteAuthority::wants_drained(LaneId lane) const {
       false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
   // Under another epoch the turn was taken back, and the daemon waits for the iteration's end.
   const Lease::Word now = mine.look();
-  return record->bytes == Bytes::kDraining || now.state == LeaseState::kWanted || now.epoch != record->epoch;
+  return record->bytes == Bytes::kDraining || now.state == LeaseState::kWanted ||
+         now.epoch != record->epoch || record->told_work > 0;  // the daemon is to hear of the end at once
 }
 
 std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {

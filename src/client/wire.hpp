@@ -68,7 +68,11 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(PagePart, SessionMessage, EVENT, page_part)            \
   X(RangeAskLower, SessionMessage, EVENT, range_ask_lower) \
   X(TurnBack, SessionMessage, NEWS, turn_back)             \
-  X(SetWorth, Worth, EVENT, set_worth)
+  X(SetWorth, Worth, EVENT, set_worth)                     \
+  X(GateOpen, SessionMessage, EVENT, gate_open)            \
+  X(WorkBegan, Work, EVENT, work_began)                    \
+  X(WorkEnded, Work, EVENT, work_ended)                    \
+  X(GateAsks, SessionMessage, NEWS, gate_asks)
 
 enum class MessageType : uint16_t {
   kNone,
@@ -212,6 +216,18 @@ struct Worth {
   uint64_t session = 0;
   double worth = 0;  // 0, or anything but a finite number above 0: no worth is known any more
   uint64_t until_ns = 0;
+};
+
+// An iteration of a guaranteed session has begun, or ended, on the device. Said while the page of leases says `watched`; the end of
+// each iteration whose begin was said. GateOpen, a SessionMessage: launches of an opportunistic session go through a gate, which
+// reads its slot (base/gate_slot.hpp) in the session's lease. GateAsks, a SessionMessage, is the answer, and comes again whenever it
+// changes: value 1 where the device has guaranteed sessions; 0: launches need not ask.
+struct Work {
+  Header header;
+  uint64_t session = 0;
+  uint64_t at_ns = 0;      // CLOCK_MONOTONIC
+  uint64_t device_ns = 0;  // of WorkEnded: 0 = not measured, or it failed
+  double target = 0;       // slowdown that the session accepts from opportunistic ones; 0 = the default
 };
 
 // Opens the image of a model for a session. The daemon reads the file as its own user.

@@ -150,6 +150,7 @@ std::string SharedDevice::why_no_turn(const Claim& claim) const {
 
 std::string SharedDevice::check() const {
   if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
+  if (std::string wrong = gates_.check(); !wrong.empty()) return "gates: " + wrong;
   size_t ready = 0;
   for (const auto& [id, claim] : claims_) {
     ready += claim->turn == Claim::Turn::kReady ? 1 : 0;

@@ -128,6 +128,8 @@ void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage&
 void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& message, const Request&) {
   if (message.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
   session.cls = static_cast<sched::SessionClass>(message.value);
+  gates_.set_class(session.at_gates, guaranteed_at_gates(session), host_now_ns());
+  tell_gates();
   ranges_.refresh_class(session, host_now_ns());
 }
 
@@ -136,6 +138,7 @@ void SharedDevice::on_set_weight(RemoteSession& session, const SessionMessage& m
   const double weight = options_.ranks.weight(std::bit_cast<double>(message.value));
   if (!std::isfinite(weight) || weight <= 0) return;
   claim.weight = weight;
+  gates_.set_weight(session.at_gates, weight);
   if (claim.limits != nullptr && claim.limits->weight > 0)
     divide_weight(claim.limits.get(), host_now_ns());
   else
@@ -164,6 +167,30 @@ void SharedDevice::on_set_spare(RemoteSession& session, const SessionMessage& me
 
 void SharedDevice::on_set_link(RemoteSession&, const SessionMessage& message, const Request&) {
   if (!images_.link_measured()) scheduler_.set_link(std::bit_cast<double>(message.value));
+}
+
+void SharedDevice::on_gate_open(RemoteSession& session, const SessionMessage&, const Request&) {
+  if (guaranteed_at_gates(session)) return;  // it has not heard yet of what it counts as
+  gates_.open(session.at_gates, lease(session).gate(), session.claim->weight, host_now_ns());
+  tell_gates();
+  tell(session, MessageType::kGateAsks, gates_.asks() ? 1 : 0);
+}
+
+// A session is of the better of its own class and of that as which it counts.
+bool SharedDevice::guaranteed_at_gates(const RemoteSession& session) const {
+  return session.cls == sched::SessionClass::kGuaranteed ||
+         scheduler_.class_for_bytes(session.claim->id) == sched::SessionClass::kGuaranteed;
+}
+
+// Only the iterations of a guaranteed session that has a turn hold others up.
+void SharedDevice::on_work_began(RemoteSession& session, const client::Work& message, const Request&) {
+  if (!guaranteed_at_gates(session) || !session.leased()) return;
+  gates_.began(session.at_gates, message.target, message.at_ns, host_now_ns());
+  tell_gates();
+}
+
+void SharedDevice::on_work_ended(RemoteSession& session, const client::Work& message, const Request&) {
+  gates_.ended(session.at_gates, message.device_ns, message.at_ns, host_now_ns());
 }
 
 void SharedDevice::on_image_open(RemoteSession& session, const client::ImageOpen& message,

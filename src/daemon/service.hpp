@@ -35,6 +35,7 @@
 #include "client/protocol.hpp"
 #include "client/status.hpp"
 #include "daemon/contexts.hpp"
+#include "daemon/gates.hpp"
 #include "daemon/gpu_identity.hpp"
 #include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
@@ -125,7 +126,8 @@ struct RemoteSession {
   // Its images. kWaits: it is set aside until they are there. kHas: it has them for its turn. kRetry: as kHas, but one
   // image could not be had, so the turn goes back for another try.
   enum class ImageState : uint8_t { kNone, kWaits, kHas, kRetry };
-  uint64_t number = 0;  // the process's
+  uint64_t number = 0;    // the process's
+  uint64_t at_gates = 0;  // its number at Gates
   Process* process = nullptr;
   Claim* claim = nullptr;
   std::string name;
@@ -333,7 +335,7 @@ class SharedDevice {
   sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
                              Claim& claim, bool limited) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
-  static void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
+  void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
   void paged(Claim& claim, bool done, uint64_t now_ns);  // called when one of its members has answered
   // Lets others be promised the bytes that the claim's members have moved out, once all members have begun to move.
@@ -398,6 +400,8 @@ class SharedDevice {
   bool fill_lane(sched::LaneId lane,
                  uint64_t now_ns);  // asks the lane's turn back, or grants it; true if something moved
   void tell_promised();
+  void tell_gates();  // processes, whether there are gates, and whether those must be asked
+  bool guaranteed_at_gates(const RemoteSession& session) const;
   // The part of tick() for the lease of one holder. True if its turn was taken back.
   bool renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns);
   void cut_off(Claim& claim, uint64_t now_ns);
@@ -450,8 +454,11 @@ class SharedDevice {
   Images images_;
   Contexts contexts_{scheduler_, capacity_bytes_};
   Ranges ranges_{scheduler_, log_limit_, capacity_bytes_};
-  std::unique_ptr<Lanes> lanes_;  // null: none are shared
-  uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
+  Gates gates_;
+  uint64_t next_at_gates_ = 1;
+  bool gates_watched_ = false, gates_ask_ = false;  // as the processes were told
+  std::unique_ptr<Lanes> lanes_;                    // null: none are shared
+  uint64_t retry_ns_ = 0;  // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise

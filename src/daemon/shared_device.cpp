@@ -51,7 +51,8 @@ SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t
       options_(options),
       log_limit_(log_limit),
       scheduler_(scheduling(capacity_bytes, options), std::move(policy)),
-      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {
+      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)),
+      gates_(options.lease_ns) {
   const base::Status always_ok = scheduler_.set_coordination(options.coordination, base::host_now_ns());
   if (!options.share_lanes || granularity_bytes == 0) return;
   const uint64_t piece = std::max(kLeastPieceBytes, capacity_bytes / kPiecesOfDevice);
@@ -68,6 +69,7 @@ base::Result<std::shared_ptr<LeaseTable>> SharedDevice::leases_for(uid_t user, b
   table->epochs.assign(slots, 0);
   table->used.assign(slots, false);
   table->page->set_promised(scheduler_.promised_bytes(), scheduler_.capacity().target_bytes);
+  table->page->set_watched(gates_.any());
   all_tables_.push_back(table);
   if (passes_turns) tables_[user] = table;
   return table;
@@ -103,6 +105,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   auto owned = std::make_unique<RemoteSession>();
   RemoteSession& session = *owned;
   session.number = message.session;
+  session.at_gates = next_at_gates_++;
   session.process = &process;
   session.name = client::text_of(message.name);
   session.cls = static_cast<sched::SessionClass>(message.cls);
@@ -305,6 +308,8 @@ void tell(const Claim& claim, MessageType type) {
 }
 
 void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes) {
+  gates_.set_class(session.at_gates, guaranteed_at_gates(session), base::host_now_ns());
+  tell_gates();
   tell(session, MessageType::kCountsAs, static_cast<uint64_t>(cls));
   tell(session, MessageType::kLimit, limit_bytes);
 }
@@ -388,6 +393,8 @@ void SharedDevice::remove(RemoteSession& session) {
   if (session.overdue()) set_overdue(session, false);
   images_.left(session);
   ranges_.close(session);
+  gates_.left(session.at_gates, now_ns);
+  tell_gates();
   process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
@@ -413,6 +420,8 @@ void SharedDevice::disconnected(RemoteSession& session) {
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
   ranges_.close(session);  // no process is left to answer
+  gates_.left(session.at_gates, now_ns);
+  tell_gates();
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
   if (session.pages()) silent_.push_back(session.claim->id);
   if (session.leased()) (void)want_back(*session.claim, now_ns);
@@ -479,6 +488,17 @@ void SharedDevice::tell_promised() {
     if (table != nullptr) table->page->set_promised(promised, capacity);
     return table == nullptr;
   });
+}
+
+void SharedDevice::tell_gates() {
+  if (const bool watched = gates_.any(); std::exchange(gates_watched_, watched) != watched)
+    for (const std::weak_ptr<LeaseTable>& each : all_tables_)
+      if (const std::shared_ptr<LeaseTable> table = each.lock()) table->page->set_watched(watched);
+  const bool asks = gates_.asks();
+  if (std::exchange(gates_ask_, asks) == asks) return;
+  for (const auto& [id, claim] : claims_)
+    for (const auto& member : claim->members)
+      if (gates_.has(member->at_gates)) tell(*member, MessageType::kGateAsks, asks ? 1 : 0);
 }
 
 void SharedDevice::kill_overdue(const Process& process) const {

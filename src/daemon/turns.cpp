@@ -233,6 +233,10 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
   if (claim.cap != nullptr) claim.cap->charge(spent_ns, now_ns);
+  // A turn that a gate held up says nothing of how sessions slow each other.
+  if (const auto measured = scheduler_.measured(); measured != nullptr && gates_.any())
+    for (const auto& member : claim.members)
+      if (gates_.was_held_up(member->at_gates)) measured->held_up(claim.id);
   // In this order a session that keeps the turn always has something in flight, so it changes no lane.
   if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
   scheduler_.finished(claim.id, spent_ns, now_ns, count);
@@ -264,6 +268,7 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   const auto look_at = [&](uint64_t at_ns) { next_ns = std::min(next_ns, at_ns - std::min(at_ns, now_ns)); };
   if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown) look_at(look_ns);
   if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
+  next_ns = std::min(next_ns, gates_.tick(now_ns));
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
   moved = announce_repaid(now_ns) || moved;
   for (const Claim* claim : in_debt_) look_at(claim->cap->may_begin_ns(now_ns));
@@ -326,6 +331,7 @@ void SharedDevice::cut_off(Claim& claim, uint64_t now_ns) {
     claim.unread_ns += more_ns;
     lease(*member).set({++epoch_of(*member), LeaseState::kFree});
     set_overdue(*member, true);
+    gates_.lapse(member->at_gates, now_ns);
     tell(*member, MessageType::kWanted);  // it may not have seen that it had the turn
     kill_overdue(*member->process);
   }

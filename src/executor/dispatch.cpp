@@ -74,7 +74,10 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   // Profiling begins after dispatched(), because a change of needs may page out sessions with nothing in flight.
   if (session->profile_left_ > 0) sessions_.profile_begin(*session, lane);
   reaper_.granted();
-  if (op_gate_ != nullptr && session->guaranteed_in_turns())
+  if (shared_)
+    authority_->work_began(session->id_, session->guaranteed_in_turns(),
+                           session->target_slowdown_ > 0 ? session->target_slowdown_ : target_slowdown_);
+  else if (op_gate_ != nullptr && session->guaranteed_in_turns())
     op_gate_->began(session->id_, session->target_slowdown_);
   if (session->launch_gate_ != nullptr) session->launch_gate_->under_way(true);
   sessions_.picked(*session);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "executor/runtime.hpp"
 
 namespace gpushare::executor {
@@ -15,6 +16,8 @@ constexpr uint64_t kSilentNs = 1'000'000'000;
 // How often a launch that has a deadline looks whether work in flight is done.
 constexpr uint64_t kLookNs = 500'000;
 constexpr uint64_t kLongestWaitNs = 3'600'000'000'000;
+// Work whose time nobody has estimated is there all the same.
+constexpr uint64_t kLeastWorkNs = 1;
 
 }  // namespace
 
@@ -66,13 +69,20 @@ void OpGate::set_class(uint64_t session, sched::SessionClass cls, double weight)
   for (LaunchGate* gate : gates_) {
     if (gate->session_ != session) continue;
     gate->always_open_ = cls == sched::SessionClass::kGuaranteed;
-    if (gate->always_open_) continue;
+    if (gate->link_ != nullptr) gate->refresh_flag();
+    if (gate->always_open_ || gate->link_ != nullptr) continue;
     controller_.arrive(session, cls, weight);
     controller_.set_wants(session, gate->waiting_ > 0);
     gate->used_ = false;
   }
   version_ = 0;
   changed();
+}
+
+void OpGate::notify() {
+  changed_.notify_all();
+  for (LaunchGate* gate : gates_)
+    if (gate->slot_ != nullptr) gate->slot_->bell().ring();
 }
 
 void OpGate::set_default_target(double target_slowdown) {
@@ -86,34 +96,38 @@ void OpGate::changed() {
   if (version_ == controller_.version()) return;
   version_ = controller_.version();
   for (LaunchGate* gate : gates_) {
+    if (gate->link_ != nullptr) continue;
     const bool open = !gate->ended_ && (gate->always_open_ || controller_.allowance(gate->session_).open());
-    if (!open && gate->closed_.load(std::memory_order_relaxed) == 0) {
-      gate->unmarked_ = true;  // launches that an open gate did not see
-      gate->let_in_at_ns_ = now_ns_();
-      gate->tell();
-    }
-    gate->closed_.store(open ? 0 : 1, std::memory_order_relaxed);
+    if (open)
+      gate->closed_.store(0, std::memory_order_relaxed);
+    else
+      gate->close_flag();
   }
-  changed_.notify_all();
+  notify();
 }
 
 // ---- LaunchGate
 
 base::Result<std::shared_ptr<LaunchGate>> LaunchGate::make(std::shared_ptr<OpGate> of, device::Device& device,
                                                            uint64_t session, std::string name, double weight,
-                                                           bool always_open, bool under_way) {
+                                                           bool always_open, bool under_way,
+                                                           std::shared_ptr<sched::GateLink> link) {
   std::array<Mark, kMarks> marks;
   for (Mark& mark : marks) {
     GPUSHARE_ASSIGN_OR_RETURN(mark.event, device.create_event());
   }
   std::shared_ptr<LaunchGate> gate(
-      new LaunchGate(std::move(of), session, std::move(name), always_open, under_way));
+      new LaunchGate(std::move(of), session, std::move(name), always_open, under_way, std::move(link)));
   gate->users_.open();
   OpGate& op = *gate->of_;
   base::RoleLock lock(op.mutex_, has_gates);
   gate->marks_ = std::move(marks);
   op.gates_.push_back(gate.get());
-  if (always_open) return gate;
+  if (gate->link_ != nullptr) {
+    gate->closed_.store(1, std::memory_order_relaxed);
+    gate->refresh_flag();
+  }
+  if (always_open || gate->link_ != nullptr) return gate;
   op.controller_.arrive(session, sched::SessionClass::kOpportunistic, weight);
   op.controller_.set_wants(session, false);
   op.version_ = 0;
@@ -129,21 +143,114 @@ LaunchGate::~LaunchGate() {
 void LaunchGate::end() noexcept {
   base::RoleLock lock(of_->mutex_, has_gates);
   ended_ = true;
-  closed_.store(1, std::memory_order_relaxed);
-  of_->changed_.notify_all();
+  if (link_ != nullptr)
+    refresh_flag();
+  else
+    closed_.store(1, std::memory_order_relaxed);
+  of_->notify();
 }
 
 void LaunchGate::shut() {
   end();
   users_.close();
   std::array<Mark, kMarks> gone;  // destroyed without the lock
+  std::shared_ptr<base::GateSlot> slot;
   const base::RoleLock lock(of_->mutex_, has_gates);
   std::swap(gone, marks_);
+  shut_ = true;
+  slot_.swap(slot);
+}
+
+void LaunchGate::close_flag() {
+  if (closed_.exchange(1, std::memory_order_relaxed) != 0) return;
+  unmarked_ = true;
+  let_in_at_ns_ = of_->now_ns_();
+  tell();
+}
+
+void LaunchGate::refresh_flag() {
+  (void)follow_link();
+  const bool open = !ended_ && (always_open_ || !must_ask_);
+  if (!open) close_flag();
+  if (slot_ != nullptr) slot_->set_unseen(open);
+  if (open) closed_.store(0, std::memory_order_relaxed);
+}
+
+void LaunchGate::set_asks(bool asks) {
+  base::RoleLock lock(of_->mutex_, has_gates);
+  must_ask_ = asks;
+  refresh_flag();
+  of_->notify();
+}
+
+uint32_t LaunchGate::follow_link() {
+  while (!shut_) {
+    std::shared_ptr<base::GateSlot> slot = link_->slot();
+    if (slot != slot_) {
+      slot_ = std::move(slot);
+      terms_ = {};
+      if (slot_ != nullptr) slot_->set_unseen(closed_.load(std::memory_order_relaxed) == 0);
+      tell();
+    }
+    if (slot_ == nullptr) break;
+    if (slot_->bell().expected() != (waiting_ > 0)) slot_->bell().expect(waiting_ > 0);
+    const uint32_t rings = slot_->bell().look();
+    // The bell of a slot rings once when the link leads away from the slot: a ring before look() wakes nobody after.
+    if (link_->slot() == slot_) return rings;
+  }
+  return 0;
+}
+
+uint32_t LaunchGate::read_terms(uint64_t now_ns) {
+  if (link_ == nullptr) return 0;
+  const uint32_t rings = follow_link();
+  if (slot_ != nullptr) (void)slot_->read(&terms_);
+  if (terms_.until_ns <= now_ns) terms_ = {};
+  return rings;
+}
+
+sched::OpController::Allowance LaunchGate::allowance(uint64_t now_ns) const {
+  if (link_ != nullptr) return {terms_.share, terms_.in_flight_at(now_ns)};
+  return of_->controller_.allowance(session_, now_ns);
+}
+
+uint64_t LaunchGate::admits_at(uint64_t ns, uint64_t now_ns) const {
+  if (link_ == nullptr) return of_->controller_.admits_at(session_, ns, in_flight_ns_, now_ns);
+  const uint64_t used_ns = slot_ == nullptr ? 0 : slot_->used_ns();
+  const auto let_in_ns = static_cast<double>(used_ns - std::min(used_ns, terms_.used_ns));
+  return terms_.admits_at(let_in_ns, ns, in_flight_ns_, now_ns);
+}
+
+void LaunchGate::asks() {
+  if (link_ != nullptr) {
+    if (slot_ != nullptr) slot_->count_entry();
+  } else if (!used_) {
+    used_ = true;
+    of_->controller_.set_wants(session_, true);  // an iteration that is under way now goes on alone
+    of_->changed();
+  }
+}
+
+void LaunchGate::starts_to_wait() {
+  ++waiting_;
+  ++waits_;
+  if (slot_ != nullptr) slot_->count_held_up();
+}
+
+void LaunchGate::waited(uint64_t since_ns) {
+  waited_ns_ += base::host_now_ns() - since_ns;
+  if (--waiting_ == 0 && slot_ != nullptr) slot_->bell().expect(false);
 }
 
 LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed, const Stream* stream,
                                    uint64_t ns, uint64_t now_ns) {
   Answer answer;
+  if (allowed.open() && link_ != nullptr && must_ask_) {  // the terms may change at any time
+    let_in(stream, ns, now_ns);
+    debt_ns_ = 0;
+    answer.in = true;
+    return answer;
+  }
   if (allowed.open()) {
     in_flight_ns_ = unmarked_ns_ = by_call_ns_ = 0;
     marked_ = 0;
@@ -159,8 +266,8 @@ LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed
     return answer;
   }
   if (allowed.share > 0) {
-    answer.again_ns = of_->controller_.admits_at(session_, ns, in_flight_ns_, now_ns);
-    answer.full = in_flight_ns_ > 0 && in_flight_ns_ + ns > allowed.in_flight_ns;
+    answer.again_ns = admits_at(ns, now_ns);
+    answer.full = in_flight_ns_ > 0 && base::add_saturated(in_flight_ns_, ns) > allowed.in_flight_ns;
     answer.in = answer.again_ns <= now_ns && !answer.full;
     if (answer.in) let_in(stream, ns, now_ns);
     if (answer.full && answer.again_ns <= now_ns) answer.again_ns = sched::kUnknown;
@@ -170,8 +277,22 @@ LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed
   return answer;
 }
 
-void LaunchGate::wait(uint64_t again_ns, uint64_t now_ns, const base::Deadline& deadline) {
+void LaunchGate::wait(base::RoleLock& lock, uint32_t rings, uint64_t again_ns, uint64_t now_ns,
+                      const base::Deadline& deadline) {
   OpGate& op = *of_;
+  if (slot_ != nullptr) {
+    again_ns = std::min(again_ns, terms_.until_ns);
+    const base::Deadline again =
+        base::Deadline::after(std::min(again_ns - std::min(again_ns, now_ns), kLongestWaitNs));
+    const std::shared_ptr<base::GateSlot> slot = slot_;
+    const struct WithoutLock {
+      explicit WithoutLock(base::RoleLock& the_lock) : lock(the_lock) { lock.unlock(); }
+      ~WithoutLock() { lock.lock(); }
+      base::RoleLock& lock;
+    } without_lock(lock);
+    slot->bell().wait(rings, deadline.never() || again.at() < deadline.at() ? again : deadline);
+    return;
+  }
   if (again_ns != sched::kUnknown) {
     const auto again =
         std::chrono::steady_clock::now() +
@@ -186,6 +307,7 @@ void LaunchGate::wait(uint64_t again_ns, uint64_t now_ns, const base::Deadline& 
 
 base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
   const GatePass pass(users_);
+  ns = std::max(ns, kLeastWorkNs);
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   OpGate& op = *of_;
   base::RoleLock lock(op.mutex_, has_gates);
@@ -193,9 +315,7 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
   uint64_t waiting_since_ns = 0;
   struct Waiting {
     ~Waiting() {
-      if (since_ns == 0) return;
-      --gate.waiting_;
-      gate.waited_ns_ += base::host_now_ns() - since_ns;
+      if (since_ns != 0) gate.waited(since_ns);
     }
     LaunchGate& gate;
     uint64_t& since_ns;
@@ -205,16 +325,22 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     if (!pass || ended_)
       return {GPUSHARE_CANCELLED, "session '" + name_ + "' has ended, and its gate lets nothing in any more"};
     if (always_open_) return {};
-    if (!used_) {
-      used_ = true;
-      op.controller_.set_wants(session_, true);  // an iteration that is under way now goes on alone
-      op.changed();
-    }
     const uint64_t now_ns = op.now_ns_();
-    const sched::OpController::Allowance allowed = op.controller_.allowance(session_, now_ns);
+    const uint32_t rings = read_terms(now_ns);
+    asks();
+    const sched::OpController::Allowance allowed = allowance(now_ns);
     Answer answer = ask(allowed, stream, ns, now_ns);
     if (answer.in) return {};
+    if (stream == nullptr && unmarked_ && !draining_) {  // no event can follow that work from here
+      const uint64_t over_ns = base::add_saturated(let_in_at_ns_, kSilentNs);
+      if (over_ns <= now_ns) {
+        streams_done();
+        continue;
+      }
+      answer.again_ns = std::min(answer.again_ns, over_ns);
+    }
     held_up_.store(true, std::memory_order_relaxed);
+    if (slot_ != nullptr) slot_->set_asked(ns);
     if (answer.drains) {
       const bool waits = timeout_ns > 0 && !NoWaitScope::active() && (deadline.never() || answer.full);
       base::Status drained = drain(lock, stream, !waits);
@@ -228,10 +354,10 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     if (timeout_ns == 0 || deadline.passed()) return timed_out(allowed);
     if (waiting_since_ns == 0) {
       waiting_since_ns = base::host_now_ns();
-      ++waiting_;
-      ++waits_;
+      starts_to_wait();
+      if (slot_ != nullptr) continue;  // whoever writes the terms rings from now on
     }
-    wait(answer.again_ns, now_ns, deadline);
+    wait(lock, rings, answer.again_ns, now_ns, deadline);
   }
 }
 
@@ -245,18 +371,22 @@ base::Status LaunchGate::timed_out(const sched::OpController::Allowance& allowed
 }
 
 void LaunchGate::let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) {
-  in_flight_ns_ += ns;
+  in_flight_ns_ = base::add_saturated(in_flight_ns_, ns);
   if (stream == nullptr) {
-    by_call_ns_ += ns;
+    by_call_ns_ = base::add_saturated(by_call_ns_, ns);
   } else {
-    unmarked_ns_ += ns;
+    unmarked_ns_ = base::add_saturated(unmarked_ns_, ns);
     unmarked_ = true;
     side_ = side_ || !stream->is_lane();
   }
   let_in_at_ns_ = now_ns;
   debt_ns_ += static_cast<double>(ns);
-  of_->controller_.progressed(session_, ns);
-  tell();
+  tell();  // before any of it is there
+  if (link_ == nullptr)
+    of_->controller_.progressed(session_, ns);
+  else if (slot_ != nullptr)
+    slot_->let_in(std::min(ns, kLongestWaitNs));
+  if (slot_ != nullptr) slot_->set_asked(0);
 }
 
 void LaunchGate::streams_done() {
@@ -267,8 +397,11 @@ void LaunchGate::streams_done() {
 }
 
 void LaunchGate::tell() {
-  of_->controller_.on_device(session_,
-                             by_call_ns_ > 0 || ((unmarked_ || marked_ > 0) && (under_way_ || side_)));
+  const bool may_be = by_call_ns_ > 0 || ((unmarked_ || marked_ > 0) && (under_way_ || side_));
+  if (link_ == nullptr)
+    of_->controller_.on_device(session_, may_be);
+  else if (slot_ != nullptr)
+    slot_->set_busy(may_be, of_->now_ns_());
 }
 
 void LaunchGate::under_way(bool any) {
@@ -279,7 +412,7 @@ void LaunchGate::under_way(bool any) {
     tell();
   else
     streams_done();
-  of_->changed_.notify_all();
+  of_->notify();
 }
 
 base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool poll) {
@@ -318,32 +451,38 @@ base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool 
   }
   draining_ = false;
   tell();
-  of_->changed_.notify_all();
+  of_->notify();
   return status;
 }
 
 void LaunchGate::done(uint64_t ns) {
   base::RoleLock lock(of_->mutex_, has_gates);
-  const uint64_t over_ns = std::min(by_call_ns_, ns);
+  const uint64_t over_ns = std::min(by_call_ns_, std::max(ns, kLeastWorkNs));
   by_call_ns_ -= over_ns;
   in_flight_ns_ -= std::min(in_flight_ns_, over_ns);
   tell();
-  of_->changed_.notify_all();
+  of_->notify();
 }
 
 GateInfo LaunchGate::info() {
   OpGate& op = *of_;
   base::RoleLock lock(op.mutex_, has_gates);
+  const uint64_t now_ns = op.now_ns_();
+  (void)read_terms(now_ns);
   GateInfo info;
-  const auto allowed =
-      always_open_ ? sched::OpController::Allowance{} : op.controller_.allowance(session_, op.now_ns_());
+  const auto allowed = always_open_ ? sched::OpController::Allowance{} : allowance(now_ns);
   info.share = allowed.share;
   info.in_flight_limit_ns = allowed.in_flight_ns;
   info.in_flight_ns = in_flight_ns_;
   info.entries = entries_;
   info.waits = waits_;
   info.waited_ns = waited_ns_;
-  info.open = closed_.load(std::memory_order_relaxed) == 0;
+  info.open = link_ != nullptr ? !ended_ && allowed.open() : closed_.load(std::memory_order_relaxed) == 0;
+  if (link_ != nullptr && terms_.guaranteed_id != 0) {
+    info.guaranteed_id = terms_.guaranteed_id;
+    info.estimate = {terms_.alone_ns, terms_.slowdown,   terms_.error,        terms_.credit,
+                     terms_.target,   terms_.iterations, terms_.learning != 0};
+  }
   for (const uint64_t id : op.guaranteed_) {
     const auto estimate = op.controller_.estimate(id);
     if (info.guaranteed_id != 0 && estimate.credit >= info.estimate.credit) continue;

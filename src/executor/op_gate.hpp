@@ -4,7 +4,12 @@
 // The runtime tells when iterations of guaranteed sessions begin and end on the device; an opportunistic session asks
 // its LaunchGate before each launch. While no guaranteed session is known a flag says that there is nothing to ask.
 //
-// Lock order: the runtime's lock, then OpGate's. OpGate's is never held while the device works or a stream is used.
+// On a shared device the daemon has the controller, for the sessions of all processes. A gate with a link reads its terms from memory that
+// the daemon writes, and says there what it lets in. The daemon says by a message when launches must begin to ask; until then that memory
+// says that they are not seen.
+//
+// Lock order: the runtime's lock, then OpGate's, then a link's (sched/gate_link.hpp). OpGate's is never held while the device works, a
+// stream is used or a bell is waited for.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,6 +26,7 @@
 #include "base/role.hpp"
 #include "device/device.hpp"
 #include "executor/gate.hpp"
+#include "sched/gate_link.hpp"
 #include "sched/op_controller.hpp"
 
 namespace gpushare::executor {
@@ -49,6 +55,7 @@ class OpGate {
  private:
   friend class LaunchGate;
   void changed() GPUSHARE_REQUIRES(mutex_, has_gates);  // flags and waiting launches follow the controller
+  void notify() GPUSHARE_REQUIRES(mutex_, has_gates);   // waiting launches look again
 
   const NowNs now_ns_;
   base::Mutex mutex_;
@@ -75,10 +82,11 @@ struct GateInfo {
 class LaunchGate {
  public:
   // `always_open`: of a guaranteed session; OpGate::set_class() changes it. `under_way`: see there. Makes its events on `device`, which
-  // outlives shut().
+  // outlives shut(). `link`: to what another process decides; null: OpGate does.
   static base::Result<std::shared_ptr<LaunchGate>> make(std::shared_ptr<OpGate> of, device::Device& device,
                                                         uint64_t session, std::string name, double weight,
-                                                        bool always_open, bool under_way);
+                                                        bool always_open, bool under_way,
+                                                        std::shared_ptr<sched::GateLink> link = nullptr);
   ~LaunchGate();
   LaunchGate(const LaunchGate&) = delete;
   LaunchGate& operator=(const LaunchGate&) = delete;
@@ -92,6 +100,8 @@ class LaunchGate {
   // NoWaitScope it would wait; the stream is gone), the device's.
   base::Status enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns);
   void done(uint64_t ns);
+  // With a link: whether launches ask. Until the first call they do.
+  void set_asks(bool asks);
   // Whether iterations of the session are open or on the device. When none is, its work on lanes' streams is done.
   void under_way(bool any);
   GateInfo info();
@@ -107,10 +117,12 @@ class LaunchGate {
     device::Event event;
     uint64_t ns = 0;  // of work that is done when the event has passed
   };
-  LaunchGate(std::shared_ptr<OpGate> of, uint64_t session, std::string name, bool always_open, bool under_way)
+  LaunchGate(std::shared_ptr<OpGate> of, uint64_t session, std::string name, bool always_open, bool under_way,
+             std::shared_ptr<sched::GateLink> link)
       : of_(std::move(of)),
         session_(session),
         name_(std::move(name)),
+        link_(std::move(link)),
         always_open_(always_open),
         under_way_(under_way) {}
   struct Answer {
@@ -121,9 +133,25 @@ class LaunchGate {
   };
   Answer ask(const sched::OpController::Allowance& allowed, const Stream* stream, uint64_t ns,
              uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
-  void wait(uint64_t again_ns, uint64_t now_ns,
+  // `rings`: of the bell, when the terms were read.
+  void wait(base::RoleLock& lock, uint32_t rings, uint64_t again_ns, uint64_t now_ns,
             const base::Deadline& deadline) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // With a link: goes over to the slot where it leads now. Returns how often the slot's bell has rung.
+  uint32_t follow_link() GPUSHARE_REQUIRES(has_gates);
+  // With a link: reads the terms anew. Returns how often the bell has rung before.
+  uint32_t read_terms(uint64_t now_ns) GPUSHARE_REQUIRES(has_gates);
+  // With a link: the flag follows from the state.
+  void refresh_flag() GPUSHARE_REQUIRES(has_gates);
+  sched::OpController::Allowance allowance(uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  uint64_t admits_at(uint64_t ns, uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // The session asks its gate, for the first time since a guaranteed iteration ended perhaps.
+  void asks() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // A call begins or ends to wait.
+  void starts_to_wait() GPUSHARE_REQUIRES(has_gates);
+  void waited(uint64_t since_ns) GPUSHARE_REQUIRES(has_gates);
   void let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // The flag says from now on that launches ask, and those that an open gate did not see may be on the device.
+  void close_flag() GPUSHARE_REQUIRES(has_gates);
   // The work that events tell about is done.
   void streams_done() GPUSHARE_REQUIRES(has_gates);
   // Tells the controller whether work of the session may be on the device.
@@ -137,6 +165,11 @@ class LaunchGate {
   const std::shared_ptr<OpGate> of_;
   const uint64_t session_;
   const std::string name_;
+  const std::shared_ptr<sched::GateLink> link_;  // null: the controller is OpGate's
+  std::shared_ptr<base::GateSlot> slot_
+      GPUSHARE_GUARDED_BY(has_gates);                     // where the link led last; null: nowhere
+  base::GateTerms terms_ GPUSHARE_GUARDED_BY(has_gates);  // as they were read there
+  bool must_ask_ GPUSHARE_GUARDED_BY(has_gates) = true;   // with a link: see set_asks()
   bool always_open_ GPUSHARE_GUARDED_BY(has_gates);
   std::atomic<uint32_t> closed_{0};
   std::atomic<bool> held_up_{false};
@@ -146,6 +179,7 @@ class LaunchGate {
   size_t first_mark_ GPUSHARE_GUARDED_BY(has_gates) = 0, marked_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   bool draining_ GPUSHARE_GUARDED_BY(has_gates) = false;  // a thread is in drain()
   bool ended_ GPUSHARE_GUARDED_BY(has_gates) = false;
+  bool shut_ GPUSHARE_GUARDED_BY(has_gates) = false;  // the slot may be another session's from now on
   // Entered and not known to be done: all of it, the part that no event follows yet, the part that done() tells about.
   uint64_t in_flight_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0, unmarked_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
   uint64_t by_call_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;

@@ -68,8 +68,11 @@ void Reaper::tell_finished(SessionImpl& session, const InFlight& slot, uint64_t 
   if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0)
     session.tell_worth(waits->worth.load(), waits->until_ns.load());
   runtime_.authority_->finished(session.id_, device_ns, time);
-  if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
-    runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);
+  const uint64_t measured_ns = slot.outcome.ok() ? device_ns : 0;
+  if (runtime_.shared_)
+    runtime_.authority_->work_ended(session.id_, measured_ns);
+  else if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
+    runtime_.op_gate_->finished(session.id_, measured_ns);
 }
 
 // An iteration that did not fail.

@@ -252,6 +252,7 @@ base::Status SessionImpl::set_target_slowdown(double target) {
 base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
   RuntimeImpl& runtime = *runtime_;
   std::shared_ptr<OpGate> of;
+  std::shared_ptr<sched::GateLink> link;
   double weight = 1;
   bool under_way = false;
   {
@@ -270,12 +271,13 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
     of = runtime.op_gate_;
     weight = weight_;
     under_way = open_ || in_flight_ > 0;
+    link = runtime.authority_->open_gate(id_);
   }
   const Stay stay(runtime);  // the device stays for the events
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LaunchGate> made,
                             LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight,
-                                             guaranteed_in_turns(), under_way));
+                                             guaranteed_in_turns(), under_way, link));
   base::Status live;
   {
     BooksLock lock(runtime.mutex_);
@@ -283,6 +285,10 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
     if (live.ok() && launch_gate_ == nullptr) {
       launch_gate_ = made;
       made->under_way(open_ || in_flight_ > 0);
+      if (link != nullptr)
+        link->listen([gate = std::weak_ptr<LaunchGate>(made)](bool asks) {
+          if (const std::shared_ptr<LaunchGate> still = gate.lock()) still->set_asks(asks);
+        });
       return made;
     }
   }

@@ -28,6 +28,7 @@ class Pieces;
 
 namespace gpushare::sched {
 
+class GateLink;
 class MeasuredInterference;
 
 struct SessionSpec {
@@ -267,6 +268,14 @@ class Authority {
   // Measures interference from now on, under any policy. Null where another process measures it.
   virtual std::shared_ptr<MeasuredInterference> measure() { return nullptr; }
   virtual std::shared_ptr<MeasuredInterference> measured() const { return nullptr; }  // null: nobody measures
+
+  // ---- gates before launches (op-gates.md), where they are decided elsewhere ------------------------------------------
+  // An iteration of the session begins on the device; not `guaranteed`: nobody minds what runs beside it. `target`: the slowdown
+  // that it accepts; 0 = the default. Iterations of a session end in their order. device_ns 0: not measured, or it failed.
+  virtual void work_began(SessionId /*session*/, bool /*guaranteed*/, double /*target*/) {}
+  virtual void work_ended(SessionId /*session*/, uint64_t /*device_ns*/) {}
+  // Launches of the session go through a gate from now on. Null: this process decides what it lets in.
+  virtual std::shared_ptr<GateLink> open_gate(SessionId /*session*/) { return nullptr; }
 
   // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
   // OK, or the reason why no decisions come now. Sessions keep their memory and turns in that time.

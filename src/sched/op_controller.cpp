@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/status.hpp"
 
@@ -44,6 +45,8 @@ constexpr uint64_t kLongestPause = 32;
 // The time alone is doubted after so many iterations whose mean is below it by more than the target and so many standard errors.
 constexpr uint64_t kDoubtAfter = 32;
 constexpr double kDoubt = 2;
+// Beside more opportunistic sessions than this nobody is singled out: a decision would take as long as they have choices.
+constexpr size_t kMostSingled = 32;
 
 // One standard error of the mean excess, where that of the time alone is `alone`.
 template <class Session>
@@ -101,7 +104,7 @@ void OpController::learn(Guaranteed& g) const {
     }
 }
 
-void OpController::arrive(SessionId id, SessionClass cls, double weight, double target_slowdown) {
+void OpController::arrive(SessionId id, SessionClass cls, double weight, double target_slowdown, bool wants) {
   if (cls == SessionClass::kGuaranteed) {
     Guaranteed& g = guaranteed_[id];
     g.target = target_slowdown;
@@ -111,7 +114,8 @@ void OpController::arrive(SessionId id, SessionClass cls, double weight, double 
     apply();
   } else {
     opportunistic_[id].weight = weight;
-    opportunistic_changed();
+    opportunistic_[id].wants = wants;
+    if (wants) opportunistic_changed();
   }
 }
 
@@ -156,8 +160,7 @@ void OpController::on_device(SessionId id, bool may_be) {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end()) return;
   found->second.on_device = may_be;
-  if (!may_be) return;
-  for (auto& [other, g] : guaranteed_) g.beside = true;
+  if (may_be) ++on_device_;
 }
 
 bool OpController::anyone_on_device() const {
@@ -194,6 +197,7 @@ void OpController::start(Guaranteed& g) {
   g.during = force_;
   g.mixed = false;
   g.beside = anyone_on_device();
+  g.seen_on_device = on_device_;
   g.shared = force_.share != kAlone && anyone_wants();
   g.single = force_.who != kNoSession;
 }
@@ -227,7 +231,7 @@ void OpController::finished(SessionId id, uint64_t device_ns, uint64_t now_ns) {
 
 void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
   const double work = let_in_ns();
-  const bool alone = !g.beside && work == 0;
+  const bool alone = !was_beside(g) && work == 0;
   if (g.learn_left > 0) {
     if (!alone) return;  // the device is drained first
     // Unreported work may have been on the device when the session came.
@@ -289,7 +293,7 @@ bool OpController::measure_alone(Guaranteed& g, double device_ns) {
 void OpController::measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns) {
   const double noise = g.alone.deviation() / g.alone.value;
   const double cap = std::max(kMostIterations * target_of(g), g.cap);
-  const bool ran = g.beside || work_ns > 0;
+  const bool ran = was_beside(g) || work_ns > 0;
   double charge = cost;
   if (ran) {
     ++g.since_alone;
@@ -426,7 +430,7 @@ std::vector<OpController::Point> OpController::points_of_all(const Guaranteed& g
   if (wanting == 0) return {};
   std::vector<Point> points{{0, 0, 0, {kNoSession, kAlone}}};
   // Beside several guaranteed sessions nobody is singled out: their choices would have to agree.
-  const bool only = guaranteed_.size() == 1;
+  const bool only = guaranteed_.size() == 1 && wanting <= kMostSingled;
   const SessionId behind = only && wanting > 1 ? left_behind() : kNoSession;
   if (wanting == 1) {
     points_of(g, last, weights, points);
@@ -534,51 +538,117 @@ uint64_t OpController::admits_at(SessionId id, uint64_t work_ns, uint64_t in_fli
   return at_ns;
 }
 
+// Iterations that are to be alone are at hand: no credit pays for work beside them.
+bool OpController::measures(const Guaranteed& g) {
+  return g.learn_left > 0 || g.pause_left > 0 || g.alone_due;
+}
+
+// What a nanosecond of others' work costs the session, as far as that is known.
+double OpController::harm_of(const Guaranteed& g) {
+  const double alone = g.alone.value;
+  return std::clamp((std::max(0.0, g.harm_ns) + alone) / (g.work_ns + alone), 1 / kMostHarm / 16, kMostHarm);
+}
+
 uint64_t OpController::admits_at(Guaranteed& g, double work_ns, uint64_t in_flight_ns,
                                  uint64_t now_ns) const {
-  const bool measures = g.learn_left > 0 || g.pause_left > 0 || g.alone_due;
-  if (!measures) {
-    const double alone = g.alone.value;
-    const double harm =
-        std::clamp((std::max(0.0, g.harm_ns) + alone) / (g.work_ns + alone), 1 / kMostHarm / 16, kMostHarm);
-    const double cost = work_ns * harm / alone;
+  if (!measures(g)) {
+    const double cost = work_ns * harm_of(g) / g.alone.value;
     if (cost <= g.credit) return now_ns;
     g.cap = std::max(g.cap, std::min(2 * cost, kMostSaved));
     g.asked = g.asked > 0 ? std::min(g.asked, cost) : cost;
   }
-  if (g.in_flight > 0) return kUnknown;
-  // The session pauses. Work that is done when it comes back costs it nothing. Longer work waits until the session is
-  // overdue.
+  base::GateTerms terms = terms_of(g);
+  terms.paid_ns = -1;
+  return terms.admits_at(work_ns, 0, in_flight_ns, now_ns);
+}
+
+// What one guaranteed session lets in, of all others together.
+base::GateTerms OpController::terms_of(const Guaranteed& g) const {
+  base::GateTerms terms;
+  const double alone = g.alone.value;
+  terms.in_flight_ns = static_cast<uint64_t>(alone * std::min(1.0, target_of(g) / 4 / known_cost(g)));
+  // Who was away for long waits at most the target of that time when it comes back, and at most one iteration's.
+  terms.away_share = target_of(g);
+  terms.away_most_ns = alone;
+  terms.since_ns = g.since_ns;
+  terms.busy = g.in_flight > 0 ? 1 : 0;
+  if (!measures(g)) terms.paid_ns = g.credit * alone / harm_of(g);
   const size_t known = std::min(g.pauses_seen, g.pauses.size());
   const auto end = g.pauses.begin() + static_cast<std::ptrdiff_t>(known);
-  const uint64_t passed_ns = now_ns - std::min(now_ns, g.since_ns);
   const uint64_t least_ns = known == 0 ? 0 : *std::min_element(g.pauses.begin(), end);
-  if (passed_ns < least_ns && in_flight_ns < least_ns - passed_ns) return now_ns;
   const uint64_t most_ns = known == 0 ? g.last_ns : 2 * *std::max_element(g.pauses.begin(), end);
-  return g.since_ns + std::min(most_ns, kLongestPause * g.last_ns);
+  terms.back_ns = g.since_ns + least_ns;
+  terms.overdue_ns = g.since_ns + std::min(most_ns, kLongestPause * g.last_ns);
+  return terms;
 }
 
 OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns) const {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end() || guaranteed_.empty()) return {};
-  double least = 0;
+  uint64_t least_ns = 0;
   for (const auto& [other, g] : guaranteed_) {
-    double ns = g.alone.value * std::min(1.0, target_of(g) / 4 / known_cost(g));
-    // A session that was away for long may be delayed on its return by the target's part of that time, and at most by
-    // one iteration.
-    if (g.in_flight == 0 && now_ns > g.since_ns)
-      ns = std::max(ns, std::min(target_of(g) * static_cast<double>(now_ns - g.since_ns), g.alone.value));
-    least = least == 0 ? ns : std::min(least, ns);
+    const uint64_t ns = terms_of(g).in_flight_at(now_ns);
+    least_ns = least_ns == 0 ? ns : std::min(least_ns, ns);
   }
   Allowance allowed;
-  allowed.in_flight_ns = std::max(kLeastInFlightNs, static_cast<uint64_t>(least));
-  if (force_.share == kAlone)
-    allowed.share = 0;
-  else if (force_.who != kNoSession && force_.who != id)
-    allowed.share = 0;
-  else
-    allowed.share = share_at(force_.share);
+  allowed.in_flight_ns = std::max(kLeastInFlightNs, least_ns);
+  allowed.share = share_of(id);
   return allowed;
+}
+
+double OpController::share_of(SessionId id) const {
+  if (force_.share == kAlone || (force_.who != kNoSession && force_.who != id)) return 0;
+  return share_at(force_.share);
+}
+
+// What all guaranteed sessions let in, and of whom readers hear.
+base::GateTerms OpController::terms_of_all() const {
+  base::GateTerms out;
+  out.in_flight_ns = out.back_ns = kUnknown;
+  out.paid_ns = out.away_share = out.away_most_ns = std::numeric_limits<double>::infinity();
+  double least_credit = 0;
+  for (const auto& [id, g] : guaranteed_) {
+    const base::GateTerms one = terms_of(g);
+    out.in_flight_ns = std::min(out.in_flight_ns, one.in_flight_ns);
+    out.busy = std::max(out.busy, one.busy);
+    out.paid_ns = std::min(out.paid_ns, one.paid_ns);
+    out.away_share = std::min(out.away_share, one.away_share);
+    out.away_most_ns = std::min(out.away_most_ns, one.away_most_ns);
+    out.since_ns = std::max(out.since_ns, one.since_ns);
+    out.back_ns = std::min(out.back_ns, one.back_ns);
+    out.overdue_ns = std::max(out.overdue_ns, one.overdue_ns);
+    if (out.guaranteed_id != 0 && g.credit >= least_credit) continue;
+    out.guaranteed_id = id;
+    least_credit = g.credit;
+  }
+  out.in_flight_ns = std::max(kLeastInFlightNs, out.in_flight_ns);
+  const Estimate known = estimate(out.guaranteed_id);
+  out.alone_ns = known.alone_ns;
+  out.iterations = known.iterations;
+  out.learning = known.learning ? 1 : 0;
+  out.slowdown = known.slowdown;
+  out.error = known.error;
+  out.credit = known.credit;
+  out.target = known.target;
+  return out;
+}
+
+void OpController::each_terms(const std::function<void(SessionId, const base::GateTerms&)>& visit) const {
+  if (guaranteed_.empty()) {
+    for (const auto& [id, each] : opportunistic_) visit(id, {});
+    return;
+  }
+  const base::GateTerms all = terms_of_all();
+  const double left_ns = all.paid_ns - let_in_ns();
+  double weights = 0;
+  for (const auto& [id, each] : opportunistic_) weights += each.wants ? each.weight : 0;
+  for (const auto& [id, each] : opportunistic_) {
+    base::GateTerms one = all;
+    one.share = busy_ && !each.wants ? 0 : share_of(id);  // nobody has reckoned with it
+    const bool single = force_.share != kAlone && force_.who == id;
+    one.paid_ns = left_ns * (single ? 1 : each.weight / (each.wants ? weights : weights + each.weight));
+    visit(id, one);
+  }
 }
 
 OpController::Estimate OpController::estimate(SessionId id) const {

@@ -31,9 +31,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
+#include "base/gate_slot.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -56,8 +58,9 @@ class OpController {
 
   void set_options(const OpControllerOptions& options) { options_ = options; }
   const OpControllerOptions& options() const { return options_; }
-  // `id` is new. `weight` matters for opportunistic sessions only. `target_slowdown`: 0 = the default.
-  void arrive(SessionId id, SessionClass cls, double weight = 1, double target_slowdown = 0);
+  // `id` is new. `weight` and `wants` matter for opportunistic sessions only. `target_slowdown`: 0 = the default.
+  void arrive(SessionId id, SessionClass cls, double weight = 1, double target_slowdown = 0,
+              bool wants = true);
   // Unknown ids are ignored here and below: a session may have left before its last iteration is reported.
   void leave(SessionId id);
   void set_weight(SessionId id, double weight);
@@ -88,6 +91,10 @@ class OpController {
   // device. A time up to `now_ns`: now. A later time: ask again at that time. kUnknown: ask again after the next change
   // of version(). The driver obeys allowance() as well.
   uint64_t admits_at(SessionId id, uint64_t work_ns, uint64_t in_flight_ns, uint64_t now_ns);
+  // The same for gates that read it in other processes: what each opportunistic session may do until the controller is told something
+  // more. What the credit pays for is divided among the sessions that want it, since none of them sees what the others let in. Never
+  // more than allowance() and admits_at() say. `until_ns` and `used_ns` are the caller's. Takes as long as there are sessions.
+  void each_terms(const std::function<void(SessionId, const base::GateTerms&)>& visit) const;
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }
 
@@ -141,6 +148,7 @@ class OpController {
     double share_ns = 0;               // share_ns_ then
     bool shared = false;               // others were allowed to run since `since_ns`
     bool beside = false;               // work of others may have been on the device since `since_ns`
+    uint64_t seen_on_device = 0;       // on_device_ then
     bool mixed = false;                // others were allowed to run, and not under one choice
     bool single = false;               // under choices of single sessions
     Pick during;                       // the choice that was in force since `since_ns`
@@ -185,6 +193,12 @@ class OpController {
   bool measure_alone(Guaranteed& g, double device_ns);
   void measure_beside(Guaranteed& g, double cost, double elapsed_ns, double work_ns);
   uint64_t admits_at(Guaranteed& g, double work_ns, uint64_t in_flight_ns, uint64_t now_ns) const;
+  static bool measures(const Guaranteed& g);
+  static double harm_of(const Guaranteed& g);
+  base::GateTerms terms_of(const Guaranteed& g) const;
+  base::GateTerms terms_of_all() const;
+  bool was_beside(const Guaranteed& g) const { return g.beside || g.seen_on_device != on_device_; }
+  double share_of(SessionId id) const;
   double let_in_ns() const;
   bool anyone_on_device() const;
   bool anyone_wants() const;
@@ -202,6 +216,7 @@ class OpController {
   bool busy_ = false;                    // a guaranteed session has an iteration on the device
   double share_ns_ = 0;                  // the share in force, summed over time
   uint64_t now_ns_ = 0;
+  uint64_t on_device_ = 0;  // how often work of an opportunistic session was said to be on the device
   uint64_t version_ = 1;
 };
 
