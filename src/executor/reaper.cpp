@@ -65,8 +65,10 @@ void Reaper::tell_finished(SessionImpl& session, const InFlight& slot, uint64_t 
     if (session.launch_gate_->was_held_up())
       if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
   }
-  if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0)
-    session.tell_worth(waits->worth.load(), waits->until_ns.load());
+  if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0) {
+    const WaitingWork::Worth next = waits->worth();
+    session.tell_worth(next.cost, next.until_ns);
+  }
   runtime_.authority_->finished(session.id_, device_ns, time);
   if (runtime_.op_gate_ != nullptr && session.guaranteed_in_turns())
     runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0);

@@ -570,6 +570,44 @@ TEST_CASE("gpushare prefers the costlier of two that cannot both be served, and 
   CHECK(decision.batch->requests == std::vector<RequestId>{3});
 }
 
+TEST_CASE(
+    "a batcher says what its next batch is worth: the costs of the first that are in time, and nothing of "
+    "the others") {
+  for (const char* policy : batcher_names()) {
+    INFO(policy);
+    auto batcher = make(policy, {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}});
+    const auto worth = [&](uint64_t now_ns) {
+      return batcher->waiting().worth(batcher->largest_batch(), now_ns);
+    };
+    CHECK(worth(0).cost == 0);
+    CHECK(worth(0).until_ns == kNever);
+    REQUIRE(batcher->arrive(request(1, 0, 3000, 0, 7), 0).ok());
+    REQUIRE(batcher->arrive(request(2, 0, 2000, 0, 1e-12), 0).ok());
+    REQUIRE(batcher->arrive(request(3, 0, 1000, 0, 1e12), 0).ok());
+    CHECK(worth(0).cost == 1e12 + 1e-12);  // there is no place for the last
+    CHECK(worth(0).until_ns <= 1000 * kMs);
+    REQUIRE(batcher->cancel(3, 0));
+    CHECK(worth(0).cost == 7 + 1e-12);
+    CHECK(worth(2500 * kMs).cost == 7);
+    CHECK(worth(3500 * kMs).cost == 0);
+    Request none = request(4, 0, 0, 0, 5);
+    none.deadline_ns = kNever;
+    REQUIRE(batcher->arrive(none, 0).ok());
+    CHECK(worth(3500 * kMs).cost == 5);
+    // What is in a batch does not wait.
+    uint64_t now_ns = 0;
+    Decision decision = batcher->next(now_ns, 0);
+    while (!decision.batch) decision = batcher->next(now_ns = decision.wake_ns, 0);
+    const std::map<RequestId, double> costs{{1, 7}, {2, 1e-12}, {4, 5}};
+    double left = 0;
+    for (const auto& [id, cost] : costs)
+      if (std::count(decision.batch->requests.begin(), decision.batch->requests.end(), id) == 0) left += cost;
+    CHECK(worth(now_ns).cost == left);
+    batcher->cancel_some();
+    CHECK(worth(now_ns).cost == 0);
+  }
+}
+
 TEST_CASE("a partly filled batch waits for company only as long as nobody suffers") {
   BatcherOptions options;
   options.max_defer_ms = 20;
