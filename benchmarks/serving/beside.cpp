@@ -162,7 +162,8 @@ int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::max(1.0, std::atof(argv[1])) : 100;
   const int runs = argc > 2 ? std::max(1, std::atoi(argv[2])) : 5;
   std::puts(
-      "| load of the server | beside | tells | in time, mean | least | of what it has alone | its part of the device | the "
+      "| load of the server | beside | tells | in time, mean | least | of what it has alone | its part of "
+      "the device | the "
       "neighbour's |\n|---|---|---|---|---|---|---|---|");
   for (const double load : {0.3, 0.4, 0.45, 0.5}) {
     double alone = 0;
@@ -183,7 +184,8 @@ int main(int argc, char** argv) {
                     beside == Beside::kNobody     ? "nobody"
                     : beside == Beside::kTraining ? "training"
                                                   : "overloaded server",
-                    tells ? "yes" : "no", mean.in_time, least, mean.in_time / alone, mean.part, mean.neighbour);
+                    tells ? "yes" : "no", mean.in_time, least, mean.in_time / alone, mean.part,
+                    mean.neighbour);
       }
   }
   return 0;

@@ -97,7 +97,8 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
   Held held;
   held.request = request;
-  held.application = knowledge_.classify(request.model, request.application, request.features);
+  held.application = knowledge_.classify(request.model, request.application, request.features,
+                                         Knowledge::objective_of(request.arrival_ns, request.deadline_ns));
   knowledge_.arrived(request.model, held.application);
   held.idle_since = flights_.empty() ? next_batch_ : 0;
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
@@ -338,7 +339,7 @@ void BatcherBase::observe_run(uint32_t model, std::span<const uint32_t> applicat
   if (model >= knowledge_.models()) return;
   std::vector<Knowledge::Member> members;
   members.reserve(applications.size());
-  for (uint32_t each : applications) members.push_back({knowledge_.application(model, each), each, {}});
+  for (uint32_t each : applications) members.push_back({knowledge_.application(model, each), each, {}, 0});
   knowledge_.observe_run(model, members, execution_ns, device_ns);
 }
 
@@ -437,8 +438,9 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
     flight.deadlines.emplace_back(request.deadline_ns, request.cost);
     batch.worth.add(request.cost, request.deadline_ns, batch.expected_ns, deciding_ns_);
     if (std::exchange(at->second.ordered, false)) leave(at->second);
-    flight.members.push_back(
-        {at->second.application, request.application, std::move(at->second.request.features)});
+    flight.members.push_back({at->second.application, request.application,
+                              std::move(at->second.request.features),
+                              Knowledge::objective_of(request.arrival_ns, request.deadline_ns)});
     by_deadline_.erase({request.deadline_ns, id});
     held_.erase(at);
   }

@@ -608,6 +608,54 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("requests of one name whose deadlines tell what they take are told apart, others are not") {
+  const BatcherOptions options;
+  for (const double factor : {1.0, 10.0}) {
+    INFO("the ones with more time take so many times as long: " << factor);
+    Knowledge knowledge(options);
+    const uint32_t model = *knowledge.add_model({.c0_ns = 1e6, .c1 = 0.5});
+    const uint32_t tight = Knowledge::objective_of(5 * kMs, 55 * kMs),
+                   loose = Knowledge::objective_of(0, 500 * kMs);
+    REQUIRE(tight != loose);
+    CHECK(Knowledge::objective_of(0, kNever) == 0);
+    CHECK(Knowledge::objective_of(7, 7) == 0);
+    const uint32_t whole = knowledge.application(model, 3);
+    // Each takes 5 to 15 ms, or as many times that.
+    for (uint64_t i = 0; i < 400; ++i)
+      for (const uint32_t objective : {tight, loose}) {
+        const uint32_t index = knowledge.classify(model, 3, {}, objective);
+        const double takes_ns =
+            (5e6 + 1e6 * static_cast<double>(7 * i % 11)) * (objective == loose ? factor : 1);
+        knowledge.observe_member(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
+      }
+    knowledge.refresh(model);
+    const uint32_t first = knowledge.classify(model, 3, {}, tight),
+                   other = knowledge.classify(model, 3, {}, loose);
+    CHECK(knowledge.classify(model, 3, {}, 0) == whole);
+    CHECK(knowledge.classify(model, 3, {}, tight + 100) == whole);
+    CHECK((first != whole) == (factor > 1));
+    CHECK((other != whole) == (factor > 1));
+    if (factor > 1) {
+      CHECK(knowledge.model(model).alone(first).mean_ns() == Approx(10e6).epsilon(0.02));
+      CHECK(knowledge.model(model).alone(other).mean_ns() == Approx(100e6).epsilon(0.02));
+    }
+  }
+}
+
+TEST_CASE("names and deadlines without end do not fill the memory") {
+  const BatcherOptions options;
+  Knowledge knowledge(options);
+  const uint32_t model = *knowledge.add_model({.c0_ns = 1e6, .c1 = 0.5});
+  for (uint32_t i = 0; i < 10'000; ++i) {
+    const uint32_t number = i % 100, objective = 1 + i / 100 % 50;
+    const uint32_t index = knowledge.classify(model, number, {}, objective);
+    knowledge.observe_member(model, {index, number, {}, objective}, (1 + objective) * kMs);
+  }
+  CHECK(knowledge.model(model).by_objective.size() <= Knowledge::kExactMixture);
+  for (const auto& [number, objectives] : knowledge.model(model).by_objective) CHECK(objectives.size() <= 16);
+  CHECK(knowledge.model(model).applications.size() <= 132);
+}
+
 TEST_CASE("a partly filled batch waits for company only as long as nobody suffers") {
   BatcherOptions options;
   options.max_defer_ms = 20;
