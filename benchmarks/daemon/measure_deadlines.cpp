@@ -73,7 +73,7 @@ int serve(double seconds, double load, bool tells, uint64_t seed) {
   model.batch_sizes = {1};
   const auto run = [&](const sched::slo::Batch& batch, executor::BatchReport& report) -> base::Status {
     uint64_t duration_ns = kRequestMs * kMs;
-    if (tells) (void)session->set_worth(batch.worth, batch.worth_until_ns, report.waiting);
+    if (tells) (void)session->set_worth(batch.worth.cost, batch.worth.until_ns, report.waiting);
     base::Status outcome;
     const executor::IterationFunction batch_work =
         [&](const std::shared_ptr<executor::Iteration>& iteration) {

@@ -1,29 +1,28 @@
-// Writes benchmarks/results/serving.md, and every cell into serving-cells.csv beside it: serving_experiments CALIBRATION.csv OUT.md [TRACE.csv [SEEDS [THREADS]]]. Virtual time,
-// deterministic; only the time of a decision is wall time.
+// Writes benchmarks/results/serving.md, and every cell into serving-cells.csv beside it: serving_experiments CALIBRATION.csv OUT.md
+// [TRACES [SEEDS [THREADS [SECTIONS [FIRST_SEED]]]]]. TRACES and SECTIONS are words with commas between: files, and which of tables,
+// static, mixes, trace, bursts and sensitivity are made (all). Virtual time, deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "rows.hpp"
 
 namespace gpushare::experiments {
 namespace {
 
-int experiments(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: serving_experiments CALIBRATION.csv OUT.md [TRACE.csv [SEEDS [THREADS]]]\n");
-    return 2;
-  }
-  if (argc > 4) seeds = std::max(1ul, std::strtoul(argv[4], nullptr, 10));
-  if (argc > 5) threads = static_cast<unsigned>(std::strtoul(argv[5], nullptr, 10));
-  const auto all = read_csv(argv[1]);
-  if (!all.ok()) {
-    std::fprintf(stderr, "%s\n", all.status().to_string().c_str());
-    return 1;
-  }
-  Report report;
+std::vector<std::string> words(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) out.push_back(word);
+  return out;
+}
+
+void protocol(Report& report) {
   report.line("# Deadline-aware serving: experiments\n");
   report.line(
       "**Question:** how many requests with deadlines are answered in time under each policy? "
@@ -51,7 +50,8 @@ int experiments(int argc, char** argv) {
       "Every policy is told 256 "
       "execution times an application beforehand and each finished one's afterwards, and the true c0 and c1 "
       "to start from.\n"
-      "- Nothing of gpushare was chosen on the seeds of this page, which begin at 301, nor on its windows of "
+      "- Nothing of gpushare was chosen on the seeds of this page, which begin at 301 where no other is "
+      "named, nor on its windows of "
       "the "
       "trace: seeds 1 to 5, 101 to 106, 901 and 902 and the first and last window were used for that, 11 and "
       "12 "
@@ -65,7 +65,27 @@ int experiments(int argc, char** argv) {
       "ms, 5 ms off "
       "each deadline. Orloj: sizes in descending order, |Q| >= bs, mean estimate, b = 1e-4 / ms, equal "
       "mix.\n");
-  main_tables(report, *all);
+}
+
+int experiments(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr,
+                 "usage: serving_experiments CALIBRATION.csv OUT.md [TRACES [SEEDS [THREADS [SECTIONS "
+                 "[FIRST_SEED]]]]]\n");
+    return 2;
+  }
+  const std::vector<std::string> traces = words(argc > 3 ? argv[3] : "");
+  if (argc > 4) seeds = std::max(1ul, std::strtoul(argv[4], nullptr, 10));
+  if (argc > 5) threads = static_cast<unsigned>(std::strtoul(argv[5], nullptr, 10));
+  const std::vector<std::string> sections = words(argc > 6 ? argv[6] : "");
+  if (argc > 7) first_seed = std::max(1ul, std::strtoul(argv[7], nullptr, 10));
+  const auto all = read_csv(argv[1]);
+  if (!all.ok()) {
+    std::fprintf(stderr, "%s\n", all.status().to_string().c_str());
+    return 1;
+  }
+  Report report;
+  if (sections.empty()) protocol(report);
   const auto save = [&] {
     std::ofstream file(argv[2]);
     file << report.text();
@@ -75,19 +95,23 @@ int experiments(int argc, char** argv) {
     cells << report.cells();
     return static_cast<bool>(file) && static_cast<bool>(cells);
   };
-  if (!save()) return 1;
-  std::fprintf(stderr, "tables done\n");
-  static_models(report);
-  mixes(report);
-  std::fprintf(stderr, "mixes done\n");
-  trace(report, argc > 3 ? argv[3] : "");
-  std::fprintf(stderr, "trace done\n");
-  if (!save()) return 1;
-  bursts(report, argc > 3 ? argv[3] : "");
-  std::fprintf(stderr, "bursts done\n");
-  if (!save()) return 1;
-  sensitivity(report, *all);
-  return save() ? 0 : 1;
+  const auto section = [&](const char* name, const auto& make) {
+    if (!sections.empty() && std::find(sections.begin(), sections.end(), name) == sections.end()) return true;
+    make();
+    std::fprintf(stderr, "%s done\n", name);
+    return save();
+  };
+  const bool saved = section("tables", [&] { main_tables(report, *all); }) &&
+                     section("static", [&] { static_models(report); }) &&
+                     section("mixes", [&] { mixes(report); }) &&
+                     section("trace",
+                             [&] {
+                               report.line("\n## Public request traces");
+                               for (const std::string& each : traces) trace(report, each);
+                             }) &&
+                     section("bursts", [&] { bursts(report, traces.empty() ? "" : traces.front()); }) &&
+                     section("sensitivity", [&] { sensitivity(report, *all); });
+  return saved ? 0 : 1;
 }
 
 }  // namespace

@@ -148,7 +148,7 @@ std::function<std::vector<TimedRequest>(uint64_t)> drawer(const std::string& syn
   return [=](uint64_t seed) {
     return sim::draw(
         spec,
-        {.requests = kRequests, .rate_per_s = rate, .burstiness = burst, .seed = kFirstSeed - 1 + seed});
+        {.requests = kRequests, .rate_per_s = rate, .burstiness = burst, .seed = first_seed - 1 + seed});
   };
 }
 

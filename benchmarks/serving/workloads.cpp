@@ -40,7 +40,7 @@ std::vector<TimedRequest> two_halves(const sim::SyntheticSpec& first, const sim:
     const double rate = load / (sim::mean_execution_ns(*spec) / 1e9);
     for (TimedRequest request : sim::draw(*spec, {.requests = kRequests / 2,
                                                  .rate_per_s = rate,
-                                                 .seed = kFirstSeed - 1 + seed + (all.empty() ? 0 : 100)})) {
+                                                 .seed = first_seed - 1 + seed + (all.empty() ? 0 : 100)})) {
       request.arrival_ns += start;
       if (spec == &second) request.application += offset;
       all.push_back(request);
@@ -100,7 +100,8 @@ static size_t window_start(size_t requests, uint64_t seed) {
 }
 
 void trace(Report& report, const std::string& path) {
-  report.line("\n## The public request trace\n");
+  const std::string name = path.substr(path.rfind('/') + 1);
+  report.line("\n### " + name + "\n");
   const auto read = sim::read_requests(path);
   if (!read.ok()) {
     report.line("Not run: " + read.status().message());
@@ -111,7 +112,7 @@ void trace(Report& report, const std::string& path) {
   for (const TimedRequest& request : *read)
     mean += static_cast<double>(request.execution_ns) / static_cast<double>(read->size());
   report.row(
-      "`azure_llm_2023_conv.csv`: %zu requests. Execution time = %g ms a context token + %g ms a generated "
+      "%zu requests. Execution time = %g ms a context token + %g ms a generated "
       "token (mean %.2f s, P99 %.2f s); the "
       "application is the octave of the context length, all that is known at arrival. Arrivals keep their "
       "pattern and are scaled to the "
@@ -145,7 +146,7 @@ void trace(Report& report, const std::string& path) {
       rows.push_back(std::move(row));
     }
   run_rows(rows, main_contenders());
-  finish_rates(report, "trace", "load", rows);
+  finish_rates(report, name, "load", rows);
   const Summary s = summarise(rows);
   report.row(
       "\nMean: best of the four systems %.3f, greedy %.3f, gpushare %.3f, without labels %.3f (orloj %.3f), "

@@ -65,8 +65,12 @@ void Reaper::tell_finished(SessionImpl& session, const InFlight& slot, uint64_t 
     if (session.launch_gate_->was_held_up())
       if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
   }
-  if (const auto& waits = session.waiting_work_; waits != nullptr && session.in_flight_ == 0)
-    session.tell_worth(waits->worth.load(), waits->until_ns.load());
+  // Not while another one is open: that one's function may still be saying what comes after it.
+  if (const auto& waits = session.waiting_work_;
+      waits != nullptr && session.in_flight_ == 0 && !session.open_) {
+    const WaitingWork::Worth next = waits->worth();
+    session.tell_worth(next.cost, next.until_ns);
+  }
   runtime_.authority_->finished(session.id_, device_ns, time);
   const uint64_t measured_ns = slot.outcome.ok() ? device_ns : 0;
   if (runtime_.shared_)

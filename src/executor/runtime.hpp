@@ -12,7 +12,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -309,10 +308,17 @@ class Work {
   virtual base::Status run(const std::shared_ptr<Iteration>& iteration) = 0;
 };
 
-// What waits for a session's next iteration, as its owner keeps it up to date: see Session::set_worth.
-struct WaitingWork {
-  std::atomic<double> worth{0};
-  std::atomic<uint64_t> until_ns{0};
+// What waits for a session's next iteration: see Session::set_worth.
+class WaitingWork {
+ public:
+  struct Worth {
+    double cost = 0;
+    uint64_t until_ns = 0;
+  };
+  virtual ~WaitingWork() = default;
+  // Asked when an iteration of the session has ended on the device, with the runtime's lock held, on any thread: calls nothing
+  // of the runtime, and takes a moment.
+  virtual Worth worth() const noexcept = 0;
 };
 
 class Session {

@@ -4,9 +4,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -123,6 +126,47 @@ TEST_CASE("a request queue without memory answers every request and closes") {
       }
     }
   }
+}
+
+TEST_CASE("a request queue without memory answers what waits in pieces") {
+  const Spared mine;
+  constexpr size_t kMany = 5000;
+  auto server = RequestServer::start({});
+  REQUIRE(server.ok());
+  std::atomic<bool> runs{false}, go_on{false};
+  std::atomic<size_t> failed{0}, ran{0};
+  std::atomic<uint64_t> failed_at_first{0};
+  const auto run = [&](const Batch&, BatchReport&) -> base::Status {
+    runs = true;
+    while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return {};
+  };
+  REQUIRE((*server)->add_model({}, run).ok());
+  const auto answer = [&](const RequestOutcome& outcome) {
+    if (outcome.status == GPUSHARE_OK) ++ran;
+    if (outcome.status != GPUSHARE_HOST_OUT_OF_MEMORY || failed++ > 0) return;
+    failed_at_first = (*server)->stats().failed;
+    go_on = true;
+  };
+  Request request;
+  request.deadline_ns = base::host_now_ns() + 3'600'000'000'000;
+  REQUIRE((*server)->submit(request, answer).ok());
+  while (!runs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (request.id = 1; request.id <= kMany; ++request.id) REQUIRE((*server)->submit(request, answer).ok());
+  request.features = {1};  // which the server copies
+  RequestServer::Answer last = answer;
+  {
+    const FailingNew failing(0, false);
+    const Spared caller(false);
+    CHECK_THROWS_AS((*server)->submit(request, std::move(last)), std::bad_alloc);
+  }
+  CHECK((*server)->drain().ok());
+  // The first answer is told when the first piece is done, and before the lock is taken again.
+  CHECK(failed_at_first == 1024);
+  CHECK(failed == kMany);
+  CHECK(ran == 1);
+  CHECK((*server)->stats().failed == kMany);
+  CHECK((*server)->stop().ok());
 }
 
 TEST_CASE("a host stream without memory fails with a status, and its thread ends as ever") {

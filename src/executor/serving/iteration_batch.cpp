@@ -15,7 +15,7 @@ RequestServer::RunBatch run_as_iterations(std::shared_ptr<Session> session, Batc
       report.started_ns = base::host_now_ns();
       return function(batch, iteration, report);
     };
-    (void)session->set_worth(batch.worth, batch.worth_until_ns,
+    (void)session->set_worth(batch.worth.cost, batch.worth.until_ns,
                              report.waiting);  // of a session that ended: run_as_iteration says so
     base::Status outcome;
     const base::Status ran = run_as_iteration(*session, report.server, "batch", run, outcome);

@@ -90,6 +90,30 @@ class Pulse {
   bool missed_ = false;
 };
 
+// What the next batch is worth.
+class WaitingRequests final : public WaitingWork {
+ public:
+  void set(const sched::slo::Waiting& waiting, uint32_t largest_batch) noexcept {
+    base::MutexLock lock(mutex_);
+    waiting_ = waiting;
+    largest_batch_ = largest_batch;
+  }
+  void nothing() noexcept {
+    base::MutexLock lock(mutex_);
+    waiting_.clear();
+  }
+  Worth worth() const noexcept override {
+    base::MutexLock lock(mutex_);
+    const sched::slo::Worth worth = waiting_.worth(largest_batch_, base::host_now_ns());
+    return {worth.cost, worth.until_ns};
+  }
+
+ private:
+  mutable base::Mutex mutex_;  // nothing is called and no other lock taken under it
+  sched::slo::Waiting waiting_ GPUSHARE_GUARDED_BY(mutex_);
+  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+};
+
 }  // namespace
 
 class RequestServer::Impl {
@@ -118,7 +142,6 @@ class RequestServer::Impl {
     try {
       GPUSHARE_ASSIGN_OR_RETURN(const uint32_t model, batcher_->add_model(spec));
       models_.push_back({std::move(shared), {}});
-      largest_batch_ = std::max(largest_batch_, spec.batch_sizes.back());
       return model;
     } catch (...) {
       give_up();
@@ -173,7 +196,7 @@ class RequestServer::Impl {
       refused();
       return status;
     }
-    note_waiting(std::min(first_deadline_ns_, request.deadline_ns));
+    note_waiting();
     ++stats_.accepted;
     stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
@@ -185,6 +208,7 @@ class RequestServer::Impl {
     if (given_up_) return false;
     try {
       const bool waited = batcher_->cancel(id, base::host_now_ns());
+      note_waiting();
       if (waited) poke();
       return waited;
     } catch (...) {
@@ -348,23 +372,31 @@ class RequestServer::Impl {
   }
 
   // Called when the host had no memory for a step of the batcher. The step may be incomplete, so the batcher is
-  // not asked again. Requests that are not running are answered with HOST_OUT_OF_MEMORY, and no more are
-  // accepted. Allocates nothing.
+  // not asked again. Requests that are not running are answered with HOST_OUT_OF_MEMORY, by the thread that decides, and no more
+  // are accepted. Allocates nothing.
   void give_up() noexcept GPUSHARE_REQUIRES(mutex_) {
     if (given_up_) return;
-    given_up_ = true;
+    given_up_ = giving_up_ = true;
     waiting_.clear();
-    waiting_work_->worth.store(0);
+    waiting_requests_->nothing();
+    poke();
+  }
+
+  // The answers of some of them are due. True while there are others.
+  bool fail_some() noexcept GPUSHARE_REQUIRES(mutex_) {
+    constexpr size_t kMost = 1024;  // whoever submits waits meanwhile
     RequestOutcome outcome;
     outcome.status = no_memory_.code();
     outcome.finished_ns = base::host_now_ns();
+    size_t count = 0;
     for (auto& [id, entry] : entries_) {
       if (entry.stage != Stage::kWaiting) continue;
+      if (count++ == kMost) return true;
       outcome.id = id;
       make_due(outcome, entry);
       ++stats_.failed;
     }
-    poke();
+    return false;
   }
 
   // Asks the batcher what to run: a batch goes to waiting_, drops go to answers_. A server that stops cancels waiting
@@ -382,7 +414,7 @@ class RequestServer::Impl {
       stats_.decision_ns += base::host_now_ns() - now;
     }
     take_drops();
-    note_waiting(decision.first_deadline_ns);
+    note_waiting();
     if (decision.batch) {
       ++in_flight_;
       waiting_.push_back(std::move(*decision.batch));
@@ -406,12 +438,9 @@ class RequestServer::Impl {
     }
   }
 
-  // Says what waits for a batch, to whoever ends the running one. `first_ns`: the first deadline.
-  void note_waiting(uint64_t first_ns) GPUSHARE_REQUIRES(mutex_) {
-    first_deadline_ns_ = first_ns;
-    const size_t next = std::min<size_t>(batcher_->pending(), largest_batch_);
-    waiting_work_->until_ns.store(first_ns - std::min(first_ns, last_took_ns_));
-    waiting_work_->worth.store(first_ns == kNever ? 0 : static_cast<double>(next));
+  // Says what waits for a batch, to whoever ends the running one.
+  void note_waiting() GPUSHARE_REQUIRES(mutex_) {
+    waiting_requests_->set(batcher_->waiting(), batcher_->largest_batch());
   }
 
   // Takes out the batches that wait for the device although they should have begun; ask() answers their requests.
@@ -494,10 +523,9 @@ class RequestServer::Impl {
       } catch (...) {
         give_up();
       }
-      if (wake_ns == kAgain) {
-        work_.notify_one();
-        poked_ = true;
-      }
+      if (giving_up_ && answers_.empty()) giving_up_ = fail_some();
+      if (wake_ns == kAgain) work_.notify_one();
+      if (wake_ns == kAgain || giving_up_) poked_ = true;
       report();
       if (ended_) return;
       tell_stats();
@@ -558,7 +586,7 @@ class RequestServer::Impl {
     told.started_ns = begin;
     told.model_ended = false;
     told.server = this;
-    told.waiting = waiting_work_;
+    told.waiting = waiting_requests_;
     return true;
   }
 
@@ -589,7 +617,6 @@ class RequestServer::Impl {
     ++stats_.batches;
     stats_.batched_requests += batch.requests.size();
     stats_.busy_ns += took;
-    last_took_ns_ = took;
     answer_batch(batch, told, status, end);
     poke();
     try {
@@ -684,18 +711,16 @@ class RequestServer::Impl {
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
-  const std::shared_ptr<WaitingWork> waiting_work_ = std::make_shared<WaitingWork>();
-  uint64_t first_deadline_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // of what waits; kNever: there is none
-  uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;           // of any model
-  uint64_t last_took_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;            // the last batch
-  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;                 // when tell_stats() told last
+  const std::shared_ptr<WaitingRequests> waiting_requests_ = std::make_shared<WaitingRequests>();
+  uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool ended_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  bool given_up_ GPUSHARE_GUARDED_BY(mutex_) = false;  // see give_up
+  bool given_up_ GPUSHARE_GUARDED_BY(mutex_) = false;   // see give_up
+  bool giving_up_ GPUSHARE_GUARDED_BY(mutex_) = false;  // fail_some() has some to answer
   std::mutex join_mutex_;
   base::ServiceThread decider_, runner_;
 };

@@ -36,7 +36,7 @@ struct RequestOutcome {
   uint64_t deadline_ns = 0;
 };
 
-struct WaitingWork;
+class WaitingWork;
 
 // Facts that the function that runs a batch may report.
 struct BatchReport {

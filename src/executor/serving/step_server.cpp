@@ -27,6 +27,59 @@ using sched::slo::StepBatcher;
 using sched::slo::StepEvent;
 using sched::slo::StepRequest;
 
+namespace {
+
+// The step after the running one, for whoever ends that: then its function has said who is done, and the step batcher has not been
+// told yet.
+class StepAfter final : public WaitingWork {
+ public:
+  void foresee(const sched::slo::NextStep& next) {
+    base::MutexLock lock(mutex_);
+    next_ = next;
+  }
+  void set_waiting(const sched::slo::Waiting& waiting) noexcept {
+    base::MutexLock lock(mutex_);
+    next_.waiting = waiting;
+  }
+  void nothing() noexcept {
+    base::MutexLock lock(mutex_);
+    next_.others = {};
+    next_.members.clear();
+    next_.waiting.clear();
+  }
+  // `step` is read until end().
+  void begin(const RunningStep& step) noexcept {
+    base::MutexLock lock(mutex_);
+    running_ = &step;
+    status_ = GPUSHARE_OK;
+  }
+  void returned(int32_t status) noexcept {
+    base::MutexLock lock(mutex_);
+    status_ = status;
+  }
+  // Until the next foresee() only those that wait are known.
+  void end() noexcept {
+    base::MutexLock lock(mutex_);
+    next_.members.clear();
+    running_ = nullptr;
+  }
+  Worth worth() const noexcept override {
+    base::MutexLock lock(mutex_);
+    sched::slo::StepResult first;
+    if (running_ != nullptr) first = {status_, running_->done, running_->statuses, {}};
+    const sched::slo::Worth worth = next_.worth(base::host_now_ns(), first);
+    return {worth.cost, worth.until_ns};
+  }
+
+ private:
+  mutable base::Mutex mutex_;  // nothing is called and no other lock taken under it
+  sched::slo::NextStep next_ GPUSHARE_GUARDED_BY(mutex_);
+  const RunningStep* running_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
+  int32_t status_ GPUSHARE_GUARDED_BY(mutex_) = GPUSHARE_OK;
+};
+
+}  // namespace
+
 class StepServer::Impl {
  public:
   Impl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members,
@@ -80,7 +133,7 @@ class StepServer::Impl {
       entries_.erase(entry);
       return status;
     }
-    note_next();
+    next_->set_waiting(batcher_->next_step().waiting);
     changed();
     if (batcher_->expires_ns() < expires_ns) news_.notify_all();
     return {};
@@ -91,6 +144,7 @@ class StepServer::Impl {
     if (!ended_status_.ok()) return false;
     try {
       const bool held = batcher_->cancel(id, base::host_now_ns());
+      next_->set_waiting(batcher_->next_step().waiting);
       post();
       changed();
       return held;
@@ -216,7 +270,7 @@ class StepServer::Impl {
   void end_all(const base::Status& status) noexcept GPUSHARE_REQUIRES(mutex_) {
     if (ended_status_.ok()) ended_status_ = status;
     ending_ = true;
-    next_->worth.store(0);
+    next_->nothing();
     news_.notify_all();
   }
 
@@ -249,7 +303,7 @@ class StepServer::Impl {
         if (ended_status_.ok()) {
           const Step& step = batcher_->begin_step(base::host_now_ns());
           post();
-          note_next();
+          next_->foresee(batcher_->next_step());
           wake_ns = step.wake_ns;
           any = !step.empty();
           if (any) look(step, seen);
@@ -263,13 +317,6 @@ class StepServer::Impl {
       else
         sleep_until(wake_ns);
     }
-  }
-
-  // Publishes the worth of the step after the running one, for the thread that ends the running step.
-  void note_next() GPUSHARE_REQUIRES(mutex_) {
-    const sched::slo::StepWorth& next = batcher_->next_worth();
-    next_->until_ns.store(next.until_ns);
-    next_->worth.store(next.cost);
   }
 
   void look(const Step& step, RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
@@ -299,7 +346,9 @@ class StepServer::Impl {
     mutex_.unlock();
     base::Status outcome;
     uint64_t started_ns = 0;
+    next_->begin(seen);
     const base::Status ran = submit_and_wait(seen, outcome, started_ns);
+    next_->end();
     const bool over = session_ended(*session_, ran);
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
@@ -337,7 +386,10 @@ class StepServer::Impl {
     try {
       const IterationFunction step = [&](const std::shared_ptr<Iteration>& iteration) {
         started_ns = base::host_now_ns();
-        return function_(iteration, seen);
+        next_->returned(GPUSHARE_CALLBACK_FAILED);  // if it throws
+        const base::Status status = function_(iteration, seen);
+        next_->returned(status.code());
+        return status;
       };
       (void)session_->set_worth(seen.worth.cost, seen.worth.until_ns,
                                 seen.next);  // of a session that ended: run_as_iteration says so
@@ -396,12 +448,13 @@ class StepServer::Impl {
   // next.
   void drop_some(uint64_t now_ns) GPUSHARE_REQUIRES(mutex_) {
     try {
-      if (cancelling_)
+      if (cancelling_) {
+        next_->nothing();
         cancelling_ = batcher_->cancel_some(now_ns);
-      else
+      } else {
         batcher_->expire(now_ns);
+      }
       post();
-      note_next();
       changed();
     } catch (...) {
       end_all(no_memory_);
@@ -460,7 +513,7 @@ class StepServer::Impl {
   const size_t most_held_;
   const std::shared_ptr<Session> session_;
   const StepFunction function_;
-  const std::shared_ptr<WaitingWork> next_ = std::make_shared<WaitingWork>();
+  const std::shared_ptr<StepAfter> next_ = std::make_shared<StepAfter>();
   mutable base::Mutex mutex_;
   base::ConditionVariable work_;      // for the runner
   base::ConditionVariable news_;      // for the teller

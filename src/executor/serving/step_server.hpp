@@ -24,7 +24,7 @@ struct RunningStep {
   std::vector<sched::slo::RequestId> left;
   std::vector<void*> left_tags;
   uint64_t expected_ns = 0;
-  sched::slo::StepWorth worth;
+  sched::slo::Worth worth;
   std::shared_ptr<const WaitingWork> next;  // what the step after it is worth
   // By member, to be filled in until the device has finished the step: not 0: it is done; how it failed; the bytes that it holds.
   std::vector<uint8_t> done;

@@ -61,6 +61,31 @@ struct Drop {
   DropReason reason;
 };
 
+// What requests or tokens cost together that something is expected to serve in time, and by when it has to begin for all of them.
+struct Worth {
+  double cost = 0;
+  uint64_t until_ns = kNever;
+  // One more, that has to be served by `due_ns` and takes so long; nothing if that is too late at `begins_ns`.
+  void add(double its_cost, uint64_t due_ns, uint64_t takes_ns, uint64_t begins_ns);
+};
+
+// Requests that wait for the batch or step after one: what the first of them cost, and by when it has to begin for each. Only the
+// constructor allocates.
+class Waiting {
+ public:
+  static constexpr size_t kMost = 256;
+  Waiting() { first_.reserve(kMost + 1); }
+  void clear() { first_.clear(); }
+  void add(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept;
+  // One that was added so, if it is among them.
+  void remove(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept;
+  // Of the first `places` that are not too late.
+  Worth worth(size_t places, uint64_t now_ns) const noexcept;
+
+ private:
+  std::vector<Worth> first_;  // of one request each, in the order of until_ns
+};
+
 struct Batch {
   BatchId id = 0;
   uint32_t model = 0;
@@ -68,16 +93,12 @@ struct Batch {
   uint64_t expected_ns = 0;           // the time that the policy expects it to take
   uint64_t not_before_ns = 0;         // the device waits for it
   uint64_t latest_start_ns = kNever;  // the device refuses it after this: report rejected()
-  // The sum of the costs of the requests that it is expected to serve in time, and the time by which it must begin for
-  // all of these.
-  double worth = 0;
-  uint64_t worth_until_ns = kNever;
+  Worth worth;
 };
 
 struct Decision {
   std::optional<Batch> batch;
-  uint64_t wake_ns = kNever;            // without a batch: ask again at this time, if nothing happens before
-  uint64_t first_deadline_ns = kNever;  // of the requests that still wait and have not expired
+  uint64_t wake_ns = kNever;  // without a batch: ask again at this time, if nothing happens before
 };
 
 // A model on the device: its batch time l_B = c0 + c1 k max l_r, which finished batches refine, and the batch sizes
@@ -177,6 +198,10 @@ class Batcher {
   // `in_flight`: the batches handed out and not finished or rejected, the running one included. Most policies answer only
   // at 0.
   virtual Decision next(uint64_t now_ns, uint32_t in_flight) = 0;
+  // The requests that wait for the batch after the one that next() made last, of which that may have largest_batch(). Both
+  // batches are expected to last as long. As of the last call of next(), of arrive() and of cancel().
+  virtual const Waiting& waiting() const = 0;
+  virtual uint32_t largest_batch() const = 0;  // of any model
   // Drops since the last call, appended.
   virtual void take_drops(std::vector<Drop>& out) = 0;
 

@@ -25,9 +25,45 @@ const char* drop_reason_name(DropReason reason) {
   return "unknown";
 }
 
+void Worth::add(double its_cost, uint64_t due_ns, uint64_t takes_ns, uint64_t begins_ns) {
+  const uint64_t last_ns = due_ns - std::min(due_ns, takes_ns);
+  if (last_ns < begins_ns) return;
+  cost += its_cost;
+  until_ns = std::min(until_ns, last_ns);
+}
+
+void Waiting::add(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept {
+  const Worth own{cost, due_ns - std::min(due_ns, takes_ns)};
+  const auto later = [](uint64_t until_ns, const Worth& each) { return until_ns < each.until_ns; };
+  first_.insert(std::upper_bound(first_.begin(), first_.end(), own.until_ns, later), own);
+  if (first_.size() > kMost) first_.pop_back();
+}
+
+void Waiting::remove(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept {
+  const uint64_t until_ns = due_ns - std::min(due_ns, takes_ns);
+  const auto is = [&](const Worth& each) { return each.until_ns == until_ns && each.cost == cost; };
+  const auto found = std::find_if(first_.begin(), first_.end(), is);
+  if (found != first_.end()) first_.erase(found);
+}
+
+Worth Waiting::worth(size_t places, uint64_t now_ns) const noexcept {
+  Worth worth;
+  for (const Worth& each : first_) {
+    if (places == 0) break;
+    if (each.until_ns < now_ns) continue;
+    worth.until_ns = std::min(worth.until_ns, each.until_ns);
+    worth.cost += each.cost;
+    --places;
+  }
+  return worth;
+}
+
 base::Result<uint32_t> BatcherBase::add_model(const ModelSpec& spec) {
   base::Result<uint32_t> model = knowledge_.add_model(spec);
-  if (model.ok()) model_added(*model);
+  if (model.ok()) {
+    largest_batch_ = std::max(largest_batch_, max_batch(*model));
+    model_added(*model);
+  }
   return model;
 }
 
@@ -61,12 +97,13 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
   Held held;
   held.request = request;
-  held.application = knowledge_.classify(request.model, request.application, request.features);
+  held.application = knowledge_.classify(request.model, request.application, request.features,
+                                         Knowledge::objective_of(request.arrival_ns, request.deadline_ns));
   knowledge_.arrived(request.model, held.application);
   held.idle_since = flights_.empty() ? next_batch_ : 0;
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
     if (!probe_ && request.deadline_ns > now_ns && may_probe(held, now_ns)) {
-      held_.emplace(request.id, std::move(held));
+      hold(request, std::move(held));
       probe_ = request.id;
       return base::ok_status();
     }
@@ -74,10 +111,26 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
     lost(held);
     return admitted;
   }
-  Held& kept = held_.emplace(request.id, std::move(held)).first->second;
+  Held& kept = hold(request, std::move(held));
   kept.ordered = true;
   enter(kept, now_ns);
   return base::ok_status();
+}
+
+BatcherBase::Held& BatcherBase::hold(const Request& request, Held held) {
+  by_deadline_.emplace(KeyedOrder::Key(request.deadline_ns, request.id), request.cost);
+  waiting_.add(request.cost, request.deadline_ns, last_expected_ns_);
+  return held_.emplace(request.id, std::move(held)).first->second;
+}
+
+void BatcherBase::foresee_next(uint64_t now_ns) {
+  waiting_.clear();
+  const uint64_t begins_ns = std::max(now_ns, last_batch_ends_ns_);
+  auto at = by_deadline_.lower_bound({base::add_saturated(begins_ns, last_expected_ns_), 0});
+  size_t left = std::min<size_t>(Waiting::kMost,
+                                 size_t{2} * largest_batch_);  // the first may be too late when it is asked
+  for (; at != by_deadline_.end() && left > 0; ++at, --left)
+    waiting_.add(at->second, at->first.first, last_expected_ns_);
 }
 
 double BatcherBase::least_alone_ns(const Held& held) {
@@ -151,7 +204,7 @@ Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
   const uint64_t deadline_ns = expire_all(now_ns);
   Decision decision = choose(now_ns, in_flight);
   deciding_idle_ = false;
-  decision.first_deadline_ns = expire_all(now_ns);  // the first may be in the batch, or dropped
+  foresee_next(now_ns);
   if (!decision.batch) decision.wake_ns = std::min(decision.wake_ns, deadline_ns);
   if (!decision.batch && !may_drop()) decision.wake_ns = now_ns + 1;
   return decision;
@@ -193,11 +246,14 @@ base::Status BatcherBase::check_kind(const Request& request) {
 
 bool BatcherBase::cancel(RequestId id, uint64_t /*now_ns*/) {
   if (!held_.contains(id)) return false;
+  const Request& request = find(id)->request;
+  waiting_.remove(request.cost, request.deadline_ns, last_expected_ns_);
   drop(id, DropReason::kCancelled);
   return true;
 }
 
 bool BatcherBase::cancel_some() {
+  waiting_.clear();
   size_t dropped = 0;
   for (auto at = held_.begin(); at != held_.end() && dropped < kMostDrops; ++dropped)
     drop((at++)->first, DropReason::kCancelled);  // which moves no other
@@ -283,7 +339,7 @@ void BatcherBase::observe_run(uint32_t model, std::span<const uint32_t> applicat
   if (model >= knowledge_.models()) return;
   std::vector<Knowledge::Member> members;
   members.reserve(applications.size());
-  for (uint32_t each : applications) members.push_back({knowledge_.application(model, each), each, {}});
+  for (uint32_t each : applications) members.push_back({knowledge_.application(model, each), each, {}, 0});
   knowledge_.observe_run(model, members, execution_ns, device_ns);
 }
 
@@ -329,7 +385,9 @@ void BatcherBase::drop(RequestId id, DropReason reason) {
 
 void BatcherBase::forget(RequestId id, DropReason reason) {
   if (reason != DropReason::kCancelled) lost(*find(id));
-  held_.erase(id);
+  const auto at = held_.find(id);
+  by_deadline_.erase({at->second.request.deadline_ns, id});
+  held_.erase(at);
   drops_.push_back({id, reason});
   if (drops_left_ > 0) --drops_left_;
   if (reason != DropReason::kCancelled) count_decided(1, 1);
@@ -378,16 +436,16 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
     flight.slo_ns =
         std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
     flight.deadlines.emplace_back(request.deadline_ns, request.cost);
-    if (const uint64_t last_ns = request.deadline_ns - std::min(request.deadline_ns, batch.expected_ns);
-        last_ns >= deciding_ns_) {
-      batch.worth += request.cost;
-      batch.worth_until_ns = std::min(batch.worth_until_ns, last_ns);
-    }
+    batch.worth.add(request.cost, request.deadline_ns, batch.expected_ns, deciding_ns_);
     if (std::exchange(at->second.ordered, false)) leave(at->second);
-    flight.members.push_back(
-        {at->second.application, request.application, std::move(at->second.request.features)});
+    flight.members.push_back({at->second.application, request.application,
+                              std::move(at->second.request.features),
+                              Knowledge::objective_of(request.arrival_ns, request.deadline_ns)});
+    by_deadline_.erase({request.deadline_ns, id});
     held_.erase(at);
   }
+  last_expected_ns_ = batch.expected_ns;
+  last_batch_ends_ns_ = base::add_saturated(deciding_ns_, batch.expected_ns);
   batch.requests = std::move(ids);
   flights_.emplace(batch.id, std::move(flight));
   in_flight_.emplace(batch.id, batch.requests);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/container/btree_map.h>
 #include <absl/container/btree_set.h>
 #include "base/flat_hash.hpp"
 
@@ -59,6 +60,8 @@ class BatcherBase : public Batcher {
                    std::span<const uint64_t> execution_ns, uint64_t device_ns) override;
   base::Result<Profile> profile(uint32_t model, uint32_t application) override;
   Decision next(uint64_t now_ns, uint32_t in_flight) final;
+  const Waiting& waiting() const override { return waiting_; }
+  uint32_t largest_batch() const override { return largest_batch_; }
   void take_drops(std::vector<Drop>& out) override;
   size_t pending() const override { return held_.size(); }
   Signals signals() const override;
@@ -137,17 +140,24 @@ class BatcherBase : public Batcher {
   Decision run_probe(Decision decision);
   Decision choose(uint64_t now_ns, uint32_t in_flight);
   uint64_t expire_all(uint64_t now_ns);
+  Held& hold(const Request& request, Held held);
+  void foresee_next(uint64_t now_ns);
   void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
   void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
 
   std::string name_;
   base::FlatHashMap<RequestId, Held> held_;
+  absl::btree_map<KeyedOrder::Key, double> by_deadline_;  // all of held_, with their costs
   base::FlatHashMap<BatchId, Flight> flights_;
   base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
   std::vector<Drop> drops_;
   double decided_ = 0, expected_misses_ = 0;  // see Signals
   bool predicts_ = false;                     // the policy calls predict_misses
   BatchId next_batch_ = 1;
+  Waiting waiting_;
+  uint32_t largest_batch_ = 0;
+  uint64_t last_expected_ns_ = 0;    // of the last batch
+  uint64_t last_batch_ends_ns_ = 0;  // as expected
 
   // Probes. A policy refuses and drops requests by estimates that only finished work can correct. So that a wrong
   // estimate does not refuse for ever, from time to time a request that the estimate calls hopeless runs all the same,

@@ -77,9 +77,24 @@ uint32_t Knowledge::application(uint32_t model, uint64_t key) {
   return index;
 }
 
-uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const double> features) {
-  if (features.empty()) return application(model, number);
+uint32_t Knowledge::objective_of(uint64_t arrival_ns, uint64_t deadline_ns) {
+  constexpr double kAnOctave = 4;
+  if (deadline_ns == UINT64_MAX || deadline_ns <= arrival_ns) return 0;
+  return 1 + static_cast<uint32_t>(
+                 std::lround(kAnOctave * std::log2(static_cast<double>(deadline_ns - arrival_ns))));
+}
+
+uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const double> features,
+                             uint32_t objective) {
   Model& of = models_[model];
+  if (features.empty()) {
+    const uint32_t whole = application(model, number);
+    const auto known = of.by_objective.find(number);
+    if (known == of.by_objective.end()) return whole;
+    for (const Objective& each : known->second)
+      if (each.number == objective && each.index != Objective::kNotApart) return each.index;
+    return whole;
+  }
   const FeatureModel& known = of.by_features.try_emplace(number, features.size()).first->second;
   if (!known.ready()) return application(model, number);
   const uint32_t class_number = known.class_of(features);
@@ -118,12 +133,58 @@ void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t ex
   Model& of = models_[model];
   record(of, member.application, execution_ns);
   of.pooled.record(execution_ns);
-  if (member.features.empty()) return;
-  of.by_features.try_emplace(member.number, member.features.size())
-      .first->second.observe(member.features, execution_ns);
+  if (member.features.empty())
+    observe_objective(model, member, execution_ns);
+  else
+    of.by_features.try_emplace(member.number, member.features.size())
+        .first->second.observe(member.features, execution_ns);
   // The application keeps all of its times: its profile, and what a request without features is judged by.
   const uint32_t whole = application(model, member.number);
   if (whole != member.application) record(of, whole, execution_ns);
+}
+
+void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t execution_ns) {
+  constexpr size_t kMost = 16;       // of an application
+  constexpr size_t kEnough = 32;     // durations to judge by
+  constexpr double kRemember = 256;  // durations
+  constexpr double kLeast = 0.15;    // difference of the mean logarithms
+  constexpr double kDeviations = 4;  // of their difference
+  Model& of = models_[model];
+  if (member.objective == 0 ||
+      (of.by_objective.size() >= kExactMixture && !of.by_objective.contains(member.number)))
+    return;
+  std::vector<Objective>& all = of.by_objective[member.number];
+  const auto is = [&](const Objective& each) { return each.number == member.objective; };
+  auto own = std::find_if(all.begin(), all.end(), is);
+  if (own == all.end()) {
+    if (all.size() == kMost) return;
+    all.emplace_back().number = member.objective;
+    own = all.end() - 1;
+  }
+  const double logarithm = std::log(std::max<double>(1, static_cast<double>(execution_ns)));
+  own->count += own->count < kRemember ? 1 : 0;
+  const double off = logarithm - own->mean;
+  own->mean += off / own->count;
+  own->variance += (off * (logarithm - own->mean) - own->variance) / own->count;
+  if (own->index != Objective::kNotApart || all.size() == 1) return;
+  if (own->last.size() < kEnough)
+    own->last.push_back(execution_ns);
+  else
+    own->last[own->next++ % kEnough] = execution_ns;
+  if (own->last.size() < kEnough || of.applications.size() >= kExactMixture) return;
+  double count = 0, mean = 0, square = 0;
+  for (const Objective& each : all) {
+    if (each.number == own->number) continue;
+    count += each.count;
+    mean += each.count * each.mean;
+    square += each.count * (each.variance + each.mean * each.mean);
+  }
+  mean /= count;
+  const double error = std::sqrt(own->variance / own->count + (square / count - mean * mean) / count);
+  if (std::abs(own->mean - mean) < std::max(kLeast, kDeviations * error)) return;
+  own->index = application(model, uint64_t{member.objective | 1u << 31} << 32 | member.number);
+  for (uint64_t each : own->last) record(of, own->index, each);
+  own->last = {};
 }
 
 // Durations that contradict all that is known of their application, four times in a row, show that what is known no longer

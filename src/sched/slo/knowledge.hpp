@@ -56,6 +56,18 @@ class Knowledge {
     uint32_t application = 0;  // index: of the caller's application, or of a class of it
     uint32_t number = 0;       // the caller's
     std::vector<double> features;
+    uint32_t objective = 0;  // objective_of the request
+  };
+  // Requests of one application whose time to their deadlines is about the same. Where they take other times than the rest
+  // of it, as those of other programs under one name do, they are told apart: they are an application of their own.
+  struct Objective {
+    static constexpr uint32_t kNotApart = UINT32_MAX;
+    uint32_t number = 0;            // objective_of
+    uint32_t index = kNotApart;     // its application
+    double count = 0;               // of durations, older ones counting for less
+    double mean = 0, variance = 0;  // of their logarithms
+    std::vector<uint64_t> last;     // what the application begins with
+    size_t next = 0;                // place in `last`
   };
   struct Model {
     ModelSpec spec;
@@ -64,7 +76,8 @@ class Knowledge {
     base::FlatHashMap<uint64_t, uint32_t>
         index_of;  // by the caller's number, and in the upper half the class by features
     base::FlatHashMap<uint32_t, FeatureModel> by_features;  // of applications whose requests have features
-    std::vector<Brief> briefs;                              // by application index
+    base::FlatHashMap<uint32_t, std::vector<Objective>> by_objective;  // of the others
+    std::vector<Brief> briefs;                                         // by application index
     std::vector<uint32_t> due;  // applications to compute anew at the next refresh
     // The distribution of any request, also used for an application without samples. Up to kExactMixture
     // applications it is their mixture by observed shares, beyond that the distribution of the last durations
@@ -102,9 +115,12 @@ class Knowledge {
   const Model& model(uint32_t index) const { return models_[index]; }
   // Index of the application within the model, made if new.
   uint32_t application(uint32_t model, uint64_t key);
-  // The index of the class of a request with these features, made if new. Without features, and until enough is known
-  // of them, the index of the application itself.
-  uint32_t classify(uint32_t model, uint32_t number, std::span<const double> features);
+  // The index of the class of a request with these features, made if new. Without features: the class of the requests
+  // with its objective, where these are told apart. Until enough is known, the index of the application itself.
+  uint32_t classify(uint32_t model, uint32_t number, std::span<const double> features,
+                    uint32_t objective = 0);
+  // A number for requests that have about as long to their deadlines; 0: no deadline.
+  static uint32_t objective_of(uint64_t arrival_ns, uint64_t deadline_ns);
   // The number of features of the application's requests; 0: no request with features was seen.
   size_t features(uint32_t model, uint32_t number) const;
   // Counts one more request of the application.
@@ -124,6 +140,7 @@ class Knowledge {
   bool refresh(uint32_t model);
 
  private:
+  void observe_objective(uint32_t model, const Member& member, uint64_t execution_ns);
   void update_mixture(Model& of);
   void contradict(Model& of, uint32_t index, uint64_t execution_ns);
   bool odd(Model& of, std::span<const Member> members, double ratio);

@@ -119,11 +119,9 @@ uint64_t StepBatcher::Held::join_bytes() const {
 }
 
 StepBatcher::StepBatcher(std::string name, const StepOptions& options)
-    : name_(std::move(name)),
-      options_(options),
-      memory_(most_memory()),
-      time_(options),
-      next_places_(options.max_members) {}
+    : name_(std::move(name)), options_(options), memory_(most_memory()), time_(options) {
+  next_step_.places = options.max_members;
+}
 
 base::Status StepBatcher::check(const StepRequest& request) const {
   const auto wrong = [&](const char* what, uint64_t value, const char* allowed) {
@@ -176,7 +174,7 @@ base::Status StepBatcher::arrive(const StepRequest& request, uint64_t now_ns) {
   Held& of = *held;
   held_.try_emplace(request.id, std::move(held));
   enqueue(of);
-  add_to_next(of);
+  next_step_.waiting.add(request.cost, request.first_deadline_ns, step_.expected_ns);
   ++stats_.accepted;
   return {};
 }
@@ -215,6 +213,7 @@ bool StepBatcher::cancel(RequestId id, uint64_t now_ns) {
   Held& of = *found->second;
   if (of.place == Place::kWaiting) {
     dequeue(of);
+    next_step_.waiting.remove(of.request.cost, std::get<0>(deadline_key(of)), step_.expected_ns);
     answer(of, GPUSHARE_CANCELLED, DropReason::kCancelled, now_ns);
   } else if (of.place == Place::kLeaving || (running_ && of.chosen)) {
     of.ends = GPUSHARE_CANCELLED;
@@ -226,7 +225,9 @@ bool StepBatcher::cancel(RequestId id, uint64_t now_ns) {
 
 bool StepBatcher::cancel_some(uint64_t now_ns) {
   closing_ = true;
-  next_worth_ = {};
+  next_step_.members.clear();
+  next_step_.others = {};
+  next_step_.waiting.clear();
   const std::vector<Held*> members = members_;
   for (const Held* each : members) cancel(each->request.id, now_ns);
   for (size_t count = 0; !arrivals_.empty() && count < kMostDrops; ++count)
@@ -365,48 +366,59 @@ const Step& StepBatcher::begin_step(uint64_t now_ns) {
   return step_;
 }
 
-// Adds its next token, if a step that begins at begins_ns and takes as long as this one makes it in time.
-void StepBatcher::add_worth(StepWorth& to, const Held& of, uint64_t begins_ns) const {
-  const uint64_t due_ns = of.due_ns();
-  const uint64_t last_ns = due_ns - std::min(due_ns, step_.expected_ns);
-  if (last_ns < begins_ns) return;
-  to.cost += of.request.cost;
-  to.until_ns = std::min(to.until_ns, last_ns);
-}
-
-StepWorth StepBatcher::worth_of_step() {
-  StepWorth worth;
+Worth StepBatcher::worth_of_step() {
+  Worth worth;
   for (const StepMember& member : step_.members) {
     const Held& of = held(member.id);
-    if (of.decodes_after(member.prefill)) add_worth(worth, of, begun_ns_);
+    if (of.decodes_after(member.prefill))
+      worth.add(of.request.cost, of.due_ns(), step_.expected_ns, begun_ns_);
   }
   return worth;
 }
 
-// Members go on for as long as they were expected to generate, and the waiting requests of the first deadlines take the free places.
-void StepBatcher::foresee_next() {
-  next_worth_ = {};
-  next_places_ = options_.max_members;
-  if (closing_) return;
-  for (const Held* each : members_) {
-    Held after = *each;
-    if (each->chosen && each->decodes_after(each->prefill)) {  // it gets a token in this step
-      if (after.tokens++ == 0) after.first_ns = next_begins_ns();
-      if (after.tokens == after.request.expected_tokens) continue;
-    }
-    --next_places_;
-    add_worth(next_worth_, after, next_begins_ns());
+Worth NextStep::worth(uint64_t now_ns, const StepResult& first) const {
+  Worth worth;
+  const auto add = [&](const Worth& more) {
+    if (more.until_ns < now_ns) return;
+    worth.cost += more.cost;
+    worth.until_ns = std::min(worth.until_ns, more.until_ns);
+  };
+  add(others);
+  size_t ended = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const bool done = i < first.done.size() && first.done[i] != 0;
+    const bool failed = i < first.statuses.size() && first.statuses[i] != GPUSHARE_OK;
+    if (first.status != GPUSHARE_OK || done || failed)
+      ++ended;
+    else
+      add(members[i]);
   }
-  size_t places = next_places_;
-  for (auto at = deadlines_.begin(); at != deadlines_.end() && places > 0; ++at, --places)
-    add_worth(next_worth_, held(std::get<2>(*at)), next_begins_ns());
+  add(waiting.worth(places + ended, now_ns));
+  return worth;
 }
 
-void StepBatcher::add_to_next(const Held& of) {
-  StepWorth own;
-  add_worth(own, of, next_begins_ns());
-  next_worth_.until_ns = std::min(next_worth_.until_ns, own.until_ns);
-  if (arrivals_.size() <= next_places_) next_worth_.cost += own.cost;  // else it takes the place of another
+void StepBatcher::foresee_next() {
+  next_step_.others = {};
+  next_step_.members.clear();
+  next_step_.waiting.clear();
+  if (closing_) return;
+  const uint64_t begins_ns = next_begins_ns();
+  for (const StepMember& member : step_.members) {
+    const Held& of = held(member.id);
+    uint64_t due_ns = of.due_ns();
+    if (of.decodes_after(member.prefill))  // it gets a token in this step
+      due_ns = add_saturated(of.tokens == 0 ? begins_ns : of.first_ns,
+                             times_saturated(of.tokens + 1, of.request.token_ns));
+    next_step_.members.emplace_back().add(of.request.cost, due_ns, step_.expected_ns, begins_ns);
+  }
+  for (const Held* each : members_)
+    if (!each->chosen)
+      next_step_.others.add(each->request.cost, each->due_ns(), step_.expected_ns, begins_ns);
+  next_step_.places = options_.max_members - members_.size();
+  size_t left = std::min<size_t>(Waiting::kMost, next_step_.places + step_.members.size());
+  auto at = deadlines_.lower_bound({add_saturated(begins_ns, step_.expected_ns), 0, 0});
+  for (; at != deadlines_.end() && left > 0; ++at, --left)
+    next_step_.waiting.add(held(std::get<2>(*at)).request.cost, std::get<0>(*at), step_.expected_ns);
 }
 
 void StepBatcher::end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns) {

@@ -53,20 +53,13 @@ struct StepMember {
   uint64_t tokens = 0;  // generated so far
 };
 
-// The sum of the costs of the tokens that a step is expected to make in time, and the time by which the step must begin
-// for them.
-struct StepWorth {
-  double cost = 0;
-  uint64_t until_ns = kNever;
-};
-
 struct Step {
   std::vector<StepMember> members;
   // Requests that are not members any more, because they were cancelled or returned to the queue. The driver frees
   // their memory first.
   std::vector<RequestId> left;
   uint64_t expected_ns = 0;
-  StepWorth worth;
+  Worth worth;
   uint64_t wake_ns = kNever;  // of an empty step: ask again then, if nothing happens before
   bool empty() const { return members.empty() && left.empty(); }
 };
@@ -77,6 +70,16 @@ struct StepResult {
   std::span<const uint8_t> done;
   std::span<const int32_t> statuses;
   std::span<const uint64_t> bytes;  // that the member holds now; UINT64_MAX: as planned
+};
+
+// What the step after one is worth, as far as that is known. Both are expected to last as long.
+struct NextStep {
+  std::vector<Worth> members;  // by member of the first step: of the token after it, if the member goes on
+  Worth others;                // of the members that are not in the first step
+  Waiting waiting;
+  size_t places = 0;  // for those that wait, if all members go on
+  // With what the first step has done so far: who ended there is not counted, and leaves a place.
+  Worth worth(uint64_t now_ns, const StepResult& first = {}) const;
 };
 
 // News of a request: a token, or the end.
@@ -171,9 +174,8 @@ class StepBatcher {
 
   // The next step; end_step follows unless it is empty.
   const Step& begin_step(uint64_t now_ns);
-  // The worth of the step after the one that begin_step() made last, as far as it is known. Both steps are expected to
-  // last equally long.
-  const StepWorth& next_worth() const { return next_worth_; }
+  // The step after the one that begin_step() made last.
+  const NextStep& next_step() const { return next_step_; }
   void end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns);
   // Called instead of end_step for a step that could not be run: nothing was processed, and it has not been said that
   // members left.
@@ -255,10 +257,8 @@ class StepBatcher {
   bool choose_for(Held& member, uint64_t bytes, uint64_t prefill);
   void leave(Held& of, int32_t ends);
   void keep_within_limit();
-  void add_worth(StepWorth& to, const Held& of, uint64_t begins_ns) const;
-  StepWorth worth_of_step();
+  Worth worth_of_step();
   void foresee_next();
-  void add_to_next(const Held& of);  // a request that has arrived
   uint64_t next_begins_ns() const { return base::add_saturated(begun_ns_, step_.expected_ns); }
   void free_the_stuck();
   uint64_t most_memory() const { return options_.memory_bytes == 0 ? UINT64_MAX : options_.memory_bytes; }
@@ -273,8 +273,7 @@ class StepBatcher {
   std::vector<Held*> members_;
   std::vector<RequestId> leaving_;  // cancelled members that no step has told of
   Step step_;
-  StepWorth next_worth_;
-  size_t next_places_;  // that members leave in the step after this one
+  NextStep next_step_;
   bool running_ = false;
   bool closing_ = false;   // cancel_some() was called
   uint64_t begun_ns_ = 0;  // when begin_step() was called last

@@ -53,8 +53,8 @@ struct ServedLane {
 
 TEST_CASE("worth: what would be lost by waiting goes first while unused time is left") {
   ServedLane shared;
-  // The first batch has its turn in any case, and those after it as long as 100 ms last.
-  for (int batch = 0; batch < 6; ++batch) {
+  // The first batch has its turn in any case, and those after it as long as the unused time lasts.
+  for (uint64_t batch = 0; batch < 1 + kMostUnusedNs / (20 * kOneMs); ++batch) {
     shared.submit(1, 5 * kOneMs);
     INFO("batch " << batch);
     CHECK(shared.run(20 * kOneMs) == 1);
@@ -218,7 +218,7 @@ TEST_CASE("worth: over time nobody has more than its part, whatever it says") {
       const uint64_t length_ns = test::uniform(random, 1, 20) * kOneMs;
       shared.submit(1e30, test::uniform(random, 0, 20) * kOneMs);
       service[shared.run(length_ns)] += length_ns;
-      // It was owed up to 100 ms at the beginning, and two iterations lie between any two sessions.
+      // It was owed up to kMostUnusedNs at the beginning, and two iterations lie between any two sessions.
       const double ahead_ns = static_cast<double>(service[1]) / weight - static_cast<double>(service[2]);
       REQUIRE(ahead_ns <= static_cast<double>(kMostUnusedNs) / weight + 40e6);
       REQUIRE(ahead_ns >= -40e6);

@@ -495,25 +495,29 @@ TEST_CASE("a batch finds what waits for the next one when it begins, and also wh
   REQUIRE((*server)->submit(request(1, 10000 * kSecond), slow).ok());
   REQUIRE((*server)->cancel(1));
   await(takes);
-  const Request one = request(2, 1000 * kSecond), two = request(3, 2000 * kSecond);
+  Request one = request(2, 1000 * kSecond), two = request(3, 2000 * kSecond);
+  one.cost = two.cost = 4;
   for (const Request& each : {one, two, request(4, 3000 * kSecond)})
     REQUIRE((*server)->submit(each, {}).ok());
-  CHECK(waiting->worth == 1);
-  CHECK(waiting->until_ns <= one.deadline_ns);
+  CHECK(waiting->worth().cost == 4);
+  CHECK(waiting->worth().until_ns <= one.deadline_ns);
   go_on[0] = true;
   await(runs[1]);
-  const uint64_t until_ns = waiting->until_ns;
-  CHECK(waiting->worth == 1);
+  const uint64_t until_ns = waiting->worth().until_ns;
+  CHECK(waiting->worth().cost == 4);
   CHECK(until_ns > one.deadline_ns);
   CHECK(until_ns <= two.deadline_ns);
   REQUIRE((*server)->submit(request(5, 4000 * kSecond), {}).ok());
-  CHECK(waiting->until_ns == until_ns);
-  REQUIRE((*server)->submit(request(6, 500 * kSecond), {}).ok());
-  CHECK(waiting->until_ns < until_ns - 1000 * kSecond);
+  CHECK(waiting->worth().until_ns == until_ns);
+  Request first = request(6, 500 * kSecond);
+  first.cost = 4;
+  REQUIRE((*server)->submit(first, {}).ok());
+  CHECK(waiting->worth().until_ns < until_ns - 1000 * kSecond);
+  CHECK(waiting->worth().cost == 4);
   taken = go_on[1] = true;
   REQUIRE((*server)->drain().ok());
   REQUIRE((*server)->stop().ok());
-  CHECK(waiting->worth == 0);
+  CHECK(waiting->worth().cost == 0);
 }
 
 TEST_CASE("a server tells its statistics when they have changed, those of refusals too") {

@@ -37,7 +37,6 @@ struct Stepping {
     StepRequest request;
     request.id = id;
     request.start_bytes = 10;
-    request.expected_tokens = 1;
     request.cost = cost;
     request.first_deadline_ns = now_ns + slack_ns;
     return server->submit(request, std::move(answer), nullptr);
@@ -156,18 +155,22 @@ TEST_CASE("a step queue says what the step after the running one is worth, and b
   Stepping queue("fifo", options, [&](const auto&, executor::RunningStep& step) { return first(step); });
   REQUIRE(queue.submit(1, 1000 * kSecond, 1).ok());
   first.await();
-  CHECK(first.next->worth == 0);  // its one token comes in this step
+  CHECK(first.next->worth().cost == 0);  // its last token comes in this step, and the step has said so
+  REQUIRE(queue.submit(5, 4000 * kSecond, 1).ok());
+  CHECK(first.next->worth().cost == 1);
+  REQUIRE(queue.server->cancel(5));
+  CHECK(first.next->worth().cost == 0);
   REQUIRE(queue.submit(2, 3000 * kSecond, 2).ok());
-  CHECK(first.next->worth == 2);
-  CHECK(first.next->until_ns == queue.now_ns + 3000 * kSecond - first.expected_ns);
+  CHECK(first.next->worth().cost == 2);
+  CHECK(first.next->worth().until_ns == queue.now_ns + 3000 * kSecond - first.expected_ns);
   REQUIRE(queue.submit(3, 4000 * kSecond, 5).ok());  // there is no place for both
-  CHECK(first.next->worth == 2);
-  CHECK(first.next->until_ns == queue.now_ns + 3000 * kSecond - first.expected_ns);
+  CHECK(first.next->worth().cost == 2);
+  CHECK(first.next->worth().until_ns == queue.now_ns + 3000 * kSecond - first.expected_ns);
   REQUIRE(queue.submit(4, 2000 * kSecond, 5).ok());
-  CHECK(first.next->worth == 2);
-  CHECK(first.next->until_ns == queue.now_ns + 2000 * kSecond - first.expected_ns);
+  CHECK(first.next->worth().cost == 5);  // it goes before them
+  CHECK(first.next->worth().until_ns == queue.now_ns + 2000 * kSecond - first.expected_ns);
   first.go_on = true;
   REQUIRE(queue.server->drain().ok());
   REQUIRE(queue.server->stop().ok());
-  CHECK(first.next->worth == 0);
+  CHECK(first.next->worth().cost == 0);
 }

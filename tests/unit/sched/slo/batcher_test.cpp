@@ -570,6 +570,92 @@ TEST_CASE("gpushare prefers the costlier of two that cannot both be served, and 
   CHECK(decision.batch->requests == std::vector<RequestId>{3});
 }
 
+TEST_CASE(
+    "a batcher says what its next batch is worth: the costs of the first that are in time, and nothing of "
+    "the others") {
+  for (const char* policy : batcher_names()) {
+    INFO(policy);
+    auto batcher = make(policy, {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}});
+    const auto worth = [&](uint64_t now_ns) {
+      return batcher->waiting().worth(batcher->largest_batch(), now_ns);
+    };
+    CHECK(worth(0).cost == 0);
+    CHECK(worth(0).until_ns == kNever);
+    REQUIRE(batcher->arrive(request(1, 0, 3000, 0, 7), 0).ok());
+    REQUIRE(batcher->arrive(request(2, 0, 2000, 0, 1e-12), 0).ok());
+    REQUIRE(batcher->arrive(request(3, 0, 1000, 0, 1e12), 0).ok());
+    CHECK(worth(0).cost == 1e12 + 1e-12);  // there is no place for the last
+    CHECK(worth(0).until_ns <= 1000 * kMs);
+    REQUIRE(batcher->cancel(3, 0));
+    CHECK(worth(0).cost == 7 + 1e-12);
+    CHECK(worth(2500 * kMs).cost == 7);
+    CHECK(worth(3500 * kMs).cost == 0);
+    Request none = request(4, 0, 0, 0, 5);
+    none.deadline_ns = kNever;
+    REQUIRE(batcher->arrive(none, 0).ok());
+    CHECK(worth(3500 * kMs).cost == 5);
+    // What is in a batch does not wait.
+    uint64_t now_ns = 0;
+    Decision decision = batcher->next(now_ns, 0);
+    while (!decision.batch) decision = batcher->next(now_ns = decision.wake_ns, 0);
+    const std::map<RequestId, double> costs{{1, 7}, {2, 1e-12}, {4, 5}};
+    double left = 0;
+    for (const auto& [id, cost] : costs)
+      if (std::count(decision.batch->requests.begin(), decision.batch->requests.end(), id) == 0) left += cost;
+    CHECK(worth(now_ns).cost == left);
+    batcher->cancel_some();
+    CHECK(worth(now_ns).cost == 0);
+  }
+}
+
+TEST_CASE("requests of one name whose deadlines tell what they take are told apart, others are not") {
+  const BatcherOptions options;
+  for (const double factor : {1.0, 10.0}) {
+    INFO("the ones with more time take so many times as long: " << factor);
+    Knowledge knowledge(options);
+    const uint32_t model = *knowledge.add_model({.c0_ns = 1e6, .c1 = 0.5});
+    const uint32_t tight = Knowledge::objective_of(5 * kMs, 55 * kMs),
+                   loose = Knowledge::objective_of(0, 500 * kMs);
+    REQUIRE(tight != loose);
+    CHECK(Knowledge::objective_of(0, kNever) == 0);
+    CHECK(Knowledge::objective_of(7, 7) == 0);
+    const uint32_t whole = knowledge.application(model, 3);
+    // Each takes 5 to 15 ms, or as many times that.
+    for (uint64_t i = 0; i < 400; ++i)
+      for (const uint32_t objective : {tight, loose}) {
+        const uint32_t index = knowledge.classify(model, 3, {}, objective);
+        const double takes_ns =
+            (5e6 + 1e6 * static_cast<double>(7 * i % 11)) * (objective == loose ? factor : 1);
+        knowledge.observe_member(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
+      }
+    knowledge.refresh(model);
+    const uint32_t first = knowledge.classify(model, 3, {}, tight),
+                   other = knowledge.classify(model, 3, {}, loose);
+    CHECK(knowledge.classify(model, 3, {}, 0) == whole);
+    CHECK(knowledge.classify(model, 3, {}, tight + 100) == whole);
+    CHECK((first != whole) == (factor > 1));
+    CHECK((other != whole) == (factor > 1));
+    if (factor > 1) {
+      CHECK(knowledge.model(model).alone(first).mean_ns() == Approx(10e6).epsilon(0.02));
+      CHECK(knowledge.model(model).alone(other).mean_ns() == Approx(100e6).epsilon(0.02));
+    }
+  }
+}
+
+TEST_CASE("names and deadlines without end do not fill the memory") {
+  const BatcherOptions options;
+  Knowledge knowledge(options);
+  const uint32_t model = *knowledge.add_model({.c0_ns = 1e6, .c1 = 0.5});
+  for (uint32_t i = 0; i < 10'000; ++i) {
+    const uint32_t number = i % 100, objective = 1 + i / 100 % 50;
+    const uint32_t index = knowledge.classify(model, number, {}, objective);
+    knowledge.observe_member(model, {index, number, {}, objective}, (1 + objective) * kMs);
+  }
+  CHECK(knowledge.model(model).by_objective.size() <= Knowledge::kExactMixture);
+  for (const auto& [number, objectives] : knowledge.model(model).by_objective) CHECK(objectives.size() <= 16);
+  CHECK(knowledge.model(model).applications.size() <= 132);
+}
+
 TEST_CASE("a partly filled batch waits for company only as long as nobody suffers") {
   BatcherOptions options;
   options.max_defer_ms = 20;

@@ -423,24 +423,65 @@ TEST_CASE("a step batcher foresees what the step after the running one is worth"
   one.token_ns = 50 * kMs;
   one.cost = 3;
   REQUIRE(batcher->arrive(one, 0).ok());
-  CHECK(batcher->next_worth().cost == 3);  // no step runs
+  CHECK(batcher->next_step().worth(0).cost == 3);  // no step runs
   const Step& step = batcher->begin_step(0);
   const uint64_t ends_ns = step.expected_ns;
-  CHECK(batcher->next_worth().cost == 3);  // it goes on; its second token is due 50 ms after the first
-  CHECK(batcher->next_worth().until_ns == ends_ns + 50 * kMs - step.expected_ns);
+  CHECK(batcher->next_step().worth(0).cost ==
+        3);  // it goes on; its second token is due 50 ms after the first
+  CHECK(batcher->next_step().worth(0).until_ns == ends_ns + 50 * kMs - step.expected_ns);
   StepRequest other = generation(2, 100);
   other.cost = 2;
   other.first_deadline_ns = ends_ns + 40 * kMs;
   REQUIRE(batcher->arrive(other, 0).ok());
-  CHECK(batcher->next_worth().cost == 5);
-  CHECK(batcher->next_worth().until_ns == ends_ns + 40 * kMs - step.expected_ns);
+  CHECK(batcher->next_step().worth(0).cost == 5);
+  CHECK(batcher->next_step().worth(0).until_ns == ends_ns + 40 * kMs - step.expected_ns);
   other = generation(3, 100);
   other.first_deadline_ns = step.expected_ns + 1;  // too late for a step after this one
   REQUIRE(batcher->arrive(other, 0).ok());
-  CHECK(batcher->next_worth().cost == 5);
-  CHECK(batcher->next_worth().until_ns == ends_ns + 40 * kMs - step.expected_ns);
+  CHECK(batcher->next_step().worth(ends_ns).cost == 5);
+  CHECK(batcher->next_step().worth(ends_ns).until_ns == ends_ns + 40 * kMs - step.expected_ns);
   CHECK_FALSE(batcher->cancel_some(0));
-  CHECK(batcher->next_worth().cost == 0);
+  CHECK(batcher->next_step().worth(0).cost == 0);
+}
+
+// Nothing is said of how many tokens they will have: the step that is their last one says so when it has been done.
+TEST_CASE("a step batcher does not expect those back that ended in the running step") {
+  for (const char* policy : {"gpushare", "fifo"}) {
+    INFO(policy);
+    StepOptions options = kKnown;
+    options.max_members = 2;
+    auto batcher = make_steps(options, policy);
+    for (RequestId id : {1, 2}) {
+      StepRequest each = generation(id, 100);
+      each.first_deadline_ns = 100 * kMs;
+      each.token_ns = 80 * kMs;
+      each.cost = id == 1 ? 3 : 0.25;
+      REQUIRE(batcher->arrive(each, 0).ok());
+    }
+    const Step& step = batcher->begin_step(0);
+    REQUIRE(step.members.size() == 2);
+    REQUIRE(step.members[0].id == 1);
+    const auto worth = [&](std::vector<uint8_t> done, std::vector<int32_t> statuses = {},
+                           int32_t status = 0) {
+      return batcher->next_step().worth(0, {status, done, statuses, {}});
+    };
+    CHECK(worth({}).cost == 3.25);
+    CHECK(worth({0, 0}, {0, 0}).cost == 3.25);
+    CHECK(worth({1, 0}).cost == 0.25);
+    CHECK(worth({0, 1}, {0, 0}).cost == 3);
+    CHECK(worth({1, 0}, {0, GPUSHARE_CALLBACK_FAILED}).cost == 0);
+    CHECK(worth({1, 1}).cost == 0);
+    CHECK(worth({1, 1}).until_ns == kNever);
+    CHECK(worth({}, {}, GPUSHARE_CALLBACK_FAILED).cost == 0);
+    StepRequest other = generation(3, 100);
+    other.cost = 7;
+    REQUIRE(batcher->arrive(other, 0).ok());
+    CHECK(worth({0, 0}).cost == 3.25);  // there is no place for it
+    CHECK(worth({1, 0}).cost == 7.25);
+    CHECK(worth({1, 1}).cost == 7);
+    REQUIRE(batcher->cancel(3, 0));
+    CHECK(worth({1, 1}).cost == 0);
+  }
 }
 
 TEST_CASE("a step batcher cancels all that it holds, some at a time, and lets nobody join meanwhile") {
