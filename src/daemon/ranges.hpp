@@ -27,9 +27,11 @@ class Ranges {
  public:
   Ranges(sched::Scheduler& scheduler, LogLimit& log_limit, uint64_t capacity_bytes);
   void set(RemoteSession& session, const client::RangeHas& message);
-  // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. `lower`: ranges of
-  // opportunistic sessions alone.
-  void ask(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
+  // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. An allocation asks
+  // ranges of opportunistic sessions alone.
+  void ask(RemoteSession& session, const sched::RoomAsk& ask, const Request& request);
+  // What they may give to the session.
+  uint64_t can_give(const RemoteSession& session, bool commit) const;
   void answer(const RemoteSession& session, uint64_t bytes);
   void close(RemoteSession& session);
   // Whether the session, which may have ranges, can grow by so much. Errors: DEVICE_OUT_OF_MEMORY.
@@ -45,7 +47,8 @@ class Ranges {
     RemoteSession* session = nullptr;
     uint64_t want = 0;  // of its wait; 0: it does not wait
     uint64_t asked_ns = 0;
-    uint64_t since = 0;       // the first want of its wait: others' came before or after
+    bool commit = true;       // it waits, or is to wait, for one
+    uint64_t since = 0;       // the first want of its wait: its place in line
     uint64_t room_bytes = 0;  // most that was free during its wait
     // Given for its wait, and kept from others so long.
     uint64_t kept_bytes = 0, kept_until_ns = 0;

@@ -282,7 +282,7 @@ class SharedDevice {
 #undef GPUSHARE_ON_ANSWER
 #undef GPUSHARE_ON_CALL
   base::Status need(RemoteSession& session, const client::Need& message);
-  base::Status make_room(RemoteSession& session, uint64_t bytes);
+  base::Status make_room(RemoteSession& session, sched::RoomAsk ask);
   // Somebody wants a turn or memory, or more is promised than should be: turns end at their boundaries.
   bool contended() const {
     return ready_ > 0 || scheduler_.waiting() > 0 ||
@@ -395,11 +395,14 @@ class SharedDevice {
   std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
   std::string why_no_turn(const Claim& claim) const;  // of a session that waits for one
   // room.cpp
-  base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  base::Status make_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
+  bool may_give(const Claim& claim, const sched::RoomAsk& ask) const {
+    return ask.from != sched::Giver::kSpare || scheduler_.is_spare(claim.id);
+  }
   void next_room(uint64_t now_ns);                   // for the first in the line
   void tell_room(Claim& claim);                      // that it is made, or that there is none
   void give_up_room(Claim& claim, uint64_t now_ns);  // nobody is there to use what is made for it
-  base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  base::Status start_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
   // Every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
@@ -454,15 +457,16 @@ class SharedDevice {
   std::vector<Claim*> in_debt_;  // they wait for a turn, and their caps for the debt to be repaid
   size_t ready_ = 0;             // claims that wait for a turn
   bool contended_ = false;       // when it was looked at last
-  std::deque<std::pair<uint64_t, uint64_t>>
-      room_line_;                // guaranteed claims that want room after that, and how much
+  // Guaranteed claims that want room after that, by sched::served_before().
+  std::deque<std::pair<uint64_t, sched::RoomAsk>> room_line_;
   bool room_for_lower_ = false;  // it waits for turns of opportunistic ones alone
   uint64_t room_for_ = 0;        // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
   uint64_t room_free_bytes_ = 0;  // so many bytes free are enough for it
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   std::vector<uint64_t> short_;   // claims with short bytes
-  uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
+  sched::RoomAsk room_ask_;       // of the claim
+  uint64_t room_until_ns_ = 0;    // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;
 };
 

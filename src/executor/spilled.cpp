@@ -165,19 +165,30 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   return {};
 }
 
-// Of the sessions that give bytes the youngest among equals is the first.
-uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
+// The youngest session is the first, and so gives first among equals.
+std::vector<sched::Part> RuntimeImpl::blocks_of_others(const SessionImpl& asker) const {
   std::vector<sched::Part> parts;
-  uint64_t sum = 0;
-  for (const auto& [id, session] : sessions_) {
-    if (session.get() == &asker || session->guaranteed() ||
-        authority_->state(id) != sched::SessionState::kResident || session->movable_bytes() == 0)
-      continue;
-    parts.push_back({id, session->movable_bytes()});
-    sum += session->movable_bytes();
-  }
-  if (all && sum < bytes) return sum;
+  for (const auto& [id, session] : sessions_)
+    if (session.get() != &asker && !session->guaranteed() && session->movable_bytes() > 0 &&
+        authority_->state(id) == sched::SessionState::kResident)
+      parts.push_back({id, session->movable_bytes()});
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.session > b.session; });
+  return parts;
+}
+
+uint64_t RuntimeImpl::parts_of_others(const SessionImpl& asker, const sched::Need& need) const {
+  uint64_t sum = 0;
+  if (need.asks(sched::Giver::kRanges) && !shared_) sum = ranges_.can_give(asker, need.commit());
+  if (need.asks(sched::Giver::kBlocks))
+    for (const sched::Part& part : blocks_of_others(asker)) sum += part.bytes;
+  return sum;
+}
+
+uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
+  const std::vector<sched::Part> parts = blocks_of_others(asker);
+  uint64_t sum = 0;
+  for (const sched::Part& part : parts) sum += part.bytes;
+  if (all && sum < bytes) return sum;
   const std::vector<uint64_t> given = sched::give_up(authority_->claims_on(parts, now()), bytes);
   for (size_t i = 0; i < given.size(); ++i) {
     SessionImpl& giver = *sessions_.find(parts[i].session);
@@ -186,7 +197,7 @@ uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all
   return std::min(sum, bytes);
 }
 
-bool SessionImpl::wait_for_others(uint64_t bytes) {
+bool SessionImpl::wait_for_others(uint64_t bytes, const base::Deadline& until) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
@@ -211,6 +222,7 @@ bool SessionImpl::wait_for_others(uint64_t bytes) {
     if (busy || (asked < left && !idle)) since_ns = now_ns;
     left = std::min(left, asked);
     idle = now_ns - since_ns > kIdleNs;
+    if (until.passed()) break;
     if (idle && runtime.actions_.send_out_idle(outbox)) continue;
     if (idle) break;
     runtime.reaper_.wait(state_changed_, base::Deadline::after(kLookAgainNs), outbox);

@@ -19,6 +19,7 @@
 #include "sched/claims.hpp"
 #include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
+#include "sched/room.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::base {
@@ -186,21 +187,15 @@ class Authority {
   virtual void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
-  // Called when a resident session needs `bytes` more than can be promised. For a guaranteed session, opportunistic
-  // ones whose page-in is under way turn back. If that is not enough, drops spare sessions, then starts paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
-  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For
-  // kNoSession only what is spare goes.
-  virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
-  // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next
-  // boundaries, until a guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room()
-  // tells until when. Returns false if all of them would not do, or if the session is not guaranteed. An authority that
-  // decides elsewhere does so in make_room().
-  virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
-    return false;
-  }
+  // A resident session misses bytes. Its driver asks for them by sched::Need, giver by giver; this is the question (room.hpp).
+  // False: that giver gives nothing, or kSpare would not be enough. The bytes are promised to nobody until room_used(session);
+  // making_room() tells until when they are under way. For kBoundaries all must be enough, and no iteration of theirs begins
+  // meanwhile. kNoSession: the device's bytes are in pieces, and only kSpare is asked. Of kRanges: true while bytes are on the
+  // way; it is called again until they are there; 0 bytes: the wait is over.
+  virtual bool make_room(SessionId session, const RoomAsk& ask, uint64_t now_ns) = 0;
   // The session no longer waits for boundaries that have not come: the sessions that were to be paged out there go on.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // Room that make_room() or make_room_at_boundaries() began to make for the session is still under way. For a guaranteed
+  // Room that make_room() began to make for the session is still under way. For a guaranteed
   // session, room for others counts too.
   virtual bool making_room(SessionId session) const = 0;
   // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still
@@ -285,13 +280,6 @@ class Authority {
   // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // A range of the session, or an allocation of it (`lower`: then opportunistic sessions alone are asked), misses `bytes`:
-  // ranges of other processes are asked. True while bytes are on the way;
-  // *out_silent names ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
-  virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, bool /*lower*/,
-                          std::string* /*out_silent*/) {
-    return false;
-  }
   // The bytes that others ask of a session's ranges. Call take_ranges_asked() after take_actions().
   struct RangesAsked {
     SessionId session;

@@ -239,6 +239,7 @@ enum class Why : uint8_t {
   kAdmission,   // likewise: those that give way to it
   kStay,        // likewise: those whose stays in memory are over
   kAllocation,  // a resident session, now: those that it outranks, with nothing in flight
+  kDrop,        // likewise: nobody else
   kBoundaries,  // likewise: busy opportunistic ones, at their next boundaries
   kPieces,      // a session that found no place in the bytes that are free: caches alone
   kCapacity,    // the device: more is promised than it may be
@@ -249,9 +250,12 @@ struct Ask {
   Why why;
   uint64_t now_ns = 0;
   const SessionRecord* session = nullptr;
-  uint64_t bytes = 0;  // for kAllocation, kBoundaries and kPieces; the others ask for what is missing
-  // It takes what there is, if all do not do.
-  bool takes_less() const { return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity; }
+  uint64_t bytes = 0;  // for kAllocation, kDrop, kBoundaries and kPieces; the others ask for what is missing
+  uint64_t elsewhere_bytes = 0;  // it has other ways to get so many
+  // It takes what there is, if all leave so many missing.
+  bool takes_less(uint64_t left) const {
+    return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity || left <= elsewhere_bytes;
+  }
 };
 
 // An allocation waits for bytes of a session whose page-in turns back for it.
@@ -510,11 +514,9 @@ struct Scheduler::Impl {
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; a session that is not resident has room made by caches alone. `yields_to`: the session
-  // whose allocation keeps the bytes until room_used(); none for a cache, which takes what it is promised and may be
-  // let go before that.
-  bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
-                 uint64_t now_ns);
+  // `yields_to`: the session whose allocation keeps the bytes until room_used(); none for a cache, which takes what it is
+  // promised and may be let go before that.
+  bool make_room(Ask ask, std::optional<SessionId> yields_to);
   // Page-ins turn back for an allocation of the session that misses so many bytes. Returns how many of them come back
   // by that; no other allocation counts on these.
   uint64_t turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
