@@ -218,6 +218,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries.
   // True once they have, or have not begun an iteration for a while.
   bool wait_for_others(uint64_t bytes, const base::Deadline& until);
+  void ask_for_home(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the
   // iteration's end has moved it.

@@ -6,7 +6,7 @@
 //
 // Two rests keep blocks from moving to and fro. A session that was sent out rests for 8 boundaries, in which the
 // session that asked takes the bytes, and until the cost of its earlier moves is paid (sched/move_rest.hpp). A session
-// that found no room tries again after 4 boundaries.
+// that found no room has asked for it, and tries again after 4 boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -157,12 +157,24 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
     if (status.code() == GPUSHARE_NOT_READY) return fatal(copied);
   }
   home_rest_ = kNoRoomRest;
-  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && guaranteed()) {
-    // The other sessions send the bytes out at their next boundaries.
-    BooksLock lock(runtime.mutex_);
-    (void)runtime.ask_out(*this, wanted, false);
-  }
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) ask_for_home(wanted);
   return {};
+}
+
+// At a later boundary the bytes may be there. What is spare in this process goes, for whoever takes the room first. Else the other
+// sessions send bytes out at their next boundaries.
+void SessionImpl::ask_for_home(uint64_t bytes) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (!runtime.check_live(*this).ok()) return;
+  const uint64_t missing = bytes - std::min(bytes, runtime.free_bytes());
+  const sched::RoomAsk ask{sched::Giver::kSpare, missing};
+  if (missing > 0 && runtime.authority_->make_room(sched::kNoSession, ask, runtime.now()))
+    runtime.authority_->room_used(sched::kNoSession, runtime.now());  // nobody waits for it
+  else if (guaranteed())
+    (void)runtime.ask_out(*this, bytes, false);
+  runtime.carry_out(nullptr, outbox);
 }
 
 // The youngest session is the first, and so gives first among equals.
