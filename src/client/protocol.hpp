@@ -17,7 +17,7 @@
 //                                  <-          ImageGone: unmap it
 //   ImageUnmapped, ImageClose      ->          (no reply)
 //   RangeHas, RangeAnswer          ->          (no reply)
-//   RangeAsk                       ->
+//   Room, of ranges                ->
 //                                  <-          Reply, RangeGive to owners of other ranges, RangeGiven
 //                                  <-          CountsAs, Limit, where the daemon has a coordinator
 //   GateOpen, WorkBegan, WorkEnded ->          (no reply)

@@ -77,9 +77,9 @@ class RemoteAuthority final : public sched::Authority {
   const std::shared_ptr<Images>& images() const { return images_; }
   // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
-  // `unlocked` runs a function without the driver's lock. arrive(), set_need() with a need that grows, make_room(),
-  // ask_ranges() and needs_own_lane() wait for the daemon in such a function. While one waits, the driver may make any
-  // other call, so everything that the lock guards may have changed when they return. Set before the first event.
+  // `unlocked` runs a function without the driver's lock. arrive(), set_need() with a need that grows, make_room()
+  // and needs_own_lane() wait for the daemon in such a function. While one waits, the driver may make any other call, so
+  // everything that the lock guards may have changed when they return. Set before the first event.
   using Unlocked = std::function<void(const std::function<void()>&)>;
   void set_unlocked(Unlocked unlocked) { unlocked_ = std::move(unlocked); }
   // Tells the daemon that the process's context takes `bytes` of the device. Errors: DEVICE_OUT_OF_MEMORY (contexts
@@ -121,7 +121,7 @@ class RemoteAuthority final : public sched::Authority {
   void unplaced(sched::SessionId session, uint64_t now_ns) override;
   void page_part(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void page_done(sched::SessionId session, uint64_t now_ns) override;
-  bool make_room(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
+  bool make_room(sched::SessionId session, const sched::RoomAsk& ask, uint64_t now_ns) override;
   void room_used(sched::SessionId session, uint64_t now_ns) override;
   void page_out_failed(sched::SessionId session, uint64_t now_ns) override;
   void lane_applied(sched::LaneId lane, uint64_t bytes, uint64_t now_ns) override;
@@ -138,9 +138,6 @@ class RemoteAuthority final : public sched::Authority {
   std::vector<sched::Claim> claims_on(std::span<const sched::Part> parts,
                                       uint64_t now_ns) const override;  // of this process
   // ---- what the daemon decides by itself
-  bool make_room_at_boundaries(sched::SessionId, uint64_t, uint64_t) override {
-    return false;
-  }  // make_room() did
   void stop_making_room(sched::SessionId) override {}
   void look(uint64_t) override {}
   bool may_lend(sched::SessionId, sched::LaneId) const override { return false; }
@@ -166,7 +163,6 @@ class RemoteAuthority final : public sched::Authority {
   bool making_room(sched::SessionId session) const override;
   void set_ranges(sched::SessionId session, uint64_t bytes, uint64_t answer_ns,
                   double price_ns_per_byte) override;
-  bool ask_ranges(sched::SessionId session, uint64_t bytes, bool lower, std::string* out_silent) override;
   std::vector<RangesAsked> take_ranges_asked() override { return std::exchange(ranges_asked_, {}); }
   void answer_ranges(sched::SessionId session, uint64_t bytes) override;
   void work_began(sched::SessionId session, bool guaranteed, double target) override;

@@ -238,18 +238,36 @@ void RemoteAuthority::page_out_failed(SessionId session, uint64_t) {
   mark(*record);
 }
 
-bool RemoteAuthority::make_room(SessionId session, uint64_t bytes, uint64_t) {
+// The daemon asks busy sessions with the others.
+bool RemoteAuthority::make_room(SessionId session, const sched::RoomAsk& asked, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || !record->is_known()) return false;
-  const uint32_t sequence = next_sequence_++;
-  return await(ask_about(*record,
-                         bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)),
-                         sequence,
-                         [of = record](const base::Status& answer, const Reply&) -> base::Status {
-                           if (answer.ok()) of->room_pending = true;
-                           return answer;
-                         }))
-      .ok();
+  if (record == nullptr || !record->is_known() || asked.from == sched::Giver::kBoundaries) return false;
+  const bool ranges = asked.from == sched::Giver::kRanges, over = ranges && asked.bytes == 0;
+  const uint32_t sequence = over ? 0 : next_sequence_++;
+  auto message = make_message<MessageType::kRoom>(sequence);
+  message.session = session;
+  message.bytes = asked.bytes;
+  message.elsewhere_bytes = asked.elsewhere_bytes;
+  message.from = static_cast<uint32_t>(asked.from);
+  message.commit = asked.commit ? 1 : 0;
+  if (over) {
+    send(bytes_of(message));
+    return false;
+  }
+  bool coming = true;
+  const base::Status answer =
+      await(ask_about(*record, bytes_of(message), sequence,
+                      [&, of = record](const base::Status& said, const Reply& reply) -> base::Status {
+                        if (!said.ok()) return said;
+                        if (!ranges) {
+                          of->room_pending = true;
+                        } else {
+                          *asked.out_silent = text_of(reply.text);
+                          coming = reply.value != 0;
+                        }
+                        return {};
+                      }));
+  return answer.ok() && coming;
 }
 
 bool RemoteAuthority::making_room(SessionId session) const {
@@ -274,28 +292,6 @@ void RemoteAuthority::tell_ranges(const Record& record) {
   message.answer_ns = record.range_answer_ns;
   message.price_ns_per_byte = record.range_price;
   send(bytes_of(message));
-}
-
-bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, bool lower, std::string* out_silent) {
-  Record* record = find(session);
-  if (record == nullptr || !record->is_known()) return false;
-  if (bytes == 0) {
-    tell(MessageType::kRangeAsk, *record);
-    return false;
-  }
-  const uint32_t sequence = next_sequence_++;
-  bool coming = false;
-  const base::Status asked = await(
-      ask_about(*record,
-                bytes_of(make_session_message(lower ? MessageType::kRangeAskLower : MessageType::kRangeAsk,
-                                              session, bytes, sequence)),
-                sequence, [&](const base::Status& answer, const Reply& reply) -> base::Status {
-                  if (!answer.ok()) return answer;
-                  *out_silent = text_of(reply.text);
-                  coming = reply.value != 0;
-                  return {};
-                }));
-  return asked.ok() && coming;
 }
 
 void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {

@@ -24,7 +24,7 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(Reply, Reply, ANSWER, reply)                           \
   X(Arrive, Arrive, CALL, arrive)                          \
   X(Need, Need, EVENT, need)                               \
-  X(Room, SessionMessage, EVENT, room)                     \
+  X(Room, Room, EVENT, room)                               \
   X(StatusRequest, StatusRequest, CALL, status_request)    \
   X(Ready, SessionMessage, EVENT, ready)                   \
   X(NotReady, SessionMessage, EVENT, not_ready)            \
@@ -56,7 +56,6 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(SetSpare, SessionMessage, EVENT, set_spare)            \
   X(SetLink, SessionMessage, EVENT, set_link)              \
   X(RangeHas, RangeHas, EVENT, range_has)                  \
-  X(RangeAsk, SessionMessage, EVENT, range_ask)            \
   X(RangeAnswer, SessionMessage, EVENT, range_answer)      \
   X(RangeGive, SessionMessage, NEWS, range_give)           \
   X(RangeGiven, SessionMessage, NEWS, range_given)         \
@@ -66,7 +65,6 @@ inline constexpr uint16_t kProtocolMinor = 0;
   X(SetCap, SessionMessage, EVENT, set_cap)                \
   X(Context, SessionMessage, CALL, context)                \
   X(PagePart, SessionMessage, EVENT, page_part)            \
-  X(RangeAskLower, SessionMessage, EVENT, range_ask_lower) \
   X(TurnBack, SessionMessage, NEWS, turn_back)             \
   X(SetWorth, Worth, EVENT, set_worth)                     \
   X(GateOpen, SessionMessage, EVENT, gate_open)            \
@@ -175,7 +173,19 @@ struct Need {
   uint64_t ephemeral_bytes = 0;
 };
 
-// Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
+// Bytes that a session misses, and who is asked for them: sched::RoomAsk. The Reply says whether they give; from kRanges, its
+// `value` is 1 while bytes are on the way, and its `text` names the sessions that have not answered since the last Reply. 0 bytes
+// of kRanges end the wait, without a Reply. What else was asked for is there with RoomMade.
+struct Room {
+  Header header;
+  uint64_t session = 0;
+  uint64_t bytes = 0;
+  uint64_t elsewhere_bytes = 0;
+  uint32_t from = 0;    // sched::Giver: kSpare, kRanges or kSessions
+  uint32_t commit = 0;  // 1: for an elastic range
+};
+
+// Every other message of one session. Meaning of `value`: Returned 1 if the session is
 // ready again; LaneHere the bytes of the lane's next piece, whose descriptor comes with it; SetPriority the priority;
 // SetClass the class; SetWeight the bits of a double; SetCap likewise, 1: none; SetRemaining nanoseconds; SetSpare the
 // bits of a double, its worth in nanoseconds, below 0: it is not spare any more; SetLink the bits of a double,
@@ -196,11 +206,8 @@ struct SessionMessage {
   uint64_t value = 0;
 };
 
-// The bytes of a session's elastic ranges for which their owner can be asked. RangeAsk and RangeGive are
-// SessionMessages whose `value` is bytes; RangeAsk of 0 ends a wait. RangeAskLower is for an allocation, and asks only
-// ranges of opportunistic sessions. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text`
-// the sessions that have not answered since the last Reply. RangeAnswer: bytes that are given in all, or UINT64_MAX.
-// RangeGiven: something has changed for a session that asked.
+// The bytes of a session's elastic ranges for which their owner can be asked. RangeGive: bytes that others ask of them.
+// RangeAnswer: bytes that are given in all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
 struct RangeHas {
   Header header;
   uint64_t session = 0;

@@ -1,5 +1,6 @@
 // What processes say of their sessions: one function for each message of kind EVENT (client/wire.hpp).
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <optional>
@@ -43,8 +44,14 @@ void SharedDevice::on_need(RemoteSession& session, const client::Need& message, 
   request.answer(need(session, message));
 }
 
-void SharedDevice::on_room(RemoteSession& session, const SessionMessage& message, const Request& request) {
-  request.answer(make_room(session, message.value));
+void SharedDevice::on_room(RemoteSession& session, const client::Room& message, const Request& request) {
+  using sched::Giver;
+  const auto from = static_cast<Giver>(std::min(message.from, uint32_t{sched::kGivers}));
+  const sched::RoomAsk ask{from, message.bytes, message.elsewhere_bytes, message.commit != 0};
+  if (from == Giver::kRanges) return ranges_.ask(session, ask, request);
+  request.answer(from == Giver::kSpare || from == Giver::kSessions
+                     ? make_room(session, ask)
+                     : base::Status(GPUSHARE_INVALID_ARGUMENT, "the daemon does not ask such a giver"));
 }
 
 void SharedDevice::on_ready(RemoteSession& session, const SessionMessage&, const Request&) {
@@ -200,16 +207,6 @@ void SharedDevice::on_image_open(RemoteSession& session, const client::ImageOpen
 
 void SharedDevice::on_range_has(RemoteSession& session, const client::RangeHas& message, const Request&) {
   ranges_.set(session, message);
-}
-
-void SharedDevice::on_range_ask(RemoteSession& session, const SessionMessage& message,
-                                const Request& request) {
-  ranges_.ask(session, message.value, false, request);
-}
-
-void SharedDevice::on_range_ask_lower(RemoteSession& session, const SessionMessage& message,
-                                      const Request& request) {
-  ranges_.ask(session, message.value, true, request);
 }
 
 void SharedDevice::on_range_answer(RemoteSession& session, const SessionMessage& message, const Request&) {

@@ -61,13 +61,19 @@ void Ranges::set(RemoteSession& session, const client::RangeHas& message) {
   tell_waits();
 }
 
-void Ranges::ask(RemoteSession& session, uint64_t bytes, bool lower, const Request& request) {
-  if (bytes == 0) {
+uint64_t Ranges::can_give(const RemoteSession& session, bool commit) const {
+  return elastic_.can_give(session.claim->id,
+                           commit ? session.claim->counts_as : sched::SessionClass::kOpportunistic);
+}
+
+void Ranges::ask(RemoteSession& session, const sched::RoomAsk& ask, const Request& request) {
+  if (ask.bytes == 0) {
     if (session.range != 0) end_wait(ranges_.at(session.range));
     return request.answer({});
   }
   const uint64_t now_ns = base::host_now_ns();
   Range& range = session.range == 0 ? open(session, 0, 0) : ranges_.at(session.range);
+  range.commit = ask.commit;
   (void)expire(now_ns);
   if (range.want == 0 ||
       (now_ns - range.asked_ns >= kAskAgainNs && elastic_.on_the_way_bytes(range.want) == 0)) {
@@ -82,7 +88,7 @@ void Ranges::ask(RemoteSession& session, uint64_t bytes, bool lower, const Reque
     range.room_bytes = free;
   }
   for (const sched::RangeRequest& asked :
-       elastic_.ask(session.range, range.want, bytes, now_ns, sched::kNoSession, lower))
+       elastic_.ask(session.range, range.want, ask.bytes, now_ns, sched::kNoSession, !ask.commit))
     tell(*ranges_.at(asked.range).session, MessageType::kRangeGive, asked.bytes);
   const bool coming = elastic_.on_the_way_bytes(range.want) > 0 || kept_from(range, now_ns) > 0;
   request.answer({}, coming ? 1 : 0, std::exchange(range.silent, {}));
@@ -97,6 +103,7 @@ void Ranges::answer(const RemoteSession& session, uint64_t bytes) {
 void Ranges::end_wait(Range& range) {
   if (range.want != 0) elastic_.withdraw(range.want);
   range.want = range.kept_bytes = 0;
+  range.commit = true;
   range.silent.clear();
 }
 
@@ -110,14 +117,14 @@ void Ranges::close(RemoteSession& session) {
 
 uint64_t Ranges::kept_from(const Range& range, uint64_t now_ns) const {
   uint64_t kept = 0;
-  const Claim& claim = *range.session->claim;
-  for (const auto& [id, other] : ranges_) {
-    const Claim& of = *other.session->claim;
-    if (&of == &claim || other.want == 0 || now_ns >= other.kept_until_ns) continue;
-    if (of.counts_as == claim.counts_as ? range.want == 0 || other.since < range.since
-                                        : of.counts_as == sched::SessionClass::kGuaranteed)
+  const auto in_line = [](const Range& of) {
+    return sched::InLine{of.session->claim->counts_as, of.commit,
+                         of.want == 0 ? sched::InLine::kNowhere : of.since};
+  };
+  for (const auto& [id, other] : ranges_)
+    if (other.session->claim != range.session->claim && other.want != 0 && now_ns < other.kept_until_ns &&
+        sched::served_before(in_line(other), in_line(range)))
       kept = base::add_saturated(kept, other.kept_bytes);
-  }
   return kept;
 }
 

@@ -28,9 +28,11 @@ class Ranges {
  public:
   Ranges(sched::Scheduler& scheduler, LogLimit& log_limit, uint64_t capacity_bytes);
   void set(RemoteSession& session, const client::RangeHas& message);
-  // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. `lower`: ranges of
-  // opportunistic sessions alone.
-  void ask(RemoteSession& session, uint64_t bytes, bool lower, const Request& request);
+  // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. An allocation asks
+  // ranges of opportunistic sessions alone.
+  void ask(RemoteSession& session, const sched::RoomAsk& ask, const Request& request);
+  // What they may give to the session.
+  uint64_t can_give(const RemoteSession& session, bool commit) const;
   void answer(const RemoteSession& session, uint64_t bytes);
   void close(RemoteSession& session);
   // OK if the session, which may have ranges, can grow by `bytes`. Errors: DEVICE_OUT_OF_MEMORY.
@@ -46,6 +48,7 @@ class Ranges {
     RemoteSession* session = nullptr;
     uint64_t want = 0;  // the number of its wait; 0: it does not wait
     uint64_t asked_ns = 0;
+    bool commit = true;       // it waits, or is to wait, for a commit
     uint64_t since = 0;       // the first number of its wait, which orders it among the waits of others
     uint64_t room_bytes = 0;  // the most that was free during its wait
     // Bytes given for its wait, and until when others do not get them.

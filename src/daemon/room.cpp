@@ -11,11 +11,18 @@ namespace gpushare::daemon {
 
 using client::MessageType;
 
-base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
-  if (room_for_ == 0) return make_room(*session.claim, bytes, base::host_now_ns());
-  if (session.claim->counts_as != sched::SessionClass::kGuaranteed)
+base::Status SharedDevice::make_room(RemoteSession& session, sched::RoomAsk ask) {
+  if (ask.from == sched::Giver::kSpare)
+    ask.elsewhere_bytes = base::add_saturated(ask.elsewhere_bytes, ranges_.can_give(session, ask.commit));
+  if (room_for_ == 0) return make_room(*session.claim, ask, base::host_now_ns());
+  const sched::SessionClass cls = session.claim->counts_as;
+  if (cls != sched::SessionClass::kGuaranteed)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
-  room_line_.emplace_back(session.claim->id, bytes);
+  // In line as they came.
+  const auto at = std::find_if(room_line_.begin(), room_line_.end(), [&](const auto& other) {
+    return sched::served_before({cls, ask.commit}, {cls, other.second.commit});
+  });
+  room_line_.emplace(at, session.claim->id, ask);
   return {};
 }
 
@@ -39,39 +46,41 @@ void SharedDevice::give_up_room(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::next_room(uint64_t now_ns) {
   while (room_for_ == 0 && !room_line_.empty()) {
-    const auto [id, bytes] = room_line_.front();
+    const auto [id, ask] = room_line_.front();
     room_line_.pop_front();
     const auto found = claims_.find(id);
     // Without room it asks again, and is refused.
-    if (found != claims_.end() && !make_room(*found->second, bytes, now_ns).ok()) tell_room(*found->second);
+    if (found != claims_.end() && !make_room(*found->second, ask, now_ns).ok()) tell_room(*found->second);
   }
 }
 
-base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
+base::Status SharedDevice::make_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns) {
   take_back_offers();
   // A session that keeps its lease counts as running for the scheduler, and would give nothing. A process whose work is done
   // may not have looked, and says so when its turn is wanted.
   bool drains = false, lower_drain = false;
   for (Claim* holder : std::vector<Claim*>(holders_)) {
-    if (holder == nullptr || holder == &claim) continue;
+    if (holder == nullptr || holder == &claim || !may_give(*holder, ask)) continue;
     const bool asked_before = holder->wanted_since_ns != 0, given = want_back(*holder, now_ns);
     drains = (!given && !asked_before) || drains;
     lower_drain = (!given && holder->counts_as == sched::SessionClass::kOpportunistic) || lower_drain;
   }
-  room_for_lower_ = lower_drain && claim.counts_as == sched::SessionClass::kGuaranteed;
-  if (!drains && !room_for_lower_) return start_room(claim, bytes, now_ns);
+  room_for_lower_ = lower_drain && claim.counts_as == sched::SessionClass::kGuaranteed &&
+                    ask.from == sched::Giver::kSessions;
+  if (!drains && !room_for_lower_) return start_room(claim, ask, now_ns);
   room_for_ = claim.id;
-  room_bytes_ = bytes;
+  room_ask_ = ask;
   room_until_ns_ = now_ns + (room_for_lower_ ? sched::kBoundaryWaitNs : sched::kRoomWaitNs);
   return {};
 }
 
-base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
-  room_free_bytes_ = base::add_saturated(free_bytes(scheduler_), bytes);
-  if (!scheduler_.make_room(claim.id, bytes, now_ns)) {
+base::Status SharedDevice::start_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns) {
+  room_free_bytes_ = base::add_saturated(free_bytes(scheduler_), ask.bytes);
+  if (!scheduler_.make_room(claim.id, ask, now_ns)) {
     // Sessions on their way out give more than whoever had them paged out has waited for.
-    for (const auto& [id, other] : claims_)
-      if (other->goes_out()) room_victims_.push_back(id);
+    if (ask.from == sched::Giver::kSessions)
+      for (const auto& [id, other] : claims_)
+        if (other->goes_out()) room_victims_.push_back(id);
     if (room_victims_.empty())
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
   }
@@ -95,13 +104,14 @@ void SharedDevice::room_drained(uint64_t now_ns) {
   const auto found = claims_.find(room_for_);
   if (now_ns < room_until_ns_ && std::any_of(holders_.begin(), holders_.end(), [&](const Claim* holder) {
         return holder != nullptr && holder->id != room_for_ && holder->wanted_since_ns != 0 &&
+               may_give(*holder, room_ask_) &&
                (!room_for_lower_ || holder->counts_as == sched::SessionClass::kOpportunistic);
       }))
     return;
   room_until_ns_ = 0;
   room_for_ = 0;
   // Without room it asks again, and is refused.
-  if (found != claims_.end() && !start_room(*found->second, room_bytes_, now_ns).ok())
+  if (found != claims_.end() && !start_room(*found->second, room_ask_, now_ns).ok())
     tell_room(*found->second);
   next_room(now_ns);
 }

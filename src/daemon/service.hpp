@@ -290,7 +290,7 @@ class SharedDevice {
 #undef GPUSHARE_ON_ANSWER
 #undef GPUSHARE_ON_CALL
   base::Status need(RemoteSession& session, const client::Need& message);
-  base::Status make_room(RemoteSession& session, uint64_t bytes);
+  base::Status make_room(RemoteSession& session, sched::RoomAsk ask);
   // True if a session wants a turn or memory, or if more is promised than should be. Turns then end at their
   // boundaries.
   bool contended() const {
@@ -408,11 +408,14 @@ class SharedDevice {
   std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
   std::string why_no_turn(const Claim& claim) const;  // for a session that waits for one
   // room.cpp
-  base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  base::Status make_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
+  bool may_give(const Claim& claim, const sched::RoomAsk& ask) const {
+    return ask.from != sched::Giver::kSpare || scheduler_.is_spare(claim.id);
+  }
   void next_room(uint64_t now_ns);                   // starts to make room for the first in the line
   void tell_room(Claim& claim);                      // says that the room is made, or that there is none
   void give_up_room(Claim& claim, uint64_t now_ns);  // called when no process is left to use the room
-  base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  base::Status start_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
   // Called when every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
@@ -470,16 +473,16 @@ class SharedDevice {
   std::vector<Claim*> in_debt_;  // claims that wait for a turn and whose caps have a debt
   size_t ready_ = 0;             // claims that wait for a turn
   bool contended_ = false;       // contended(), as of the last look
-  std::deque<std::pair<uint64_t, uint64_t>>
-      room_line_;                // guaranteed claims that wait for room behind room_for_, and the bytes
+  // Guaranteed claims that want room after that, by sched::served_before().
+  std::deque<std::pair<uint64_t, sched::RoomAsk>> room_line_;
   bool room_for_lower_ = false;  // room_for_ waits only for turns of opportunistic claims
   uint64_t room_for_ = 0;        // the claim for which others are paged out, and these: claims and caches
   std::vector<uint64_t> room_victims_;
   uint64_t room_free_bytes_ = 0;  // the free bytes that are enough for room_for_
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   std::vector<uint64_t> short_;   // claims with short bytes
-  // Room_for_ first waits for turns to end, until then; 0 = it does not wait.
-  uint64_t room_bytes_ = 0, room_until_ns_ = 0;
+  sched::RoomAsk room_ask_;       // of room_for_
+  uint64_t room_until_ns_ = 0;    // room_for_ first waits for turns to end, until then; 0 = it does not wait
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;
 };
 

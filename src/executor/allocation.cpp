@@ -274,7 +274,8 @@ base::Status SessionImpl::promise_own_lane() {
       runtime.carry_out(nullptr, outbox);
     }
     if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || made_room ||
-        !runtime.ladder_.make_room(*this, bytes, base::Deadline::after(GPUSHARE_NO_TIMEOUT)))
+        !runtime.ladder_.make_room(*this, {options_.cls, false, false}, sched::Giver::kSessions, bytes,
+                                   base::Deadline::after(GPUSHARE_NO_TIMEOUT)))
       break;
   }
   return status.with_context("session '" + name() +

@@ -219,7 +219,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   void shrink_range(uint64_t bytes);
   // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries.
   // True once they have, or have not begun an iteration for a while.
-  bool wait_for_others(uint64_t bytes);
+  bool wait_for_others(uint64_t bytes, const base::Deadline& until);
+  void ask_for_home(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the
   // iteration's end has moved it.
@@ -600,7 +601,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   std::atomic<uint32_t> askers_{
       0};  // guaranteed sessions that wait for others to send blocks out: nothing comes home meanwhile
-  // spilled.cpp. Asks opportunistic sessions to send `bytes` out at their next boundaries. Returns how many of these
+  // spilled.cpp. What opportunistic sessions have for another one: blocks that may lie on the host.
+  std::vector<sched::Part> blocks_of_others(const SessionImpl& asker) const GPUSHARE_REQUIRES(books);
+  // The most that blocks and ranges of others give; of ranges on a shared device the daemon knows.
+  uint64_t parts_of_others(const SessionImpl& asker, const sched::Need& need) const GPUSHARE_REQUIRES(books);
+  // Asks opportunistic sessions to send `bytes` out at their next boundaries. Returns how many of these
   // bytes they have; `all`: nobody is asked unless they have all.
   uint64_t ask_out(const SessionImpl& asker, uint64_t bytes, bool all) GPUSHARE_REQUIRES(books);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);

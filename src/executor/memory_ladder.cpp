@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "base/cancel.hpp"
@@ -58,9 +59,8 @@ class MemoryLadder::Climb {
         runtime_(ladder.runtime_),
         session_(session),
         wanted_(wanted),
-        may_spill_(session.options_.allow_spill),
-        may_ask_(session.guaranteed()),
-        may_ask_ranges_(may_ask_) {}
+        need_(session.guaranteed() ? sched::SessionClass::kGuaranteed : sched::SessionClass::kOpportunistic,
+              false, session.options_.allow_spill) {}
   Climb(const Climb&) = delete;
   Climb& operator=(const Climb&) = delete;
   base::Result<memory::Address> run(base::Status why) {
@@ -94,23 +94,35 @@ class MemoryLadder::Climb {
     return runtime_.memory_->trim() > 0;
   }
 
-  // What opportunistic sessions send out, and what their elastic ranges give back. `code`: of the growth.
-  bool others_gave(int32_t code) {
-    if (not_grown_.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_, false)) {
-      asks_ = true;
-      ++runtime_.askers_;
-      if (session_.wait_for_others(whole())) return true;
+  bool lies_on_host() {
+    auto spilled = session_.attempt_spilled(wanted_);
+    if (spilled.ok() || spilled.status().code() == base::kAway) {
+      on_host_ = std::move(spilled);
+      return true;
     }
-    return code == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask_ranges_, false) &&
-           ladder_.ask_ranges(session_, whole(), boundaries_, ranges_);
+    not_grown_ = spilled.status().with_context(not_grown_.message() + "; spilling");
+    return false;
   }
 
-  // The memory of sessions of lower rank, or what the caller's function frees. False: nobody is left.
-  bool room_was_made(int32_t code) {
-    if (not_grown_.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED)
-      room_ = ladder_.make_room(session_, whole(), boundaries_);
-    made_room_ = made_room_ || room_;
-    return room_ || (functions_++ < kMaxCallbackTries && ladder_.ask_owner(session_, wanted_.bytes));
+  bool gives(sched::Giver giver) {
+    using sched::Giver;
+    if (giver == Giver::kHost) return lies_on_host();
+    if (wanted_.bytes > runtime_.memory_->capacity_bytes()) return false;
+    switch (giver) {
+      case Giver::kRanges:
+        return ladder_.ask_ranges(session_, whole(), boundaries_, ranges_);
+      case Giver::kBlocks:
+        if (not_grown_.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return false;  // the host has no memory
+        asks_ = true;
+        ++runtime_.askers_;
+        return session_.wait_for_others(whole(), base::Deadline::after(GPUSHARE_NO_TIMEOUT));
+      case Giver::kOwner:
+        return functions_++ < kMaxCallbackTries && ladder_.ask_owner(session_, wanted_.bytes);
+      default:
+        room_ = ladder_.make_room(session_, need_, giver, whole(), boundaries_);
+        made_room_ = made_room_ || room_;
+        return static_cast<bool>(room_);
+    }
   }
 
   base::Result<memory::Address> climb(base::Status why) {
@@ -126,14 +138,10 @@ class MemoryLadder::Climb {
           runtime_.note(not_grown_);
           return not_grown_;
         }
-        if (std::exchange(may_spill_, false)) {
-          auto spilled = session_.attempt_spilled(wanted_);
-          if (spilled.ok() || spilled.status().code() == base::kAway) return spilled;
-          not_grown_ = spilled.status().with_context(not_grown_.message() + "; spilling");
-        }
-        if (wanted_.bytes > runtime_.memory_->capacity_bytes()) break;
-        if (trimmed() || others_gave(code)) continue;
-        if (!room_was_made(code)) break;
+        if (!trimmed() && !need_.ask(code == GPUSHARE_DEVICE_OUT_OF_MEMORY,
+                                     [this](sched::Giver giver) { return gives(giver); }))
+          break;
+        if (on_host_) return *std::move(on_host_);
       }
       auto result = session_.attempt(wanted_);
       if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
@@ -155,12 +163,13 @@ class MemoryLadder::Climb {
   RuntimeImpl& runtime_;
   SessionImpl& session_;
   const Attempt& wanted_;
-  bool may_spill_, may_ask_, may_ask_ranges_, may_trim_ = true;
-  bool asks_ = false, made_room_ = false;
+  sched::Need need_;
+  bool may_trim_ = true, asks_ = false, made_room_ = false;
   int functions_ = 0;
   uint64_t seen_bytes_ = 0;
   const base::Deadline boundaries_ = base::Deadline::after(sched::kBoundaryWaitNs);
   base::Status not_grown_;
+  std::optional<base::Result<memory::Address>> on_host_;
   RangeWait ranges_{};
   Room room_;
 };
@@ -207,27 +216,39 @@ bool MemoryLadder::ask_ranges(SessionImpl& session, uint64_t bytes, const base::
   return asked;
 }
 
-MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
-                                           const base::Deadline& until) {
+MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, const sched::Need& need, sched::Giver from,
+                                           uint64_t bytes, const base::Deadline& until) {
   Room room;  // outlives the lock
+  const bool at_boundaries = from == sched::Giver::kBoundaries;
+  // A boundary may wait for what this thread has open, and for what called it.
+  if (at_boundaries &&
+      (until.passed() || NoWaitScope::active() || CallbackScope::active() || binds_another(session)))
+    return room;
   Outbox outbox(runtime_);
   Section lock(runtime_);
   if (!runtime_.check_live(session).ok()) return room;
-  // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
   room.begin(*this);
   // Page-outs that were decided before may be enough.
   if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
+  // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t free = runtime_.free_bytes();
-  if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now())) {
-    room.set_made(wait_for_boundaries(session, bytes, until, outbox));
-    return room ? std::move(room) : Room();
-  }
-  runtime_.actions_.run(true, outbox);
+  sched::RoomAsk ask{from, wanted > free && !at_boundaries ? wanted - free : wanted};
+  ask.commit = need.commit();
+  if (from == sched::Giver::kSpare && need.parts_are_next())
+    ask.elsewhere_bytes = runtime_.parts_of_others(session, need);
+  if (!runtime_.authority_->make_room(session.id_, ask, runtime_.now())) return Room();
   // On a shared device the daemon says when there is enough. Here a page-out may go on after that, for others.
   const bool shared = runtime_.shared_;
-  while (runtime_.authority_->making_room(session.id_) && runtime_.check_live(session).ok() &&
-         (shared || runtime_.free_bytes() < wanted)) {
+  const base::Deadline at_most =
+      base::Deadline::after(at_boundaries ? sched::kBoundaryWaitNs : GPUSHARE_NO_TIMEOUT);
+  runtime_.actions_.run(true, outbox);
+  while (runtime_.authority_->making_room(session.id_)) {
+    if (!runtime_.check_live(session).ok() || (!shared && runtime_.free_bytes() >= wanted) ||
+        at_most.passed() || (at_boundaries && until.passed())) {
+      runtime_.authority_->stop_making_room(session.id_);
+      break;
+    }
     if (runtime_.actions_.run_part(outbox)) continue;
     if (NoWaitScope::active()) break;
     runtime_.reaper_.wait(session.state_changed_,
@@ -235,27 +256,6 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, uint64_t bytes,
   }
   room.set_made(true);
   return room;
-}
-
-bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until,
-                                       Outbox& outbox) {
-  // A boundary may wait for what this thread has open, and for what called it.
-  if (until.passed() || NoWaitScope::active() || CallbackScope::active() || binds_another(session))
-    return false;
-  bytes = base::round_up(bytes, runtime_.granularity_bytes_);
-  if (!runtime_.authority_->make_room_at_boundaries(session.id_, bytes, runtime_.now())) return false;
-  const base::Deadline at_most = base::Deadline::after(sched::kBoundaryWaitNs);
-  runtime_.actions_.run(true, outbox);
-  while (runtime_.authority_->making_room(session.id_)) {
-    if (until.passed() || at_most.passed() || runtime_.free_bytes() >= bytes ||
-        !runtime_.check_live(session).ok()) {
-      runtime_.authority_->stop_making_room(session.id_);
-      break;
-    }
-    if (runtime_.actions_.run_part(outbox)) continue;
-    runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(kBoundaryLookNs), outbox);
-  }
-  return true;
 }
 
 void MemoryLadder::set_function(OutOfMemoryFunction function) {

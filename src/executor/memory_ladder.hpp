@@ -10,6 +10,7 @@
 #include "base/mutex.hpp"
 #include "executor/lent_turn.hpp"
 #include "executor/runtime.hpp"
+#include "sched/room.hpp"
 
 namespace gpushare::executor {
 
@@ -27,9 +28,8 @@ struct Attempt {
   uint64_t bytes, alignment;
 };
 
-// The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what
-// memory keeps for speed, what opportunistic sessions send out, what their elastic ranges give back, the memory of
-// sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
+// The steps: a larger promise if that is safe (SessionImpl::grow_*), what memory keeps for speed, the givers in their order
+// (sched::Giver), and then the error with all numbers. Threads: any.
 class MemoryLadder {
  public:
   // Result of make_room(): whether there may be more room now. While one of them lives, the runtime's own thread begins
@@ -58,10 +58,10 @@ class MemoryLadder {
 
   // Climbs until the allocation succeeds, or returns the error.
   base::Result<memory::Address> climb(SessionImpl& session, const Attempt& wanted, base::Status why);
-  // Has sessions of lower rank give back what the session misses of `bytes`: first those with nothing in flight; for a
-  // guaranteed session then opportunistic ones at their next boundaries, for which it waits until `until`. False:
-  // nobody is left to ask.
-  Room make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until);
+  // Has others give back what the session misses of `bytes`: kSpare, kSessions or kBoundaries, for which alone it waits until
+  // `until`. False: they do not.
+  Room make_room(SessionImpl& session, const sched::Need& need, sched::Giver from, uint64_t bytes,
+                 const base::Deadline& until);
   // Some thread waits in make_room(), or has its Room.
   bool anybody_waits() const GPUSHARE_REQUIRES(books) { return room_waiters_ > 0; }
   void set_function(OutOfMemoryFunction function);
@@ -79,8 +79,6 @@ class MemoryLadder {
 
  private:
   class Climb;
-  bool wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until, Outbox& outbox)
-      GPUSHARE_REQUIRES(books);
   // Has elastic ranges of opportunistic sessions give back what is missing, and waits until `until` at most. False:
   // nobody was asked. `wait` stands before all commits from then on.
   bool ask_ranges(SessionImpl& session, uint64_t bytes, const base::Deadline& until, RangeWait& wait);

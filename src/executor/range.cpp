@@ -57,7 +57,10 @@ class RangeImpl final : public Range {
   // kAway: the session is paged out. NOT_READY: to be tried again once *out_busy has passed.
   base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,
                           memory::FenceList* out_busy);
-  base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline, MemoryLadder::Room* room);
+  base::Status wait_for_room(RangeWait& wait, sched::Need& need, const base::Deadline& deadline,
+                             MemoryLadder::Room* room);
+  // The ranges of others are asked, or the wait has its place in line. False: nobody is left to ask.
+  base::Result<bool> wait_for_ranges(RangeWait& wait, const base::Deadline& deadline);
   void leave(RangeWait& wait);
   void changed(uint64_t committed_bytes);
   void run();
@@ -183,6 +186,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     RangeWait wait{};
   } leaving{*this};
   RangeWait& wait = leaving.wait;
+  sched::Need need(session_->options_.cls, true, false);
   MemoryLadder::Room room;
   wait.session = session_.get();
   wait.range = this;
@@ -212,7 +216,7 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
       return {GPUSHARE_TIMED_OUT, describe() + " waited " + base::format_duration_ns(timeout_ns) + " for " +
                                       base::format_bytes(wait.bytes) + ": " + status.message() +
                                       (wait.silent.empty() ? "" : "; no answer from " + wait.silent)};
-    GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, deadline, &room));
+    GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, need, deadline, &room));
   }
 }
 
@@ -251,36 +255,53 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
   return {};
 }
 
-base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& deadline,
+base::Result<bool> RangeImpl::wait_for_ranges(RangeWait& wait, const base::Deadline& deadline) {
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_.check_live(*session_));
+  if (closed_) return is_closed();
+  if (wait.want == 0) ++info_.waits;
+  return runtime_.ranges_.sleep(wait, deadline, outbox);
+}
+
+base::Status RangeImpl::wait_for_room(RangeWait& wait, sched::Need& need, const base::Deadline& deadline,
                                       MemoryLadder::Room* room) {
-  {
-    Outbox outbox(runtime_);
-    Section lock(runtime_);
-    GPUSHARE_RETURN_IF_ERROR(runtime_.check_live(*session_));
-    if (closed_) return is_closed();
-    if (wait.want == 0) ++info_.waits;
-    if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
-  }
-  // No range is left to ask, so sessions of lower rank are paged out.
-  *room = runtime_.ladder_.make_room(*session_, wait.bytes, deadline);
-  if (*room) {
-    wait.made_room = true;
-    return {};
-  }
+  base::Status status;
+  const bool gives = need.ask(true, [&](sched::Giver giver) {
+    if (giver == sched::Giver::kRanges) {
+      const base::Result<bool> asked = wait_for_ranges(wait, deadline);
+      status = asked.status();
+      return !asked.ok() || *asked;
+    }
+    if (giver == sched::Giver::kBlocks) return session_->wait_for_others(wait.bytes, deadline);
+    *room = runtime_.ladder_.make_room(*session_, need, giver, wait.bytes, deadline);
+    wait.made_room = wait.made_room || *room;
+    return static_cast<bool>(*room);
+  });
+  if (gives) return status;
   Outbox outbox(runtime_);
   Section lock(runtime_);
   runtime_.ranges_.sleep_a_while(wait, deadline, outbox);
   return {};
 }
 
+bool RangeWait::is_before(const RangeWait& other) const {
+  const auto in_line = [](const RangeWait& wait) {
+    return sched::InLine{wait.session->options_.cls, wait.range != nullptr, wait.place};
+  };
+  return sched::served_before(in_line(*this), in_line(other));
+}
+
 void RangeImpl::leave(RangeWait& wait) {
-  if (wait.want == 0) return;
+  if (wait.want == 0 && !wait.made_room) return;
   Outbox outbox(runtime_);
   Section lock(runtime_);
-  const uint64_t waited_ns = base::host_now_ns() - wait.since_ns;
-  info_.waited_ns += waited_ns;
-  info_.longest_wait_ns = std::max(info_.longest_wait_ns, waited_ns);
-  runtime_.ranges_.leave(wait);
+  if (wait.want != 0) {
+    const uint64_t waited_ns = base::host_now_ns() - wait.since_ns;
+    info_.waited_ns += waited_ns;
+    info_.longest_wait_ns = std::max(info_.longest_wait_ns, waited_ns);
+    runtime_.ranges_.leave(wait);
+  }
   if (wait.made_room && runtime_.check_open().ok()) {
     runtime_.authority_->room_used(session_->id_, runtime_.now());
     runtime_.carry_out(nullptr, outbox);
@@ -456,23 +477,24 @@ bool RangeTable::silent(const RangeImpl& range) const {
   return elastic_.silent(range.id_);
 }
 
+uint64_t RangeTable::can_give(const SessionImpl& session, bool commit) const {
+  return elastic_.can_give(session.id_, commit ? session.options_.cls : sched::SessionClass::kOpportunistic);
+}
+
 const RangeWait* RangeTable::before(const RangeWait& wait) const {
   const RangeWait* first = waits_.empty() ? nullptr : waits_.front();
-  if (first == nullptr || first == &wait || first->session->options_.cls > wait.session->options_.cls)
-    return nullptr;
-  return first;
+  return first != nullptr && first->is_before(wait) ? first : nullptr;
 }
 
 bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) {
   const uint64_t now_ns = base::host_now_ns();
   if (wait.want == 0) {
     wait.want = next_want_++;
+    wait.place = wait.want;
     wait.since_ns = wait.asked_ns = now_ns;
-    const auto at = std::find_if(waits_.begin(), waits_.end(), [&wait](const RangeWait* other) {
-      return wait.range == nullptr ? other->range != nullptr
-                                   : other->session->options_.cls > wait.session->options_.cls;
-    });
-    waits_.insert(at, &wait);
+    waits_.insert(std::find_if(waits_.begin(), waits_.end(),
+                               [&wait](const RangeWait* other) { return wait.is_before(*other); }),
+                  &wait);
     if (wait.range == nullptr) {
       wait.asker = next_range_++;
       elastic_.open(wait.asker, {wait.session->id_, sched::SessionClass::kOpportunistic, 0, 0});
@@ -500,9 +522,9 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) {
       // No range is left to ask in this process.
       std::string silent;
+      const sched::RoomAsk ask{sched::Giver::kRanges, missing, 0, wait.range != nullptr, &silent};
       wait.asks_daemon = true;
-      const bool coming =
-          runtime_.authority_->ask_ranges(wait.session->id_, missing, wait.range == nullptr, &silent);
+      const bool coming = runtime_.authority_->make_room(wait.session->id_, ask, runtime_.now());
       if (!silent.empty()) {
         base::log(base::kWarning, "no answer from " + silent);
         wait.silent += (wait.silent.empty() ? "" : ", ") + silent;
@@ -528,7 +550,7 @@ void RangeTable::leave(RangeWait& wait) {
   elastic_.withdraw(wait.want);
   if (wait.range == nullptr) elastic_.close(wait.asker);
   if (wait.asks_daemon && runtime_.check_open().ok())
-    (void)runtime_.authority_->ask_ranges(wait.session->id_, 0, false, nullptr);
+    (void)runtime_.authority_->make_room(wait.session->id_, {sched::Giver::kRanges}, runtime_.now());
   told();  // it is the next one's turn
 }
 

@@ -11,6 +11,7 @@
 #include "base/mutex.hpp"
 #include "executor/lent_turn.hpp"
 #include "sched/elastic.hpp"
+#include "sched/room.hpp"
 
 namespace gpushare::executor {
 
@@ -28,12 +29,15 @@ struct RangeWait {
   uint64_t want = 0;
   uint64_t bytes = 0;
   uint64_t change = 0;  // RangeTable::change() at its last look for room
+  uint64_t place = sched::InLine::kNowhere;
   uint64_t since_ns = 0;
   uint64_t asked_ns = 0;    // when `want` was numbered
   uint64_t room_bytes = 0;  // the most that was free after a range gave bytes
   bool made_room = false;
   bool asks_daemon = false;
   std::string silent;  // who did not answer
+
+  bool is_before(const RangeWait& other) const;
 };
 
 // range.cpp. Part of the runtime's books: a silent range changes the class of its session, which the scheduler is told.
@@ -50,7 +54,9 @@ class RangeTable {
   void answer(const RangeImpl& range, uint64_t bytes) GPUSHARE_REQUIRES(books);
   bool silent(const RangeImpl& range) const GPUSHARE_REQUIRES(books);
 
-  // The wait that stands before `wait` and is of the same class or a higher one; null if there is none.
+  // The bytes that ranges of others may give to the session, for a commit or an allocation.
+  uint64_t can_give(const SessionImpl& session, bool commit) const GPUSHARE_REQUIRES(books);
+  // The first wait if it is served before `wait`; else null.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
   // Waits for wait.bytes of room. The first wait in the line asks ranges to give bytes back. Allocations stand before
   // all commits, and ask only ranges of opportunistic sessions of this process. Sleeps until `deadline`, or until
@@ -83,7 +89,7 @@ class RangeTable {
 
   RuntimeImpl& runtime_;
   sched::ElasticRanges elastic_ GPUSHARE_GUARDED_BY(books);
-  std::vector<RangeWait*> waits_ GPUSHARE_GUARDED_BY(books);  // in their order: class, then arrival
+  std::vector<RangeWait*> waits_ GPUSHARE_GUARDED_BY(books);  // by sched::served_before()
   base::FlatHashMap<sched::RangeId, RangeImpl*> ranges_ GPUSHARE_GUARDED_BY(books);
   base::FlatHashMap<sched::SessionId, Asked> asked_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_range_ GPUSHARE_GUARDED_BY(books) = 1;

@@ -406,7 +406,8 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   Section lock(*this);
   if (!check_open().ok() || memory_->layout() == memory::Layout::kVirtual) return false;
   if (free_bytes() < bytes) return false;  // bytes are missing, not only joined pieces
-  const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
+  const bool any = authority_->make_room(
+      sched::kNoSession, {sched::Giver::kSpare, std::max<uint64_t>(bytes, 1), UINT64_MAX}, now());
   if (any) (void)wait_for_drops(outbox);
   if (any && authority_ != nullptr) authority_->room_used(sched::kNoSession, now());
   carry_out(nullptr, outbox);

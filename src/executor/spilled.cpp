@@ -6,7 +6,7 @@
 //
 // Two rests keep blocks from moving to and fro. A session that was sent out rests for 8 boundaries, in which the
 // session that asked takes the bytes, and until the cost of its earlier moves is paid (sched/move_rest.hpp). A session
-// that found no room tries again after 4 boundaries.
+// that found no room has asked for it, and tries again after 4 boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -157,27 +157,50 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
     if (status.code() == GPUSHARE_NOT_READY) return fatal(copied);
   }
   home_rest_ = kNoRoomRest;
-  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && guaranteed()) {
-    // The other sessions send the bytes out at their next boundaries.
-    BooksLock lock(runtime.mutex_);
-    (void)runtime.ask_out(*this, wanted, false);
-  }
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) ask_for_home(wanted);
   return {};
 }
 
-// Of the sessions that give bytes the youngest among equals is the first.
-uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
+// At a later boundary the bytes may be there. What is spare in this process goes, for whoever takes the room first. Else the other
+// sessions send bytes out at their next boundaries.
+void SessionImpl::ask_for_home(uint64_t bytes) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (!runtime.check_live(*this).ok()) return;
+  const uint64_t missing = bytes - std::min(bytes, runtime.free_bytes());
+  const sched::RoomAsk ask{sched::Giver::kSpare, missing};
+  if (missing > 0 && runtime.authority_->make_room(sched::kNoSession, ask, runtime.now()))
+    runtime.authority_->room_used(sched::kNoSession, runtime.now());  // nobody waits for it
+  else if (guaranteed())
+    (void)runtime.ask_out(*this, bytes, false);
+  runtime.carry_out(nullptr, outbox);
+}
+
+// The youngest session is the first, and so gives first among equals.
+std::vector<sched::Part> RuntimeImpl::blocks_of_others(const SessionImpl& asker) const {
   std::vector<sched::Part> parts;
-  uint64_t sum = 0;
-  for (const auto& [id, session] : sessions_) {
-    if (session.get() == &asker || session->guaranteed() ||
-        authority_->state(id) != sched::SessionState::kResident || session->movable_bytes() == 0)
-      continue;
-    parts.push_back({id, session->movable_bytes()});
-    sum += session->movable_bytes();
-  }
-  if (all && sum < bytes) return sum;
+  for (const auto& [id, session] : sessions_)
+    if (session.get() != &asker && !session->guaranteed() && session->movable_bytes() > 0 &&
+        authority_->state(id) == sched::SessionState::kResident)
+      parts.push_back({id, session->movable_bytes()});
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.session > b.session; });
+  return parts;
+}
+
+uint64_t RuntimeImpl::parts_of_others(const SessionImpl& asker, const sched::Need& need) const {
+  uint64_t sum = 0;
+  if (need.asks(sched::Giver::kRanges) && !shared_) sum = ranges_.can_give(asker, need.commit());
+  if (need.asks(sched::Giver::kBlocks))
+    for (const sched::Part& part : blocks_of_others(asker)) sum += part.bytes;
+  return sum;
+}
+
+uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
+  const std::vector<sched::Part> parts = blocks_of_others(asker);
+  uint64_t sum = 0;
+  for (const sched::Part& part : parts) sum += part.bytes;
+  if (all && sum < bytes) return sum;
   const std::vector<uint64_t> given = sched::give_up(authority_->claims_on(parts, now()), bytes);
   for (size_t i = 0; i < given.size(); ++i) {
     SessionImpl& giver = *sessions_.find(parts[i].session);
@@ -186,7 +209,7 @@ uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all
   return std::min(sum, bytes);
 }
 
-bool SessionImpl::wait_for_others(uint64_t bytes) {
+bool SessionImpl::wait_for_others(uint64_t bytes, const base::Deadline& until) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
@@ -211,6 +234,7 @@ bool SessionImpl::wait_for_others(uint64_t bytes) {
     if (busy || (asked < left && !idle)) since_ns = now_ns;
     left = std::min(left, asked);
     idle = now_ns - since_ns > kIdleNs;
+    if (until.passed()) break;
     if (idle && runtime.actions_.send_out_idle(outbox)) continue;
     if (idle) break;
     runtime.reaper_.wait(state_changed_, base::Deadline::after(kLookAgainNs), outbox);

@@ -19,6 +19,7 @@
 #include "sched/claims.hpp"
 #include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
+#include "sched/room.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::base {
@@ -193,22 +194,15 @@ class Authority {
   virtual void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
-  // Called when a resident session needs `bytes` more than can be promised. For a guaranteed session, opportunistic
-  // ones whose page-in is under way turn back. If that is not enough, drops spare sessions, then starts paging out
-  // sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest rank first.
-  // Returns false if there are no such sessions. The bytes that come free are promised to no other session until
-  // room_used(session). For kNoSession only spare sessions and caches go.
-  virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
-  // Called after make_room() has returned false. Opportunistic sessions that have something in flight are paged out at
-  // their next boundaries, until a guaranteed session has `bytes` more; they begin no iteration meanwhile.
-  // making_room() tells when that is over. Returns false if all of them together would not do, or if the session is not
-  // guaranteed. An authority that decides elsewhere does all of this in make_room().
-  virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
-    return false;
-  }
+  // A resident session misses bytes. Its driver asks for them by sched::Need, giver by giver; this is the question
+  // (room.hpp). False: that giver gives nothing, or kSpare would not be enough. The bytes are promised to no other session
+  // until room_used(session); making_room() tells until when they are under way. For kBoundaries all must be enough, and
+  // no iteration of theirs begins meanwhile. kNoSession: the device's bytes are in pieces, and only kSpare is asked. For
+  // kRanges: true while bytes are on the way; it is called again until they are there; 0 bytes: the wait is over.
+  virtual bool make_room(SessionId session, const RoomAsk& ask, uint64_t now_ns) = 0;
   // The session no longer waits for boundaries. Sessions whose boundary has not come yet are not paged out.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // True while room that make_room() or make_room_at_boundaries() makes for the session is under way. For a guaranteed
+  // True while room that make_room() makes for the session is under way. For a guaranteed
   // session, room for others counts too.
   virtual bool making_room(SessionId session) const = 0;
   // The session for which make_room() made room has taken what it needs, or has given up. What is left, or still on its
@@ -302,13 +296,6 @@ class Authority {
   // The session's ranges have `bytes` for which their owner can be asked. The owner has `answer_ns` to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // Asks ranges of other processes for `bytes` that a range of the session misses, or an allocation of the session
-  // (`lower`: only ranges of opportunistic sessions are asked). True while bytes are on the way; *out_silent names
-  // ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
-  virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, bool /*lower*/,
-                          std::string* /*out_silent*/) {
-    return false;
-  }
   // The bytes for which others ask a session's ranges. Call take_ranges_asked() after take_actions().
   struct RangesAsked {
     SessionId session;

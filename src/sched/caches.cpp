@@ -58,7 +58,8 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
     const uint64_t used = promised_without(stays);
     const uint64_t free = capacity.target_bytes - std::min(capacity.target_bytes, used);
     if (cache.bytes <= free) return true;
-    return make_room(find(cache.wanted_by), cache.bytes - free, std::nullopt, now_ns) || evicting > 0;
+    return make_room({Why::kAllocation, now_ns, find(cache.wanted_by), cache.bytes - free}, std::nullopt) ||
+           evicting > 0;
   }
   return false;
 }
@@ -185,6 +186,11 @@ bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t
   impl_->coordinate(now_ns);
   impl_->admit_waiting(now_ns);
   return true;
+}
+
+bool Scheduler::is_spare(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  return session != nullptr && session->worth_ns.has_value();
 }
 
 std::vector<SessionId> Scheduler::dropping() const {

@@ -42,11 +42,9 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
   std::vector<std::pair<RangeId, Record*>> candidates;
   std::vector<Part> parts;
   for (auto& [id, range] : ranges_) {
-    if (id == asker || range.asked || range.silent || range.bytes == 0 || range.spec.answer_ns == 0) continue;
-    if (range.asked_for == want || (only != kNoSession && range.spec.session != only)) continue;
-    if (range.spec.cls == SessionClass::kGuaranteed &&
-        (lower || asking->second.spec.cls == SessionClass::kOpportunistic))
+    if (id == asker || !range.may_give_to(lower ? SessionClass::kOpportunistic : asking->second.spec.cls))
       continue;
+    if (range.asked_for == want || (only != kNoSession && range.spec.session != only)) continue;
     candidates.emplace_back(id, &range);
     parts.push_back({range.spec.session, range.bytes});
   }
@@ -105,6 +103,13 @@ void ElasticRanges::taken(uint64_t want) {
 void ElasticRanges::withdraw(uint64_t want) {
   for (auto& [id, range] : ranges_)
     if (range.asked && range.asked_for == want) range.asked = false;
+}
+
+uint64_t ElasticRanges::can_give(SessionId session, SessionClass cls) const {
+  uint64_t sum = 0;
+  for (const auto& [id, range] : ranges_)
+    if (range.spec.session != session && range.may_give_to(cls)) sum = base::add_saturated(sum, range.bytes);
+  return sum;
 }
 
 uint64_t ElasticRanges::next_deadline_ns() const {

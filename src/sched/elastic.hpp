@@ -69,6 +69,8 @@ class ElasticRanges {
   // The wait is over. Its requests stand no longer, and no range counts as silent because of them.
   void withdraw(uint64_t want);
 
+  // What ranges of other sessions could give to one of that class: those that ask() would ask.
+  uint64_t can_give(SessionId session, SessionClass cls) const;
   // The earliest deadline of a request, UINT64_MAX without one.
   uint64_t next_deadline_ns() const;
   // Bytes that the wait's requests may still bring.
@@ -95,6 +97,10 @@ class ElasticRanges {
     uint64_t given_bytes = 0;  // since it was asked
     uint64_t deadline_ns = 0;
     uint64_t still_owed() const { return owed_bytes > given_bytes ? owed_bytes - given_bytes : 0; }
+    // It can be asked for one of that class.
+    bool may_give_to(SessionClass cls) const {
+      return !asked && !silent && bytes > 0 && spec.answer_ns > 0 && spec.cls >= cls;
+    }
   };
   Ranks ranks_;
   std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time

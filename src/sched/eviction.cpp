@@ -136,9 +136,12 @@ bool Scheduler::Impl::yields(const SessionRecord& each, const SessionRecord* ses
 
 bool Scheduler::Impl::may_give(const SessionRecord& each, const Ask& ask) const {
   if (&each == ask.session) return false;
-  if (spare(each)) return ask.why != Why::kPieces && (ask.why != Why::kAllocation || !each.busy());
+  if (spare(each))
+    return ask.why != Why::kPieces &&
+           ((ask.why != Why::kAllocation && ask.why != Why::kDrop) || !each.busy());
   switch (ask.why) {
     case Why::kSpares:
+    case Why::kDrop:
     case Why::kPieces:
       return false;
     case Why::kAdmission:
@@ -169,6 +172,7 @@ Victims Scheduler::Impl::who_may_give(const Ask& ask) const {
 uint64_t Scheduler::Impl::missing(const Ask& ask, const Victims& from) const {
   switch (ask.why) {
     case Why::kAllocation:
+    case Why::kDrop:
     case Why::kBoundaries:
     case Why::kPieces:
       return ask.bytes - std::min(ask.bytes, victim_bytes(from));
@@ -196,7 +200,7 @@ std::optional<Victims> Scheduler::Impl::who_gives(const Ask& ask, Victims from) 
   if (const uint64_t left = missing(ask, from); left > 0) {
     marks.all(false);
     // An asker with other ways to get the rest takes what there is.
-    if (!ask.takes_less() || left >= bytes) return std::nullopt;
+    if (!ask.takes_less(left) || left >= bytes) return std::nullopt;
     return from;
   }
   const std::function<uint64_t(const SessionRecord&)> bytes_of = gives_back();
@@ -318,10 +322,21 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
   actions.push_back({kind, session.lane, session.view.id, session.persistent_bytes});
 }
 
-bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
-  if (id == kNoSession) return impl_->make_room(nullptr, bytes, id, now_ns);
+bool Scheduler::make_room(SessionId id, const RoomAsk& ask, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
-  return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, id, now_ns);
+  const bool none = session == nullptr || !session->holds_promise();
+  if (none && id != kNoSession) return false;
+  switch (ask.from) {
+    case Giver::kSpare:
+      return impl_->any_spare() &&
+             impl_->make_room({Why::kDrop, now_ns, session, ask.bytes, ask.elsewhere_bytes}, id);
+    case Giver::kSessions:
+      return !none && impl_->make_room({Why::kAllocation, now_ns, session, ask.bytes}, id);
+    case Giver::kBoundaries:
+      return !none && impl_->make_room_at_boundaries(*session, ask.bytes, now_ns);
+    default:
+      return false;  // the driver has them
+  }
 }
 
 uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
@@ -343,17 +358,16 @@ uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) const {
   return bytes;
 }
 
-bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
-                                std::optional<SessionId> yields_to, uint64_t now_ns) {
-  const bool pages = session != nullptr && session->holds_promise() && options.paging;
-  const uint64_t coming = pages && yields_to ? turn_back(*session, bytes, now_ns) : 0;
-  if (coming >= bytes) return true;
-  const Ask ask{Why::kAllocation, now_ns, session, bytes - coming};
+bool Scheduler::Impl::make_room(Ask ask, std::optional<SessionId> yields_to) {
+  const bool pages = ask.why == Why::kAllocation && options.paging && yields_to;
+  const uint64_t coming = pages ? turn_back(*ask.session, ask.bytes, ask.now_ns) : 0;
+  if (coming >= ask.bytes) return true;
+  ask.bytes -= coming;
   const auto victims = who_gives(ask, who_may_give(ask));
   if (!victims) return coming > 0;
   for (SessionRecord* victim : victims->sessions)
     if (yields_to) victim->yields_to = yields_to;
-  evict(*victims, now_ns);
+  evict(*victims, ask.now_ns);
   return coming > 0 || !victims->empty();
 }
 
@@ -392,12 +406,6 @@ uint64_t Scheduler::Impl::turn_back(const SessionRecord& session, uint64_t bytes
 void Scheduler::Impl::start_turn_back(SessionRecord& session) {
   change(session, BytesEvent::kChosen);
   actions.push_back({ActionKind::kTurnBack, session.lane, session.view.id, session.persistent_bytes});
-}
-
-bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t now_ns) {
-  const SessionRecord* session = impl_->find(id);
-  return session != nullptr && session->holds_promise() &&
-         impl_->make_room_at_boundaries(*session, bytes, now_ns);
 }
 
 bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {

@@ -102,8 +102,7 @@ class Scheduler final : public Authority {
   void unplaced(SessionId session, uint64_t now_ns) override;
   void page_part(SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void page_done(SessionId session, uint64_t now_ns) override;
-  bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) override;
-  bool make_room_at_boundaries(SessionId session, uint64_t bytes, uint64_t now_ns) override;
+  bool make_room(SessionId session, const RoomAsk& ask, uint64_t now_ns) override;
   void stop_making_room(SessionId session) override;
   bool making_room(SessionId session) const override;
   void room_used(SessionId session, uint64_t now_ns) override;
@@ -165,6 +164,7 @@ class Scheduler final : public Authority {
   SessionClass class_for_bytes(SessionId session) const;  // the class as which its bytes count (kTerms)
   bool knows(SessionId session) const;
   bool owes(SessionId session) const;  // set_overdue()
+  bool is_spare(SessionId session) const;
   Policy& policy();
   std::string policy_name() const override;
   std::string coordinated_wait(SessionId session) const override;

@@ -244,6 +244,7 @@ enum class Why : uint8_t {
   kAdmission,   // a session waits for admission: those that give way to it
   kStay,        // a session waits for admission: those whose stays in memory are over
   kAllocation,  // a resident session, now: those that it outranks, with nothing in flight
+  kDrop,        // a resident session, now: only caches and spare sessions give
   kBoundaries,  // a resident session: busy opportunistic ones, at their next boundaries
   kPieces,      // a session found no place in the free bytes: only caches give
   kCapacity,    // more is promised than the device's capacity
@@ -254,9 +255,12 @@ struct Ask {
   Why why;
   uint64_t now_ns = 0;
   const SessionRecord* session = nullptr;
-  uint64_t bytes = 0;  // for kAllocation, kBoundaries and kPieces; the others ask for what is missing
-  // True if the asker takes what there is when all together have too little.
-  bool takes_less() const { return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity; }
+  uint64_t bytes = 0;            // for kAllocation, kDrop, kBoundaries and kPieces; the others ask for what is missing
+  uint64_t elsewhere_bytes = 0;  // the bytes that the asker can get in other ways
+  // True if the asker takes what there is when all together leave `left` missing.
+  bool takes_less(uint64_t left) const {
+    return why == Why::kAllocation || why == Why::kPieces || why == Why::kCapacity || left <= elsewhere_bytes;
+  }
 };
 
 // An allocation that waits for the bytes of a session whose page-in turns back for it.
@@ -524,11 +528,9 @@ struct Scheduler::Impl {
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; for a session that is not resident only caches make room. `yields_to`: the session
-  // whose allocation keeps the bytes until room_used(). nullopt for a cache, which takes what it is promised and may be
-  // let go earlier.
-  bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
-                 uint64_t now_ns);
+  // `yields_to`: the session whose allocation keeps the bytes until room_used(). nullopt for a cache, which takes what it
+  // is promised and may be let go earlier.
+  bool make_room(Ask ask, std::optional<SessionId> yields_to);
   // Turns page-ins back for an allocation of the session that misses `bytes`. Returns how many bytes come back by that.
   // No other allocation counts on them.
   uint64_t turn_back(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);

@@ -48,7 +48,7 @@ struct Program : RawProcess {
     return reply().code;
   }
   int32_t asks_for_room(uint64_t bytes) const {
-    REQUIRE(say(client::make_session_message(MessageType::kRoom, 1, bytes, 1)));
+    REQUIRE(say(room_message(sched::Giver::kSessions, bytes)));
     return reply().code;
   }
   void says(MessageType type, uint64_t value = 0) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "sched/room.hpp"
 #include "unit/daemon/raw_connection.hpp"
 
 namespace gpushare::test {
@@ -64,6 +65,16 @@ inline client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64
   message.flags = client::kMayQueue | client::kMayPage;
   message.group = group;
   client::put_text(message.name, "raw");
+  return message;
+}
+
+// About session 1; of ranges, for a commit.
+inline client::Room room_message(sched::Giver from, uint64_t bytes, uint32_t sequence = 1) {
+  auto message = client::make_message<client::MessageType::kRoom>(sequence);
+  message.session = 1;
+  message.bytes = bytes;
+  message.from = static_cast<uint32_t>(from);
+  message.commit = from == sched::Giver::kRanges ? 1 : 0;
   return message;
 }
 

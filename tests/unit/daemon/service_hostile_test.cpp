@@ -235,7 +235,7 @@ TEST_CASE("a session that is paged out for room comes back though who asked for 
     auto low = arrive(1, 30 * kMiB);
     low.cls = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
     REQUIRE(gives.call(low) == GPUSHARE_OK);
-    REQUIRE(asks->say(client::make_session_message(MessageType::kRoom, 1, 20 * kMiB, 7)));
+    REQUIRE(asks->say(room_message(sched::Giver::kSessions, 20 * kMiB, 7)));
     REQUIRE(client::fields_of<client::Reply>(asks->answer()).code == GPUSHARE_OK);
     REQUIRE_FALSE(gives.next({MessageType::kPageOut}).empty());
     if (goes == Goes::kDisconnectsWithTheRoom) {
@@ -269,7 +269,7 @@ TEST_CASE("a session whose connection has closed is not waited for: another goes
     low.cls = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
     REQUIRE(silent->call(low) == GPUSHARE_OK);
     const auto ask = [&] {
-      REQUIRE(asks.say(client::make_session_message(MessageType::kRoom, 1, 20 * kMiB, 7)));
+      REQUIRE(asks.say(room_message(sched::Giver::kSessions, 20 * kMiB, 7)));
       return client::fields_of<client::Reply>(asks.answer()).code;
     };
     const auto close = [&] {
@@ -351,6 +351,14 @@ TEST_CASE("random and mutated messages harm nobody else") {
       message.bytes = uniform(random, 0, 40 << 20);
       message.answer_ns = uniform(random, 0, 20'000'000);
       message.price_ns_per_byte = static_cast<double>(uniform(random, 0, 2));
+      count = sizeof(message);
+      std::memcpy(bytes.data(), &message, count);
+    } else if (type == MessageType::kRoom) {
+      auto message = room_message(static_cast<sched::Giver>(uniform(random, 0, sched::kGivers)),
+                                  uniform(random, 0, 80 << 20), static_cast<uint32_t>(uniform(random, 0, 3)));
+      message.session = uniform(random, 0, 5);
+      message.elsewhere_bytes = uniform(random, 0, 1) == 0 ? random() : 0;
+      message.commit = static_cast<uint32_t>(uniform(random, 0, 1));
       count = sizeof(message);
       std::memcpy(bytes.data(), &message, count);
     } else if (type == MessageType::kSetWorth) {

@@ -71,15 +71,15 @@ struct RangeOwner : RawProcess {
   }
   // True: bytes are on the way.
   bool ask(uint64_t bytes) const {
-    REQUIRE(say(client::make_session_message(MessageType::kRangeAsk, 1, bytes, 1)));
+    REQUIRE(say(room_message(sched::Giver::kRanges, bytes)));
     return reply().value == 1;
   }
-  int32_t asks_for_room(uint64_t bytes) const {
-    REQUIRE(say(client::make_session_message(MessageType::kRoom, 1, bytes, 1)));
+  int32_t asks_for_room(uint64_t bytes, sched::Giver from = sched::Giver::kSessions) const {
+    REQUIRE(say(room_message(from, bytes)));
     return reply().code;
   }
   void ends_wait() const {
-    tell(MessageType::kRangeAsk, 1);
+    REQUIRE(say(room_message(sched::Giver::kRanges, 0, 0)));
     CHECK(need(2 * kMiB) == GPUSHARE_OK);  // the daemon has heard it
   }
   uint64_t asked_for() const {
@@ -204,6 +204,50 @@ TEST_CASE("an allocation of a guaranteed session asks ranges of opportunistic se
   CHECK((a->info().state == executor::SessionState::kPagedOut) == (lower && !answers));
   if (lower && !answers) eventually([&] { return first->info()->paged_out_bytes_total == 48 * kMiB; });
   CHECK(first->info()->paged_out_bytes_total == (lower && !answers ? 48 * kMiB : 0));
+}
+
+// Bytes that somebody uses are neither copied nor asked for while bytes that nobody uses are enough.
+TEST_CASE("a spare session of another process goes before a block is copied out or a range is asked") {
+  SharedService shared;  // 64 MiB
+  const auto first = SharedService::open(), second = SharedService::open();
+  const auto spare = open_session(*second, "spare", 20 * kMiB, 2 * kMiB);
+  REQUIRE_OK(spare->wait_admitted(kLong));
+  REQUIRE_OK(spare->set_spare(1.0));
+  auto lower = need("owner", 0, 2 * kMiB);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  const auto owner = open_session(*second, lower);  // the daemon has heard of the spare one
+  std::atomic<uint64_t> asked{0};
+  const auto theirs = open_range(*owner, kLong, [&](uint64_t bytes, uint64_t) -> uint64_t {
+    asked += bytes;
+    return 0;
+  });
+  REQUIRE_OK(theirs->commit(0, 6 * kMiB, 0));
+  lower.name = "holder";
+  lower.allow_spill = true;
+  const auto holder = open_session(*first, lower);
+  (void)alloc(*holder, 12 * kMiB);
+  const auto asker = open_session(*first, "asker", 0, 2 * kMiB);
+  const auto info = first->info();
+  const uint64_t bytes = info->capacity_bytes - info->promised_bytes + 10 * kMiB;
+  if (GENERATE(false, true)) {
+    const auto range = open_range(*asker);
+    REQUIRE_OK(range->commit(0, bytes, kLong));
+  } else {
+    (void)alloc(*asker, bytes);
+  }
+  CHECK(spare->dropped());
+  CHECK(asked == 0);
+  CHECK(holder->info().spilled_bytes == 0);
+  CHECK(first->info()->paged_out_bytes_total + second->info()->paged_out_bytes_total == 0);
+}
+
+TEST_CASE("the daemon is asked for what is spare, for ranges and for sessions, and for nothing else") {
+  SharedService shared;
+  const RangeOwner a(shared, 20 * kMiB), b(shared, 20 * kMiB, sched::SessionClass::kOpportunistic);
+  for (const auto from : {sched::Giver::kHost, sched::Giver::kBlocks, sched::Giver::kBoundaries,
+                          sched::Giver::kOwner, static_cast<sched::Giver>(200)})
+    CHECK(a.asks_for_room(4 * kMiB, from) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(a.asks_for_room(4 * kMiB, sched::Giver::kSpare) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
 }
 
 TEST_CASE("a session that waits for room hears as soon as a page-out in parts has made enough") {

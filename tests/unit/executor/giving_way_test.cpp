@@ -21,6 +21,8 @@ using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
 
 constexpr Setup kDevice = {"host?total_bytes=134217728", memory::Layout::kVirtual};
+// Of a commit that gets its bytes.
+constexpr uint64_t kCommitNs = 600'000'000'000;
 
 executor::SessionOptions lower(uint64_t persistent_bytes, uint64_t ephemeral_bytes, bool may_spill) {
   auto options = need("lower", persistent_bytes, ephemeral_bytes);
@@ -131,7 +133,8 @@ TEST_CASE("a guaranteed session gets the memory of blocks and ranges of an oppor
 }
 
 std::shared_ptr<executor::Range> range_of(executor::Session& session, uint64_t bytes,
-                                          executor::GiveBackFunction give_back, uint64_t answer_ns = 0) {
+                                          executor::GiveBackFunction give_back, uint64_t answer_ns = 0,
+                                          uint64_t timeout_ns = 0) {
   executor::RangeOptions options;
   options.reserved_bytes = bytes;
   options.give_back = std::move(give_back);
@@ -139,7 +142,7 @@ std::shared_ptr<executor::Range> range_of(executor::Session& session, uint64_t b
   auto opened = session.open_range(std::move(options));
   INFO(opened.status().to_string());
   REQUIRE(opened.ok());
-  REQUIRE_OK((*opened)->commit(0, bytes, 0));
+  REQUIRE_OK((*opened)->commit(0, bytes, timeout_ns));
   return *opened;
 }
 
@@ -190,6 +193,117 @@ TEST_CASE("an allocation of a guaranteed session asks the ranges of opportunisti
   CHECK(equals_calls == 0);
   CHECK(runtime->check().empty());
   if (iteration != nullptr) REQUIRE_OK(iteration->end());
+  CHECK(runtime->close().ok());
+}
+
+// The holder has a block that may lie on the host, and a range whose owner gives what it is asked for. Beside it stands a session
+// that nobody uses.
+struct BesideSpare {
+  explicit BesideSpare(const Setup& setup) : runtime(open_runtime(options_of(setup))) {
+    holder = open_session(*runtime, lower(2 * kMiB, 2 * kMiB, true));
+    REQUIRE_OK(begun(*holder)->end());
+    REQUIRE(holder->alloc(memory::Kind::kModel, 20 * kMiB, 0).ok());
+    range = range_of(
+        *holder, 10 * kMiB,
+        [this](uint64_t bytes, uint64_t) -> uint64_t {
+          asked_bytes = bytes;
+          const uint64_t gives = std::min<uint64_t>(bytes, range_gives);
+          if (gives > 0 && !range->decommit(10 * kMiB - gives, gives).ok()) return 0;
+          return gives;
+        },
+        kCommitNs);
+    spare = open_session(*runtime, need("spare", kSpare - 2 * kMiB, 2 * kMiB));
+    REQUIRE_OK(begun(*spare)->end());
+    REQUIRE_OK(spare->set_spare(1.0));
+  }
+  uint64_t free() const {
+    const auto info = runtime->info();
+    return info->capacity_bytes - info->promised_bytes;
+  }
+  void check_untouched(const executor::Session& asker) const {
+    CHECK(spare->dropped());
+    CHECK(asked_bytes == 0);
+    CHECK(holder->info().spilled_bytes == 0);
+    CHECK(asker.info().spilled_bytes == 0);
+    CHECK(runtime->info()->paged_out_bytes_total == 0);
+    CHECK(runtime->check().empty());
+  }
+  static constexpr uint64_t kSpare = 40 * kMiB;
+  std::shared_ptr<executor::Runtime> runtime;
+  std::shared_ptr<executor::Session> holder, spare;
+  std::shared_ptr<executor::Range> range;
+  std::atomic<uint64_t> asked_bytes{0}, range_gives{0};
+};
+
+// Bytes that somebody uses are neither copied nor asked for while bytes that nobody uses are enough.
+TEST_CASE("a spare session goes before a block is copied out or a range is asked") {
+  constexpr Setup kSim = {"sim?total_bytes=134217728", memory::Layout::kVirtual};
+  BesideSpare beside(GENERATE(false, true) ? kSim : kDevice);
+  SECTION("for an allocation, whatever the asker may do") {
+    auto options = need("asker", 2 * kMiB, 2 * kMiB);
+    options.allow_spill = GENERATE(false, true);
+    options.cls = GENERATE(sched::SessionClass::kGuaranteed, sched::SessionClass::kOpportunistic);
+    auto asker = open_session(*beside.runtime, options);
+    const auto iteration = GENERATE(false, true) ? begun(*asker) : nullptr;
+    const uint64_t bytes = beside.free() + 20 * kMiB;
+    const auto block =
+        iteration != nullptr ? iteration->alloc(bytes, 0) : asker->alloc(memory::Kind::kModel, bytes, 0);
+    INFO(block.status().to_string());
+    REQUIRE(block.ok());
+    beside.check_untouched(*asker);
+    if (iteration != nullptr) REQUIRE_OK(iteration->end());
+  }
+  SECTION("for a commit") {
+    auto asker = open_session(*beside.runtime, need("asker", 2 * kMiB, 2 * kMiB));
+    const uint64_t bytes = (beside.free() + 20 * kMiB) / (2 * kMiB) * (2 * kMiB);
+    (void)range_of(*asker, bytes, nullptr, 0, kCommitNs);
+    beside.check_untouched(*asker);
+  }
+  CHECK(beside.runtime->close().ok());
+}
+
+TEST_CASE("where a spare session is not enough it goes, and ranges and blocks give the rest") {
+  BesideSpare beside(kDevice);
+  beside.range_gives = 10 * kMiB;
+  auto asker = open_session(*beside.runtime, need("asker", 2 * kMiB, 2 * kMiB));
+  const bool commits = GENERATE(false, true);
+  const uint64_t free = beside.free() / (2 * kMiB) * (2 * kMiB);
+  const auto takes = [&](uint64_t bytes) {
+    if (commits)
+      (void)range_of(*asker, bytes, nullptr, 0, kCommitNs);
+    else
+      REQUIRE(asker->alloc(memory::Kind::kModel, bytes, 0).ok());
+  };
+  SECTION("a range") {
+    takes(free + BesideSpare::kSpare + 4 * kMiB);
+    CHECK(beside.asked_bytes > 0);
+    CHECK(beside.holder->info().spilled_bytes == 0);
+  }
+  SECTION("a range and a block") {
+    takes(free + BesideSpare::kSpare + 18 * kMiB);
+    CHECK(beside.range->info().committed_bytes == 0);
+    CHECK(beside.holder->info().spilled_bytes > 0);
+  }
+  CHECK(beside.spare->dropped());
+  CHECK(beside.holder->info().state == executor::SessionState::kResident);
+  CHECK(beside.runtime->info()->paged_out_bytes_total == 0);
+  CHECK(beside.runtime->check().empty());
+  CHECK(beside.runtime->close().ok());
+}
+
+// It would have gone for nothing.
+TEST_CASE("a spare session stays where another one has to go whole and gives enough") {
+  auto runtime = open_runtime(options_of(kDevice));
+  auto holder = open_session(*runtime, lower(60 * kMiB, 2 * kMiB, false));
+  auto spare = open_session(*runtime, need("spare", 10 * kMiB, 2 * kMiB));
+  REQUIRE_OK(spare->set_spare(1.0));
+  auto asker = open_session(*runtime, need("asker", 2 * kMiB, 2 * kMiB));
+  const auto info = runtime->info();
+  REQUIRE(
+      asker->alloc(memory::Kind::kModel, info->capacity_bytes - info->promised_bytes + 30 * kMiB, 0).ok());
+  CHECK(holder->info().state == executor::SessionState::kPagedOut);
+  CHECK_FALSE(spare->dropped());
+  CHECK(runtime->check().empty());
   CHECK(runtime->close().ok());
 }
 

@@ -165,6 +165,21 @@ TEST_CASE("an opportunistic session gives up what came home when a guaranteed on
   close_sound(*runtime);
 }
 
+TEST_CASE("blocks come home in place of a spare session") {
+  auto runtime = open_runtime(options_of(kHostDevice));
+  const auto cls = GENERATE(sched::SessionClass::kGuaranteed, kOpportunistic);
+  auto session = started(*runtime, spiller("s", 8 * kMiB, cls));
+  const memory::Address block = filled_block(*session, 60 * kMiB, 0x33);
+  CHECK(session->info().spilled_bytes == 60 * kMiB);
+  auto spare = started(*runtime, need("spare", 90 * kMiB, 2 * kMiB));
+  REQUIRE_OK(spare->set_spare(1.0));
+  REQUIRE(session->set_quota(0).ok());
+  while (session->info().spilled_bytes > 0) iterate(*session);
+  CHECK(spare->dropped());
+  CHECK(is_filled(block, 60 * kMiB, 0x33));
+  close_sound(*runtime);
+}
+
 TEST_CASE("a session that came home is paged out and in with all its bytes") {
   auto runtime = open_runtime(options_of(kHostDevice));
   auto session = started(*runtime, spiller("lower", 8 * kMiB, kOpportunistic));

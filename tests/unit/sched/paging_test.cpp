@@ -129,10 +129,10 @@ TEST_CASE("a session that may not be paged yet stays until it may") {
   opportunistic.may_page = false;
   REQUIRE(scheduler.arrive(opportunistic, 15).ok());
   actions(scheduler);
-  CHECK_FALSE(scheduler.make_room(2, 10, 16));
+  CHECK_FALSE(scheduler.make_room(2, {Giver::kSessions, 10}, 16));
   scheduler.allow_paging(3, 17);
   CHECK(actions(scheduler) == Strings{});  // nobody wants its room any more
-  CHECK(scheduler.make_room(2, 10, 18));
+  CHECK(scheduler.make_room(2, {Giver::kSessions, 10}, 18));
   CHECK(actions(scheduler) == Strings{"out 3"});
 }
 
@@ -188,7 +188,7 @@ void begin_page_in(Scheduler& scheduler) {
   low.cls = SessionClass::kOpportunistic;
   REQUIRE(scheduler.arrive(low, 0).ok());
   REQUIRE(scheduler.arrive(spec(2, 20, 10), 0).ok());
-  CHECK(scheduler.make_room(2, 30, 1));
+  CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 1));
   scheduler.page_done(1, 2);
   scheduler.room_used(2, 3);
   REQUIRE(actions(scheduler).back() == "in 1@0");
@@ -200,9 +200,9 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   Scheduler scheduler = make("priority", capacity(100));
   begin_page_in(scheduler);
   for (const bool in_time : {true, false}) {
-    CHECK(scheduler.make_room(2, 30, 4));
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 4));
     CHECK(actions(scheduler) == Strings{"back 1"});
-    CHECK(scheduler.make_room(2, 30, 5));
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 5));
     CHECK(actions(scheduler) == Strings{});
     CHECK(scheduler.making_room(2));
     CHECK(scheduler.check() == "");
@@ -217,7 +217,7 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
       scheduler.page_done(1, 6);
       CHECK_FALSE(scheduler.making_room(2));
       CHECK(scheduler.state(1) == SessionState::kResident);
-      CHECK(scheduler.make_room(2, 30, 7));
+      CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 7));
       CHECK(actions(scheduler) == Strings{"out 1"});
     }
     CHECK(scheduler.check() == "");
@@ -227,7 +227,7 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   scheduler.set_class(1, SessionClass::kGuaranteed, 9);
   scheduler.room_used(2, 10);
   actions(scheduler);
-  (void)scheduler.make_room(2, 30, 11);
+  (void)scheduler.make_room(2, {Giver::kSessions, 30}, 11);
   CHECK(actions(scheduler) == Strings{});
 }
 
@@ -264,7 +264,7 @@ TEST_CASE("a page-in of an opportunistic session turns back for a guaranteed one
   SECTION("an allocation of another one comes first, and is told") {
     REQUIRE(scheduler.arrive(spec(3, 40, 10), 4).ok());
     CHECK(actions(scheduler) == Strings{"back 1"});
-    CHECK(scheduler.make_room(2, 40, 5));
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 40}, 5));
     CHECK(actions(scheduler) == Strings{});
     scheduler.unplaced(1, 6);
     CHECK(actions(scheduler) == Strings{"close 0"});
@@ -301,14 +301,14 @@ TEST_CASE("of several page-ins those of the lowest rank turn back, whatever lane
       REQUIRE(scheduler.arrive(low, 0).ok());
     }
     REQUIRE(scheduler.arrive(spec(2, 20, 10), 0).ok());
-    CHECK(scheduler.make_room(2, 90, 1));
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 90}, 1));
     for (const SessionId id : {1, 4}) scheduler.page_done(id, 2);
     scheduler.room_used(2, 3);
     (void)actions(scheduler);
     for (const SessionId id : {1, 4}) REQUIRE(scheduler.lane_of(id) != kNoLane);
-    CHECK(scheduler.make_room(2, 30, 4));
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 4));
     CHECK(actions(scheduler) == Strings{"back " + std::to_string(lower)});
-    CHECK(scheduler.make_room(2, 50, 5));  // 10 of the first one are left
+    CHECK(scheduler.make_room(2, {Giver::kSessions, 50}, 5));  // 10 of the first one are left
     CHECK(actions(scheduler) == Strings{"back " + std::to_string(5 - lower)});
   }
 }
@@ -324,15 +324,15 @@ TEST_CASE("bytes of a page-in that turns back are counted once") {
   CHECK(actions(scheduler).size() == 8);
   CHECK(scheduler.promised_bytes() == 150);
   scheduler.set_priority(1, -1, 0);
-  CHECK(scheduler.make_room(2, 40, 1));
+  CHECK(scheduler.make_room(2, {Giver::kSessions, 40}, 1));
   CHECK(actions(scheduler) == Strings{"out 1"});
   scheduler.page_done(1, 2);
   scheduler.room_used(2, 3);
   REQUIRE(actions(scheduler).back() == "in 1@0");
-  CHECK(scheduler.make_room(2, 30, 4));
+  CHECK(scheduler.make_room(2, {Giver::kSessions, 30}, 4));
   CHECK(actions(scheduler) == Strings{"back 1"});
   SECTION("what is left of them is enough for the second session") {
-    CHECK(scheduler.make_room(3, 10, 5));
+    CHECK(scheduler.make_room(3, {Giver::kSessions, 10}, 5));
     CHECK(actions(scheduler) == Strings{});
     SECTION("and comes to it, also if the first one gives up") {
       scheduler.room_used(2, 6);
@@ -342,7 +342,7 @@ TEST_CASE("bytes of a page-in that turns back are counted once") {
     }
   }
   SECTION("it is not enough: somebody else goes out at once") {
-    CHECK(scheduler.make_room(3, 30, 5));
+    CHECK(scheduler.make_room(3, {Giver::kSessions, 30}, 5));
     CHECK(actions(scheduler) == Strings{"out 4"});
     scheduler.unplaced(1, 6);
     scheduler.page_done(4, 7);
@@ -354,7 +354,7 @@ TEST_CASE("bytes of a page-in that turns back are counted once") {
     scheduler.unplaced(1, 6);
     scheduler.room_used(2, 7);
     REQUIRE(actions(scheduler).back() == "in 1@0");
-    CHECK(scheduler.make_room(3, 40, 8));
+    CHECK(scheduler.make_room(3, {Giver::kSessions, 40}, 8));
     CHECK(actions(scheduler) == Strings{"back 1"});
   }
   CHECK(scheduler.check() == "");
@@ -394,7 +394,7 @@ TEST_CASE("a session of lower rank that has only ephemeral bytes gives them") {
     REQUIRE(scheduler.arrive(lower, 0).ok());
     REQUIRE(scheduler.lane_of(2) != scheduler.lane_of(1));
     actions(scheduler);
-    CHECK(scheduler.make_room(1, 30, 1));
+    CHECK(scheduler.make_room(1, {Giver::kSessions, 30}, 1));
     CHECK(actions(scheduler) == Strings{"out 2"});
     scheduler.page_done(2, 2);
     CHECK(scheduler.promised_bytes() == 30);
@@ -410,7 +410,7 @@ TEST_CASE("a session of lower rank that has only ephemeral bytes gives them") {
     REQUIRE(one_lane.arrive(equal, 0).ok());
     REQUIRE(one_lane.arrive(lower, 0).ok());
     actions(one_lane);
-    CHECK_FALSE(one_lane.make_room(1, 30, 1));
+    CHECK_FALSE(one_lane.make_room(1, {Giver::kSessions, 30}, 1));
     CHECK(actions(one_lane) == Strings{});
     CHECK(one_lane.check() == "");
   }
@@ -431,11 +431,11 @@ TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged o
   runs(1, SessionClass::kGuaranteed, 20);
   runs(2, SessionClass::kOpportunistic, 20);
   runs(3, SessionClass::kOpportunistic, 35);
-  CHECK_FALSE(scheduler.make_room(1, 30, 1));  // nobody is idle
-  CHECK_FALSE(scheduler.make_room_at_boundaries(2, 30, 1));
-  CHECK_FALSE(scheduler.make_room_at_boundaries(1, 90, 1));  // all of them would not do
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kSessions, 30}, 1));  // nobody is idle
+  CHECK_FALSE(scheduler.make_room(2, {Giver::kBoundaries, 30}, 1));
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kBoundaries, 90}, 1));  // all of them would not do
   CHECK_FALSE(scheduler.making_room(1));
-  REQUIRE(scheduler.make_room_at_boundaries(1, 30, 1));
+  REQUIRE(scheduler.make_room(1, {Giver::kBoundaries, 30}, 1));
   CHECK(scheduler.making_room(1));
   CHECK_FALSE(scheduler.making_room(2));
   CHECK(actions(scheduler) == Strings{});
@@ -445,8 +445,8 @@ TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged o
   scheduler.stop_making_room(1);
   CHECK_FALSE(scheduler.making_room(1));
   CHECK(scheduler.check() == "");
-  REQUIRE(scheduler.make_room_at_boundaries(1, 30, 2));
-  const bool third = scheduler.make_room_at_boundaries(1, 30, 2);
+  REQUIRE(scheduler.make_room(1, {Giver::kBoundaries, 30}, 2));
+  const bool third = scheduler.make_room(1, {Giver::kBoundaries, 30}, 2);
   CHECK(third);  // under way
   scheduler.finished(3, 3, 3);
   scheduler.finished(2, 3, 3);
@@ -509,10 +509,10 @@ TEST_CASE("an idle paged-out session stays out while another is on its way out")
   comes(3, 12, SessionClass::kOpportunistic);
   comes(4, 35, SessionClass::kGuaranteed);
   actions(scheduler);
-  REQUIRE(scheduler.make_room(1, 8, 1));
+  REQUIRE(scheduler.make_room(1, {Giver::kSessions, 8}, 1));
   CHECK(actions(scheduler) == Strings{"out 2"});
   scheduler.page_done(2, 2);
-  REQUIRE(scheduler.make_room(1, 20, 3));
+  REQUIRE(scheduler.make_room(1, {Giver::kSessions, 20}, 3));
   CHECK(actions(scheduler) == Strings{"close 1", "out 3"});
   scheduler.leave(4, 4);
   CHECK(actions(scheduler) == Strings{"close 3"});  // there is room for 2 now
@@ -528,7 +528,7 @@ TEST_CASE("room on its way for an allocation is for everybody once the allocatio
   lower.cls = SessionClass::kOpportunistic;
   REQUIRE(scheduler.arrive(lower, 0).ok());
   actions(scheduler);
-  REQUIRE(scheduler.make_room(1, 50, 1));
+  REQUIRE(scheduler.make_room(1, {Giver::kSessions, 50}, 1));
   CHECK(actions(scheduler) == Strings{"out 2"});
   scheduler.ready(2, 2);
   leaves ? scheduler.leave(1, 3) : scheduler.room_used(1, 3);

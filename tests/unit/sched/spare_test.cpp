@@ -172,12 +172,33 @@ TEST_CASE("room for an allocation is kept for it after a spare session went") {
   REQUIRE(scheduler.arrive(spare_spec(1, 40), 0).ok());
   REQUIRE(scheduler.arrive(spare_spec(2, 40), 0).ok());
   CHECK(scheduler.set_spare(2, 5.0, 0));
-  CHECK(scheduler.make_room(1, 30, 0));
+  CHECK(scheduler.make_room(1, {Giver::kSessions, 30}, 0));
   REQUIRE(scheduler.arrive(spare_spec(3, 90), 0).ok());  // waits, for more than there is
   CHECK(gone(scheduler, 0) == Ids{2});
   CHECK(scheduler.set_need(1, 70, 0, 0).ok());
   scheduler.room_used(1, 0);
-  CHECK_FALSE(scheduler.make_room(1, 30, 0));
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kSessions, 30}, 0));
+}
+
+TEST_CASE("what is spare goes for an allocation if that and what it gets elsewhere are enough") {
+  Scheduler scheduler = scheduler_of(100);
+  REQUIRE(scheduler.arrive(spare_spec(1, 40), 0).ok());
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kSpare, 10}, 0));  // nothing is
+  REQUIRE(scheduler.arrive(spare_spec(2, 20), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(3, 40), 0).ok());
+  CHECK(scheduler.set_spare(2, 5.0, 0));
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kSpare, 30, 9}, 0));
+  CHECK(scheduler.dropping().empty());
+  CHECK_FALSE(scheduler.make_room(9, {Giver::kSpare, 10}, 0));   // unknown
+  CHECK_FALSE(scheduler.make_room(1, {Giver::kRanges, 10}, 0));  // the driver's
+  CHECK(scheduler.make_room(1, {Giver::kSpare, 30, 10}, 0));
+  CHECK(scheduler.making_room(1));
+  CHECK(gone(scheduler, 0) == Ids{2});
+  CHECK_FALSE(scheduler.making_room(1));
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  CHECK(scheduler.set_need(1, 60, 0, 0).ok());
+  scheduler.room_used(1, 0);
+  CHECK(scheduler.check() == "");
 }
 
 TEST_CASE("the measured link is the price of paging") {
