@@ -255,7 +255,7 @@ struct Ask {
   Why why;
   uint64_t now_ns = 0;
   const SessionRecord* session = nullptr;
-  uint64_t bytes = 0;            // for kAllocation, kDrop, kBoundaries and kPieces; the others ask for what is missing
+  uint64_t bytes = 0;  // for kAllocation, kDrop, kBoundaries and kPieces; the others ask for what is missing
   uint64_t elsewhere_bytes = 0;  // the bytes that the asker can get in other ways
   // True if the asker takes what there is when all together leave `left` missing.
   bool takes_less(uint64_t left) const {

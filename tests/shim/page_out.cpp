@@ -42,13 +42,16 @@ uint64_t on_device() {
 Went go_out(std::vector<uint64_t>* out_parts) {
   out_parts->clear();
   return page_out(
-      kPlace, [](void* who, uint64_t bytes) { static_cast<std::vector<uint64_t>*>(who)->push_back(bytes / kMiB); },
+      kPlace,
+      [](void* who, uint64_t bytes) { static_cast<std::vector<uint64_t>*>(who)->push_back(bytes / kMiB); },
       out_parts);
 }
 
 }  // namespace
 
-TEST_CASE("all blocks go out together, in part where the host has no more, and not at all beyond what may be pinned") {
+TEST_CASE(
+    "all blocks go out together, in part where the host has no more, and not at all beyond what may be "
+    "pinned") {
   void* context = nullptr;
   REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
   REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
