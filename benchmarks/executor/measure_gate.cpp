@@ -233,6 +233,10 @@ void entries(uint64_t count, bool open) {
   gs::Session spare = runtime.open_session(need);
   const gs::Gate gate(spare);
   if (open) {
+    const uint32_t* flag = nullptr;
+    while (gpushare_gate_get_flag(gate.get(), &flag) == GPUSHARE_OK &&
+           __atomic_load_n(flag, __ATOMIC_RELAXED) != 0)
+      std::this_thread::yield();                             // until the daemon has answered
     for (uint64_t i = 0; i < count; ++i) gate.enter(Ns(1));  // a load and a branch each
     return;
   }

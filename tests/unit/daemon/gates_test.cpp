@@ -129,7 +129,7 @@ TEST_CASE("between processes the excess over alone stays within the target") {
       for (const uint64_t late_ns : {uint64_t{0}, 60 * kUs}) {
         if (iteration_ns / kernel_ns > 100) continue;  // many steps, and nothing new
         SerialDevice device(iteration_ns, kernel_ns, late_ns);
-        device.run(std::max<uint64_t>(400, 8000 * kMs / iteration_ns));
+        device.run(std::max<uint64_t>(400, 4000 * kMs / iteration_ns));
         const auto known = device.f.gate->info().estimate;
         CAPTURE(iteration_ns, kernel_ns, late_ns, device.excess(), known.alone_ns, device.done_ns);
         CHECK(known.alone_ns < iteration_ns * 101 / 100);
