@@ -97,7 +97,7 @@ class Daemon(ToolTest):
             return struct.pack("<IHHII", 0x47505353, 1, kind, size, sequence)
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
-            daemon.settimeout(60)
+            daemon.settimeout(600)
             daemon.connect(str(self.folder / "socket"))
             daemon.send(header(hello, 360, 0) + struct.pack("<HHHHQ256s64sQ", 0, 0, 0, 0, 1, b"", b"test", 0))
             needs = struct.pack("<QQQQQdiIII64sQQdQd", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session", 0, 0, 0.0, 0, 0.0)

@@ -281,7 +281,7 @@ print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInf
             self.skipTest("another user cannot run the tool here")
         for fail in ([], ["--fail-closed"]):
             direct = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", *fail, "--", probe, "path", "2000", "600"])
-            done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(direct, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=600)
             self.assertEqual((done.stdout.split(), done.returncode), (["2", "0"], 0), done.stderr)
             self.assertNotIn("not held", done.stderr)
         for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):

@@ -452,7 +452,7 @@ with gt.session("serving", memory="256M") as s:
         server.measure(2)
         futures = [server.submit(request % 4, deadline=60) for request in range(12)]
         for request, future in enumerate(futures):
-            assert future.result(timeout=60).result.sum() == request % 4 * size
+            assert future.result(timeout=600).result.sum() == request % 4 * size
     assert s.info()["ephemeral_bytes"] == 0
     for layer in model:
         assert layer.kept.cpu().sum() == 0                     # it has not vanished with its batch

@@ -85,7 +85,7 @@ with gt.session("serving", device="host") as s, gt.session("training", device="h
         assert server.measure(inputs[0]) > 0
         futures = [server.submit(image, deadline=60) for image in inputs]
         for future, result in zip(futures, expected):
-            outcome = future.result(timeout=60)
+            outcome = future.result(timeout=600)
             assert torch.allclose(outcome.result, result, atol=1e-5) and outcome.in_time
         assert torch.allclose(server(inputs[3]), expected[3], atol=1e-5)
         assert torch.allclose(asyncio.run(server.ask(inputs[4], deadline=60)), expected[4], atol=1e-5)
@@ -116,7 +116,7 @@ with gt.session("serving", device="host") as s, gt.session("training", device="h
         except gpushare.TimedOut:
             pass
         go.set()
-        assert running.result(timeout=60).in_time
+        assert running.result(timeout=600).in_time
     with gt.serve(lambda x: x, to=s, call=lambda model, payloads: [model(p) + 1 for p in payloads]) as server:
         assert server(41) == 42
 """, cuda=False)

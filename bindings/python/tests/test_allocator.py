@@ -26,7 +26,7 @@ def test_what_outlives_an_iteration_is_kept(runtime, session, allocator):
         assert session.info()["persistent_bytes"] == 1 << 20 and allocator.allocate(0) == 0
         for error in (None, ValueError):
             try:
-                with allocator.iteration(session, timeout=60) as iteration:
+                with allocator.iteration(session, timeout=600) as iteration:
                     scratch, kept = allocator.allocate(4096), allocator.allocate(8192)
                     assert iteration.stream.native and session.info()["ephemeral_bytes"] == 12288
                     allocator.free(scratch)

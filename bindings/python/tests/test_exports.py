@@ -103,7 +103,7 @@ def test_an_iteration_whose_memory_finds_no_place_lasts_as_long_as_it_is_used():
             session.iteration(timeout=0)
         del view
         gc.collect()
-        with session.iteration(timeout=60) as iteration:
+        with session.iteration(timeout=600) as iteration:
             iteration.alloc("30M")
         del weights
 
@@ -119,7 +119,7 @@ def test_models_stay_loaded_while_arrays_show_them(runtime):
             model.array(0, (1024,))
         del unused
         session.close()
-        with runtime.open_session("b", persistent_bytes="8M", ephemeral_bytes="8M") as other, other.iteration(timeout=60) as iteration:
+        with runtime.open_session("b", persistent_bytes="8M", ephemeral_bytes="8M") as other, other.iteration(timeout=600) as iteration:
             for block in [other.alloc("1M") for _ in range(8)] + [iteration.alloc("8M")]:
                 gpushare.lib.gpushare_stream_fill(iteration.stream.handle, block._token, 9, block.nbytes)
             iteration.stream.synchronize()
@@ -135,7 +135,7 @@ def test_arrays_of_a_switchers_model_are_copies(runtime):
                    for name, value in (("a", 3), ("b", 4))]
         kept = []
         for member in members:
-            with switcher.iteration(member, timeout=60) as iteration:
+            with switcher.iteration(member, timeout=600) as iteration:
                 kept.append(iteration.model.array(0, (32, 32)))
         assert (kept[0] == 3).all() and (kept[1] == 4).all() and not kept[0].flags.writeable
 

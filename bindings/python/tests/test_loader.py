@@ -37,7 +37,7 @@ def test_a_model_arrives_layer_by_layer(runtime, session, tensors, tmp_path):
                     iteration.launch(lambda array: sums.append(float(array.sum())), model.array(index, tensor.shape))
                 model.mark_end(iteration.stream)
                 iteration.stream.synchronize()
-            model.wait(timeout=60)
+            model.wait(timeout=600)
             assert sums == [float(tensor.sum()) for tensor in tensors.values()]
             assert model.info()["layers_arrived"] == 4
         assert groups[-1][2] == 4
@@ -55,7 +55,7 @@ def test_a_switcher_runs_members_in_turn(runtime, tensors):
     with gpushare.Loader(runtime) as loader, gpushare.Switcher(loader, keep_bytes=0) as switcher:
         members = [switcher.add(loader.create(name, tensors), name, ephemeral_bytes="1M") for name in ("a", "b")]
         for member in members * 2:
-            with switcher.iteration(member, timeout=60) as iteration:
+            with switcher.iteration(member, timeout=600) as iteration:
                 assert iteration.loaded
                 iteration.model.make_usable(iteration.stream, 0, 4)
                 iteration.stream.synchronize()

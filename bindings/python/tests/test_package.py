@@ -29,7 +29,7 @@ def package(tmp_path):
 def run(package, *arguments, **environment):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE_", "LD_"))}
     driver = str(BUILD / "lib/doubles/libcuda_recorder.so")
-    return subprocess.run([sys.executable, "-m", "gpushare", *arguments], capture_output=True, text=True, cwd=package, timeout=60,
+    return subprocess.run([sys.executable, "-m", "gpushare", *arguments], capture_output=True, text=True, cwd=package, timeout=600,
                           env={**inherited, "PYTHONPATH": str(package), "GPUSHARE_CUDA_DRIVER": driver, "PROBE_DRIVER": driver, **environment})
 
 
@@ -89,7 +89,7 @@ try:
     cluster.plan("no document", "gpushare")
 except gpushare.Error:
     print("refused")
-"""], capture_output=True, text=True, cwd=package, timeout=60, env={**inherited, "PYTHONPATH": str(package)})
+"""], capture_output=True, text=True, cwd=package, timeout=600, env={**inherited, "PYTHONPATH": str(package)})
     assert (done.stdout.split(), done.stderr, done.returncode) == (["512.0", "1", "waited", "refused"], "", 0)
 
 
@@ -129,7 +129,7 @@ int main(void) {
 """)
     subprocess.run(["cc", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{SOURCES.parent}", str(source), "-o", str(tmp_path / "wait"), "-l:libpthread.so.0", "-l:libdl.so.2", "-lm"],
                    check=True)
-    done = subprocess.run([str(tmp_path / "wait")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(tmp_path / "wait")], capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.returncode) == ("", 0)
 
 
@@ -179,7 +179,7 @@ def backend(program, folder):
     """Runs a program with build_backend.py, without what it derives from."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent)}
     environment.pop("LD_PRELOAD", None)
-    done = subprocess.run([sys.executable, "-c", BACKEND + program, str(folder)], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", BACKEND + program, str(folder)], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

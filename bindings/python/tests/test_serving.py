@@ -12,10 +12,10 @@ def test_requests_are_answered_with_their_results(runtime, session):
         queue.add_model(session, lambda iteration, batch: [payload * 2 for payload in batch.payloads], c0_ns=1_000_000)
         queue.observe(0, 0, 0.001)
         futures = [queue.submit(number, deadline=60) for number in range(40)]
-        outcomes = [future.result(timeout=60) for future in futures]
+        outcomes = [future.result(timeout=600) for future in futures]
         assert [outcome.result for outcome in outcomes] == [2 * number for number in range(40)]
         assert all(outcome.in_time and outcome.batch_count >= 1 and outcome.drop is None for outcome in outcomes)
-        queue.drain(timeout=60)
+        queue.drain(timeout=600)
         assert queue.info()["in_time"] == 40
         assert queue.profile(0, 0)["samples"] > 0
         with pytest.raises(gpushare.InvalidState):
@@ -54,7 +54,7 @@ def test_a_task_that_gives_up_takes_its_request_out(runtime, session):
     with gpushare.RequestQueue(runtime, "fifo") as queue:
         queue.add_model(session, run, batch_sizes=[1])
         asyncio.run(give_up(queue))
-        queue.drain(timeout=60)
+        queue.drain(timeout=600)
         info = queue.info()
         assert (info["accepted"], info["cancelled"], info["batches"]) == (2, 1, 1)
 
@@ -69,9 +69,9 @@ def test_a_batch_function_that_raises_fails_its_requests_alone(runtime, session)
         queue.add_model(session, run, batch_sizes=[1])
         bad, good = queue.submit("bad", deadline=60), queue.submit("good", deadline=60)
         with pytest.raises(gpushare.CallbackFailed, match="bad request") as caught:
-            bad.result(timeout=60)
+            bad.result(timeout=600)
         assert isinstance(caught.value.__cause__, ValueError)
-        assert good.result(timeout=60).result == "good"
+        assert good.result(timeout=600).result == "good"
 
 
 def test_a_function_that_a_batch_launches_fails_its_requests_alone(runtime, session):
@@ -82,11 +82,11 @@ def test_a_function_that_a_batch_launches_fails_its_requests_alone(runtime, sess
 
     with gpushare.RequestQueue(runtime, "fifo") as queue:
         queue.add_model(session, run, batch_sizes=[1])
-        assert queue.submit(2, deadline=60).result(timeout=60).result == 2
+        assert queue.submit(2, deadline=60).result(timeout=600).result == 2
         with pytest.raises(gpushare.CallbackFailed, match="division by zero") as caught:
-            queue.submit(0, deadline=60).result(timeout=60)
+            queue.submit(0, deadline=60).result(timeout=600)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-        assert queue.submit(3, deadline=60).result(timeout=60).result == 3
+        assert queue.submit(3, deadline=60).result(timeout=600).result == 3
     with session.iteration():  # nothing of it is told here
         pass
 
@@ -95,7 +95,7 @@ def test_results_must_match_the_batch(runtime, session):
     with gpushare.RequestQueue(runtime, "fifo") as queue:
         queue.add_model(session, lambda iteration, batch: [1, 2, 3], batch_sizes=[1])
         with pytest.raises(gpushare.CallbackFailed):
-            queue.submit(0, deadline=60).result(timeout=60)
+            queue.submit(0, deadline=60).result(timeout=600)
 
 
 def test_refusals(runtime, session):
@@ -121,7 +121,7 @@ def test_a_batch_function_returns_one_result_a_request(runtime, session):
     with gpushare.RequestQueue(runtime, "fifo") as queue:
         queue.add_model(session, lambda iteration, batch: ["one", "too many"], batch_sizes=[1])
         with pytest.raises(gpushare.CallbackFailed, match="2 results for 1 requests"):
-            queue.submit(0, deadline=60).result(timeout=60)
+            queue.submit(0, deadline=60).result(timeout=600)
 
 
 def test_the_batcher_alone():
@@ -216,7 +216,7 @@ def test_cancel_is_true_only_for_a_request_that_does_not_run(runtime, session):
         go_on.set()
         assert first.result(60).in_time and all(each.result(60).in_time for each in waiting)
         assert not first.cancel() and not waiting[0].cancel()  # answered
-        queue.drain(timeout=60)
+        queue.drain(timeout=600)
         assert ran == [1, 2, 3, 4, 5, 6]
         assert queue.info()["cancelled"] == 1
     assert not waiting[0].cancel()  # the queue is closed
@@ -250,7 +250,7 @@ def test_each_request_of_a_batch_can_have_its_own_outcome(runtime, session):
                     future.result(60)
             else:
                 assert future.result(60).result == number
-        queue.drain(timeout=60)
+        queue.drain(timeout=600)
         info = queue.info()
         assert (info["failed"], info["in_time"], info["batches"]) == (4, 4, 2)
 
@@ -259,7 +259,7 @@ def test_a_batch_is_the_functions_only_while_it_runs(runtime, session):
     kept = []
     with gpushare.RequestQueue(runtime) as queue:
         queue.add_model(session, lambda iteration, batch: kept.append(batch))
-        queue.submit(deadline=60).result(timeout=60)
+        queue.submit(deadline=60).result(timeout=600)
         with pytest.raises(gpushare.InvalidState, match="is over"):
             kept[0].set_execution(0, 1.0)
 

@@ -23,9 +23,9 @@ def test_values_come_step_by_step(session):
     with gpushare.StepQueue(session, count_up, max_prefill_tokens=4) as queue:
         streams = [queue.submit(number, prompt_tokens=3 * number, first_deadline=60, token_time=60) for number in range(1, 9)]
         assert list(streams[4]) == list(range(5))
-        assert [stream.result(timeout=60) for stream in streams] == [list(range(number)) for number in range(1, 9)]
+        assert [stream.result(timeout=600) for stream in streams] == [list(range(number)) for number in range(1, 9)]
         assert not any(stream.late for stream in streams)
-        queue.drain(timeout=60)
+        queue.drain(timeout=600)
         info = queue.info()
         assert (info["in_time"], info["tokens"], info["prefill_tokens"]) == (8, 36, 108)
         with pytest.raises(gpushare.InvalidState):
@@ -53,11 +53,11 @@ def test_failures_are_those_of_their_requests(session):
     with gpushare.StepQueue(session, step, max_members=1) as queue:
         whole = queue.submit("step", prompt_tokens=1)
         with pytest.raises(gpushare.CallbackFailed, match="the whole step"):
-            whole.result(timeout=60)
+            whole.result(timeout=600)
         one = queue.submit("one", prompt_tokens=1)
         with pytest.raises(gpushare.CallbackFailed, match="this one"):
             list(one)
-        assert queue.submit(2, prompt_tokens=1).result(timeout=60) == [0, 1]
+        assert queue.submit(2, prompt_tokens=1).result(timeout=600) == [0, 1]
 
 
 def test_a_function_that_a_step_launches_fails_its_requests_alone(session):
@@ -69,8 +69,8 @@ def test_a_function_that_a_step_launches_fails_its_requests_alone(session):
 
     with gpushare.StepQueue(session, step) as queue:
         with pytest.raises(gpushare.CallbackFailed, match="division by zero"):
-            queue.submit(0, prompt_tokens=1).result(timeout=60)
-        assert queue.submit(2, prompt_tokens=1).result(timeout=60) == [7]
+            queue.submit(0, prompt_tokens=1).result(timeout=600)
+        assert queue.submit(2, prompt_tokens=1).result(timeout=600) == [7]
     with session.iteration():
         pass
 
@@ -92,13 +92,13 @@ def test_a_member_that_is_cancelled_leaves(session):
     assert next(iter(stream)) == "more"
     assert stream.cancel()
     with pytest.raises(gpushare.Cancelled):
-        stream.result(timeout=60)
+        stream.result(timeout=600)
     assert left == ["of endless"] and not stream.cancel()
     second = queue.submit("endless", prompt_tokens=5)
     assert next(iter(second)) == "more"
     queue.close()
     with pytest.raises(gpushare.Cancelled):
-        second.result(timeout=60)
+        second.result(timeout=600)
     assert left == ["of endless"] * 2
 
 
@@ -123,12 +123,12 @@ def test_members_share_the_memory(session):
             queue.submit(1, prompt_tokens=1, start_bytes="1M")
         with pytest.raises(gpushare.InvalidArgument):
             queue.set_memory("1M")
-        assert stream.result(timeout=60) == list(range(2000))
+        assert stream.result(timeout=600) == list(range(2000))
         info = queue.info()
         assert len(starts) == 1 + info["returned"] and info["bytes"] == 0
         too_long = queue.submit(20000, prompt_tokens=1, start_bytes=10, step_bytes=1)
         with pytest.raises(gpushare.DeviceOutOfMemory):
-            too_long.result(timeout=60)
+            too_long.result(timeout=600)
 
 
 def test_the_example_generates_what_a_model_alone_does(capsys):
@@ -159,7 +159,7 @@ def test_a_cancelled_future_cancels_its_request_and_ends_its_iteration(session):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading, "excepthook", lambda of: seen.append(of.exc_type))
             asyncio.run(give_up())
-            queue.drain(timeout=60)
+            queue.drain(timeout=600)
             reader.join(60)
         assert not reader.is_alive() and seen[-1] is concurrent.futures.CancelledError
         assert queue.info()["cancelled"] == 1
@@ -179,8 +179,8 @@ def test_functions_that_wait_for_a_future_run_without_the_streams_lock(session):
         stream = queue.submit(3, prompt_tokens=1)
         stream.future.add_done_callback(when_done)
         hold.set()
-        stream.result(timeout=60)
-        queue.drain(timeout=60)
+        stream.result(timeout=600)
+        queue.drain(timeout=600)
         assert read == [0, 1, 2]
 
 
@@ -192,7 +192,7 @@ def test_a_member_is_the_functions_only_while_it_runs(session):
         count_up(iteration, step)
 
     with gpushare.StepQueue(session, step) as queue:
-        assert queue.submit(1, prompt_tokens=1).result(timeout=60) == [0]
+        assert queue.submit(1, prompt_tokens=1).result(timeout=600) == [0]
         for late in (lambda: kept[0].emit(1), lambda: kept[0].fail(ValueError("late")), lambda: kept[0].holds(1)):
             with pytest.raises(gpushare.InvalidState, match="is over"):
                 late()
