@@ -480,13 +480,12 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
                                                                   bool may_wait) {
   SessionOptions complete = options;
   GPUSHARE_RETURN_IF_ERROR(check_options(options));
+  // Code and other libraries' memory have come since the last session. The driver may take its time, so no lock is held.
+  const base::Result<uint64_t> context_bytes = shared_ ? device_->context_bytes() : base::Result<uint64_t>(0);
   Outbox outbox(*this);
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
-  // Code and other libraries' memory have come since the last session.
-  if (shared_)
-    if (const auto context_bytes = device_->context_bytes(); context_bytes.ok())
-      authority_->set_context_bytes(*context_bytes, now());
+  if (shared_ && context_bytes.ok()) authority_->set_context_bytes(*context_bytes, now());
   const uint64_t id = sessions_.next_id();
   if (complete.name.empty())
     complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
