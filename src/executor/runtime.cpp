@@ -480,13 +480,14 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
                                                                   bool may_wait) {
   SessionOptions complete = options;
   GPUSHARE_RETURN_IF_ERROR(check_options(options));
+  // Code and other libraries' memory have come since the last session. The answer may take long, so no lock is held.
+  std::optional<uint64_t> context_bytes;
+  if (shared_)
+    if (const auto measured = device_->context_bytes(); measured.ok()) context_bytes = *measured;
   Outbox outbox(*this);
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
-  // Code and other libraries' memory have come since the last session.
-  if (shared_)
-    if (const auto context_bytes = device_->context_bytes(); context_bytes.ok())
-      authority_->set_context_bytes(*context_bytes, now());
+  if (context_bytes.has_value()) authority_->set_context_bytes(*context_bytes, now());
   const uint64_t id = sessions_.next_id();
   if (complete.name.empty())
     complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
