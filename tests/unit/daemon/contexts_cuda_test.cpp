@@ -1,6 +1,7 @@
 // Contexts of processes as the driver's stand-in makes them, over the cuda backend. contexts_test.cpp says the messages by hand.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <thread>
 
 #include "support/child_process.hpp"
 #include "unit/daemon/lane_jobs.hpp"
@@ -89,4 +90,17 @@ TEST_CASE("the context of a closed runtime counts until the driver has none for 
     eventually([&] { return shared.promised() == 0 && shared.status().processes.empty(); });
   }
   REQUIRE(standin_configure("context_bytes", 0) == 0);
+}
+
+// In builds that check waits, a session that asked NVML with the runtime's lock held would end the test.
+TEST_CASE("a session opens while NVML hangs") {
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+  const Shared shared([](auto& options) { options.share_lanes = false; });  // so the daemon asks nothing
+  const auto runtime = SharedService::open();
+  REQUIRE(standin_configure("nvml_hangs", 1) == 0);
+  const auto session = open_session(*runtime, need("job", 2 * kMiB, 4 * kMiB));
+  REQUIRE(standin_configure("nvml_hangs", 0) == 0);
+  while (!runtime->device().context_bytes().ok()) std::this_thread::yield();
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
 }
