@@ -65,7 +65,7 @@ void Gates::began(uint64_t session, double target, uint64_t at_ns, uint64_t now_
     guaranteed.at_ns = std::clamp(at_ns, guaranteed.at_ns, std::max(now_ns, guaranteed.at_ns));
     guaranteed.begun_ns = now_ns;
   }
-  if (guaranteed.lapsed) return;
+  if (guaranteed.lapsed > 0) return;
   look(now_ns, now_ns);
   controller_.began(session, now_ns);
   publish(now_ns);
@@ -76,8 +76,14 @@ void Gates::ended(uint64_t session, uint64_t device_ns, uint64_t at_ns, uint64_t
   if (found == guaranteed_.end() || found->second.in_flight == 0) return;
   Guaranteed& guaranteed = found->second;
   --guaranteed.in_flight;
-  if (guaranteed.lapsed) {
-    guaranteed.lapsed = guaranteed.in_flight > 0;
+  if (guaranteed.lapsed > 0) {
+    if (--guaranteed.lapsed > 0 || guaranteed.in_flight == 0) return;
+    // The device goes on with those that began meanwhile.
+    guaranteed.at_ns = std::clamp(at_ns, guaranteed.at_ns, std::max(now_ns, guaranteed.at_ns));
+    guaranteed.begun_ns = now_ns;
+    look(now_ns, now_ns);
+    for (uint32_t i = 0; i < guaranteed.in_flight; ++i) controller_.began(session, now_ns);
+    publish(now_ns);
     return;
   }
   look(guaranteed.at_ns, now_ns);
@@ -95,10 +101,10 @@ void Gates::ended(uint64_t session, uint64_t device_ns, uint64_t at_ns, uint64_t
 }
 
 void Gates::lapse(uint64_t session, Guaranteed& guaranteed, uint64_t now_ns) {
-  if (guaranteed.lapsed || guaranteed.in_flight == 0) return;
+  if (guaranteed.lapsed > 0 || guaranteed.in_flight == 0) return;
   look(guaranteed.at_ns, now_ns);
   for (uint32_t i = 0; i < guaranteed.in_flight; ++i) controller_.finished(session, 0, now_ns);
-  guaranteed.lapsed = true;
+  guaranteed.lapsed = guaranteed.in_flight;
 }
 
 void Gates::lapse(uint64_t session, uint64_t now_ns) {
@@ -135,7 +141,7 @@ uint64_t Gates::tick(uint64_t now_ns) {
   uint64_t next_ns = UINT64_MAX;
   bool due = false;
   for (auto& [id, guaranteed] : guaranteed_) {
-    if (guaranteed.in_flight == 0 || guaranteed.lapsed) continue;
+    if (guaranteed.in_flight == 0 || guaranteed.lapsed > 0) continue;
     const uint64_t until_ns = base::add_saturated(guaranteed.begun_ns, longest_ns_of(id));
     if (until_ns > now_ns) {
       next_ns = std::min(next_ns, until_ns - now_ns);

@@ -67,7 +67,7 @@ class Gates {
   struct Guaranteed {
     Claimed work;
     uint32_t in_flight = 0;
-    bool lapsed = false;    // what is in flight counts no more
+    uint32_t lapsed = 0;    // the oldest in flight, which count no more; those behind do when these are over
     uint64_t at_ns = 0;     // when the iteration that the device is at began, as its process says
     uint64_t begun_ns = 0;  // likewise, by the daemon's clock
   };

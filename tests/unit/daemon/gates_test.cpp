@@ -297,6 +297,33 @@ TEST_CASE("a process that stops in an iteration keeps nobody out for long") {
   CHECK(Between::now_ns - began_ns < 2 * kS);
 }
 
+TEST_CASE("iterations after one that took too long count again, also if some are always in flight") {
+  Between f;
+  const auto began = [&] { f.gates.began(kSure, 0, Between::now_ns, Between::now_ns); };
+  const auto ended = [&] { f.gates.ended(kSure, kMs, Between::now_ns, Between::now_ns); };
+  began();
+  began();
+  f.until_let_in();
+  f.gate->done(kUs);
+  began();
+  ended();
+  CHECK(f.lets_in(kUs));  // one that the device was to do in that time is still there
+  f.gate->done(kUs);
+  ended();
+  CHECK_FALSE(f.lets_in(kUs));
+  for (int i = 0; i < 8; ++i) {
+    began();
+    Between::now_ns += kMs;
+    ended();
+    CHECK(f.gates.check().empty());
+  }
+  CHECK(f.terms().learning == 0);
+  CHECK(f.terms().alone_ns == kMs);
+  ended();
+  for (int i = 0; i < 8; ++i) f.iterate(1);
+  CHECK(f.terms().alone_ns == kMs);
+}
+
 TEST_CASE("a session that loses its turn keeps nobody out") {
   Between f;
   f.gates.began(kSure, 0, Between::now_ns, Between::now_ns);
