@@ -221,6 +221,10 @@ class RemoteAuthority final : public sched::Authority {
     bool returned = false;      // a turn, which the daemon has yet to be told
     bool known_before = false;  // by this daemon or one before it
     bool room_pending = false;  // the daemon makes room
+    // Rooms that the daemon has yet to say are made. With several threads, or one that does not wait, room may be made that nobody
+    // waits for any more: room_used() came since the last question.
+    uint32_t rooms_coming = 0;
+    bool room_over = false;
     std::vector<std::pair<MessageType, uint64_t>>
         held_back;            // messages to send once the daemon knows the session
     uint32_t questions = 0;   // questions about the session that have no answer yet

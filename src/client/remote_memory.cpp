@@ -261,6 +261,8 @@ bool RemoteAuthority::make_room(SessionId session, const sched::RoomAsk& asked, 
                         if (!said.ok()) return said;
                         if (!ranges) {
                           of->room_pending = true;
+                          of->room_over = false;
+                          ++of->rooms_coming;
                         } else {
                           *asked.out_silent = text_of(reply.text);
                           coming = reply.value != 0;
@@ -299,8 +301,10 @@ void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
 }
 
 void RemoteAuthority::room_used(SessionId session, uint64_t) {
-  if (Record* record = find(session); record != nullptr && record->is_known())
-    tell(MessageType::kRoomUsed, *record);
+  Record* record = find(session);
+  if (record == nullptr || !record->is_known()) return;
+  record->room_over = record->rooms_coming > 0;
+  tell(MessageType::kRoomUsed, *record);
 }
 
 void RemoteAuthority::open_lane(Record& record) {

@@ -50,6 +50,59 @@ TEST_CASE("a process tells of its context, and that its session may share a lane
   CHECK(daemon.sent_well);
 }
 
+TEST_CASE("room that comes after its session has given up is given back, unless the session asks again") {
+  RawDaemon daemon;
+  client::RemoteOptions options;
+  options.socket = client::default_socket();
+  auto opened = client::RemoteAuthority::open(options);
+  REQUIRE(opened.ok());
+  client::RemoteAuthority& authority = **opened;
+  sched::SessionSpec spec;
+  spec.id = 1;
+  spec.persistent_bytes = kMiB;
+  REQUIRE_OK(authority.arrive(spec, 0));
+  // The daemon has said and heard all that was said before.
+  uint64_t bytes = kMiB;
+  const auto settled = [&] { REQUIRE_OK(authority.set_need(1, bytes += kMiB, 0, 0)); };
+  const auto asks = [&] {
+    REQUIRE(authority.make_room(1, {sched::Giver::kSessions, kMiB}, 0));
+    CHECK(authority.making_room(1));
+  };
+  const auto room_made = [&] {
+    daemon.tell(client::MessageType::kRoomMade);
+    settled();
+    CHECK_FALSE(authority.making_room(1));
+    settled();
+  };
+  asks();
+  asks();
+  authority.room_used(1, 0);
+  settled();
+  CHECK(daemon.rooms_used == 1);
+  SECTION("once all that it asked for is made") {
+    room_made();
+    CHECK(daemon.rooms_used == 1);
+    room_made();
+    CHECK(daemon.rooms_used == 2);
+    asks();
+    room_made();  // this time it is waited for
+    CHECK(daemon.rooms_used == 2);
+    authority.room_used(1, 0);
+    settled();
+    CHECK(daemon.rooms_used == 3);
+  }
+  SECTION("it says so itself when it has used what it asked for since") {
+    asks();
+    for (int i = 0; i < 3; ++i) room_made();
+    CHECK(daemon.rooms_used == 1);
+    authority.room_used(1, 0);
+    settled();
+    CHECK(daemon.rooms_used == 2);
+  }
+  opened->reset();
+  CHECK(daemon.sent_well);
+}
+
 TEST_CASE("a session that found no place on the device waits, and may then need less") {
   RawDaemon daemon;
   const auto runtime = SharedService::open();

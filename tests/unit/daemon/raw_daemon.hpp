@@ -80,6 +80,7 @@ struct RawDaemon {
     if (type == client::MessageType::kContext) context_bytes = message.value;
     if (type == client::MessageType::kPageDone) ++page_done;
     if (type == client::MessageType::kUnplaced) ++unplaced;
+    if (type == client::MessageType::kRoomUsed) ++rooms_used;
     if (type == client::MessageType::kGateOpen) ++gate_opens;
     if (type == client::MessageType::kWorkBegan) ++work_begins;
     if (type == client::MessageType::kWorkEnded) ++work_ends;
@@ -109,7 +110,8 @@ struct RawDaemon {
   std::atomic<uint64_t> session{0};        // the last one
   std::atomic<uint32_t> arrive_flags{0};   // of the last session
   std::atomic<uint64_t> context_bytes{0};  // as the process says
-  std::atomic<int> page_done{0}, unplaced{0}, worths{0}, gate_opens{0}, work_begins{0}, work_ends{0};
+  std::atomic<int> page_done{0}, unplaced{0}, rooms_used{0}, worths{0}, gate_opens{0}, work_begins{0},
+      work_ends{0};
   // As the last SetWorth said, and what was said before the last Ready.
   std::atomic<double> worth{0}, worth_before_ready{0};
   std::atomic<uint64_t> worth_until_ns{0};
