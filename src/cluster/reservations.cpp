@@ -97,15 +97,43 @@ void ReservationTable::take(Nodes& nodes, const ReservationRequest& request, con
 }
 
 bool ReservationTable::overlaps(const ReservationRequest& a, const ReservationRequest& b) {
-  std::set<std::string> names;
-  for (const auto& parts : a.alternatives)
-    for (const Part& part : parts)
-      for (const auto& need : part.needs) names.insert(need.first);
+  const auto asks_for = [&](const std::string& name) {
+    for (const auto& parts : a.alternatives)
+      for (const Part& part : parts)
+        if (part.needs.count(name) != 0) return true;
+    return false;
+  };
   for (const auto& parts : b.alternatives)
     for (const Part& part : parts)
       for (const auto& need : part.needs)
-        if (names.count(need.first) != 0) return true;
+        if (asks_for(need.first)) return true;
   return false;
+}
+
+Amounts ReservationTable::most_free() const {
+  Amounts most;
+  for (const auto& [node_name, node] : nodes_) {
+    if (!node.present) continue;
+    for (const auto& [name, resource] : node.resources) {
+      // A little more than is free, because match() adds what is used and needed, which rounds.
+      const double slack = 2 * kNeedTolerance + resource.capacity * 1e-12;
+      const double free = resource.capacity - resource.used + slack;
+      const auto at = most.emplace(name, free).first;
+      at->second = std::max(at->second, free);
+    }
+  }
+  return most;
+}
+
+bool ReservationTable::hopeless(const ReservationRequest& request, const Amounts& most_free) {
+  const auto lacks = [&](const Part& part) {
+    return std::any_of(part.needs.begin(), part.needs.end(), [&](const auto& need) {
+      const auto free = most_free.find(need.first);
+      return free == most_free.end() || need.second > free->second;
+    });
+  };
+  return std::all_of(request.alternatives.begin(), request.alternatives.end(),
+                     [&](const auto& parts) { return std::any_of(parts.begin(), parts.end(), lacks); });
 }
 
 void ReservationTable::end(ReservationId id, Entry& entry, ReservationState state) {
@@ -273,7 +301,7 @@ base::Result<ReservationId> ReservationTable::acquire(ReservationRequest request
   const ReservationId id = next_++;
   Entry& entry = entries_[id];
   entry.request = std::move(request);
-  pump(now_ns);
+  pump(now_ns, id);  // nothing has become free for the others
   if (entry.state == ReservationState::kWaiting) {
     const auto cycle = cycle_with(entry.request);
     if (!cycle.empty()) {
@@ -358,23 +386,27 @@ uint64_t ReservationTable::next_tick_ns() const {
 }
 
 // Grants what fits, in the order of arrival. A request that has been passed too often, and that the nodes could
-// satisfy, keeps later ones from the resources that it asks for.
-void ReservationTable::pump(uint64_t now_ns) {
+// satisfy, keeps later ones from the resources that it asks for. Requests before `first` are known not to fit.
+void ReservationTable::pump(uint64_t now_ns, ReservationId first) {
   std::vector<Entry*> passed;
+  // Only a grant changes it. Most requests that wait are seen to fit nowhere by it, without a search for nodes.
+  Amounts free = most_free();
   for (auto& each : entries_) {
     Entry& entry = each.second;
     if (entry.state != ReservationState::kWaiting) continue;
-    const bool kept_back = std::any_of(passed.begin(), passed.end(), [&](const Entry* earlier) {
-      return earlier->passed >= kMostPasses && overlaps(earlier->request, entry.request) &&
-             fit(earlier->request, nodes_, true);
-    });
     std::optional<Grant> grant;
-    if (!kept_back) grant = fit(entry.request, nodes_, false);
-    if (!grant) {
+    if (each.first >= first && !hopeless(entry.request, free)) grant = fit(entry.request, nodes_, false);
+    const bool kept_back = grant && std::any_of(passed.begin(), passed.end(), [&](const Entry* earlier) {
+                             return earlier->passed >= kMostPasses &&
+                                    overlaps(earlier->request, entry.request) &&
+                                    fit(earlier->request, nodes_, true);
+                           });
+    if (!grant || kept_back) {
       passed.push_back(&entry);
       continue;
     }
     take(nodes_, entry.request, *grant, 1);
+    free = most_free();
     entry.state = ReservationState::kGranted;
     entry.grant = std::move(*grant);
     if (entry.request.lease_ns) entry.expires_ns = now_ns + *entry.request.lease_ns;

@@ -151,7 +151,11 @@ class ReservationTable {
   void forget_oldest();
   void apply(Setting& setting);
   void clear(const Setting& setting, const std::string& node);
-  void pump(uint64_t now_ns);
+  // The most of each resource that one node has free, or a little more.
+  Amounts most_free() const;
+  // Whether each alternative needs more of a resource than any node has free.
+  static bool hopeless(const ReservationRequest& request, const Amounts& most_free);
+  void pump(uint64_t now_ns, ReservationId first = 0);
   std::vector<std::string> cycle_with(const ReservationRequest& request) const;
 
   Nodes nodes_;

@@ -161,7 +161,7 @@ class ReservationsProblem final : public Problem {
         fate.kind = Fate::Kind::kGranted;
         fate.start_ns = now;
         fate.grant = *table.grant(fate.id);
-        if (asked_[r].hold_ns != kForever) fate.end_ns = now + asked_[r].hold_ns;
+        fate.end_ns = asked_[r].hold_ns < kForever - now ? now + asked_[r].hold_ns : kForever;
       } else if (!granted && state.ok() && *state != ReservationState::kWaiting) {
         const bool late = fate.kind == Fate::Kind::kWaiting;
         if (late) fate.reason = "not granted within deadline_ms";

@@ -19,7 +19,7 @@ RetrainingProfile read_profile(Fields& fields) {
   fields.about(nullptr,
                "The accuracies that a profiler observed after the first epochs. Schedulers are told what a "
                "learning curve through "
-               "them says of the last epoch. thief, ekya and gpushare wait for that: profiling takes "
+               "them says of the last epoch. fixed, thief, ekya and gpushare wait for that: profiling takes "
                "gpu_seconds x data_share x "
                "the part of the epochs that is observed.");
   fields.about("data_share", "The part of the configuration's data that the epochs were run on.");

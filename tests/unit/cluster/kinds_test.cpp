@@ -140,6 +140,22 @@ TEST_CASE("reservations are played: waits, deadlines, leases, and devices as a n
   CHECK(spans.size() == 4);
 }
 
+TEST_CASE("reservations that are held until the end of time are held for ever") {
+  std::string requests;
+  for (int r = 0; r < 20; ++r)
+    requests +=
+        base::format(R"(%s{"name": "%d", "owner": "%d", "hold_s": 1e9, "parts": [{"needs": {"gpu": 1}}]})",
+                     r == 0 ? "" : ", ", r, r);
+  const auto result =
+      run(R"({"version": 1, "kind": "reservations", "devices": 1, "requests": [)" + requests + "]}", {}, {});
+  REQUIRE(result.ok());
+  const OrderedJson& row = (*result)["results"][0];
+  CHECK(row["granted"] == 19);  // the clock ends 18.4e9 s after its begin
+  CHECK(row["placements"].back()["start_s"] == 18e9);
+  CHECK(row["waiting"].size() == 1);
+  CHECK(row["makespan_s"] == 18e9);
+}
+
 TEST_CASE("owners whose reservations wait for each other are told so, and the others go on") {
   const auto result = run(
       R"({"version": 1, "kind": "reservations", "nodes": [{"name": "n", "resources": {"p": 1, "q": 1}}], "requests": [
