@@ -89,12 +89,12 @@ IgniterProfile read_igniter(Fields& fields) {
     hardware.about("max_clock", "In MHz.");
     hardware.about("power_cap", "In W.");
     hardware.about("idle_power", "In W.");
-    hardware.about("share_step", "In percent.");
+    hardware.about("share_step", "In percent.");  // at most 1,000 steps, since each one is tried
     hardware.about("by_workloads_1_to_5", "In W, MHz and ms, for one to five workloads.");
     profile.max_clock = hardware.number("max_clock", kPositive);
     profile.power_cap = hardware.number("power_cap", kPositive);
     profile.idle_power = hardware.number("idle_power", kNotNegative);
-    profile.share_step = hardware.number("share_step", {0, 100, true}) / 100;
+    profile.share_step = hardware.number("share_step", {0.1, 100, false}) / 100;
     profile.bytes_per_ms = hardware.number("bytes_per_ms", kPositive);
     hardware.with("by_workloads_1_to_5", [&](Fields& by_workloads) {
       const std::vector<double> power = by_workloads.numbers("power", 5, kPositive, 5);
