@@ -26,6 +26,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -221,10 +222,10 @@ class RemoteAuthority final : public sched::Authority {
     bool returned = false;      // a turn, which the daemon has yet to be told
     bool known_before = false;  // by this daemon or one before it
     bool room_pending = false;  // the daemon makes room
-    // Rooms that the daemon has yet to say are made. With several threads, or one that does not wait, room may be made that nobody
-    // waits for any more: room_used() came since the last question.
+    // Rooms that the daemon has yet to say are made, and the threads that have asked and have not called room_used() since. Room may
+    // come after the last of them has.
     uint32_t rooms_coming = 0;
-    bool room_over = false;
+    std::vector<std::thread::id> room_users;
     std::vector<std::pair<MessageType, uint64_t>>
         held_back;            // messages to send once the daemon knows the session
     uint32_t questions = 0;   // questions about the session that have no answer yet

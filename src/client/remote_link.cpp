@@ -423,8 +423,9 @@ void RemoteAuthority::lose(base::Status why) {
     record->known = Known::kNo;
     if (record->wants_turn()) record->turn = Turn::kWanted;
     if (record->bytes == Bytes::kDraining) record->bytes = Bytes::kResident;
-    record->room_pending = record->room_over = record->returned = false;
+    record->room_pending = record->returned = false;
     record->rooms_coming = 0;
+    record->room_users.clear();
     record->early.clear();
   }
   std::map<uint32_t, std::shared_ptr<Question>> questions;

@@ -255,20 +255,22 @@ bool RemoteAuthority::make_room(SessionId session, const sched::RoomAsk& asked, 
     return false;
   }
   bool coming = true;
-  const base::Status answer =
-      await(ask_about(*record, bytes_of(message), sequence,
-                      [&, of = record](const base::Status& said, const Reply& reply) -> base::Status {
-                        if (!said.ok()) return said;
-                        if (!ranges) {
-                          of->room_pending = true;
-                          of->room_over = false;
-                          ++of->rooms_coming;
-                        } else {
-                          *asked.out_silent = text_of(reply.text);
-                          coming = reply.value != 0;
-                        }
-                        return {};
-                      }));
+  const std::thread::id me = std::this_thread::get_id();
+  const base::Status answer = await(
+      ask_about(*record, bytes_of(message), sequence,
+                [&, of = record, me](const base::Status& said, const Reply& reply) -> base::Status {
+                  if (!said.ok()) return said;
+                  if (!ranges) {
+                    of->room_pending = true;
+                    ++of->rooms_coming;
+                    if (std::find(of->room_users.begin(), of->room_users.end(), me) == of->room_users.end())
+                      of->room_users.push_back(me);
+                  } else {
+                    *asked.out_silent = text_of(reply.text);
+                    coming = reply.value != 0;
+                  }
+                  return {};
+                }));
   return answer.ok() && coming;
 }
 
@@ -302,9 +304,9 @@ void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
 
 void RemoteAuthority::room_used(SessionId session, uint64_t) {
   Record* record = find(session);
-  if (record == nullptr || !record->is_known()) return;
-  record->room_over = record->rooms_coming > 0;
-  tell(MessageType::kRoomUsed, *record);
+  if (record == nullptr) return;
+  std::erase(record->room_users, std::this_thread::get_id());
+  if (record->is_known()) tell(MessageType::kRoomUsed, *record);
 }
 
 void RemoteAuthority::open_lane(Record& record) {

@@ -308,10 +308,10 @@ void RemoteAuthority::on_wanted(Record& record, Event&) {
 
 void RemoteAuthority::on_room_made(Record& record, Event&) {
   record.room_pending = false;
-  if (record.rooms_coming > 0) --record.rooms_coming;
+  // Members of a group hear of each other's rooms.
+  if (record.rooms_coming == 0 || --record.rooms_coming > 0) return;
   // The daemon keeps what it has made until it hears of it.
-  if (record.rooms_coming == 0 && std::exchange(record.room_over, false))
-    tell(MessageType::kRoomUsed, record);
+  if (record.room_users.empty()) tell(MessageType::kRoomUsed, record);
 }
 
 void RemoteAuthority::on_range_give(Record& record, Event& event) {

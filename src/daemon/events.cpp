@@ -49,6 +49,9 @@ void SharedDevice::on_room(RemoteSession& session, const client::Room& message, 
   const auto from = static_cast<Giver>(std::min(message.from, uint32_t{sched::kGivers}));
   const sched::RoomAsk ask{from, message.bytes, message.elsewhere_bytes, message.commit != 0};
   if (from == Giver::kRanges) return ranges_.ask(session, ask, request);
+  // Nobody would give any, and so nobody would end the making of it.
+  if (ask.bytes == 0)
+    return request.answer({GPUSHARE_INVALID_ARGUMENT, "room of 0 bytes; ask for the bytes that are missing"});
   request.answer(from == Giver::kSpare || from == Giver::kSessions
                      ? make_room(session, ask)
                      : base::Status(GPUSHARE_INVALID_ARGUMENT, "the daemon does not ask such a giver"));

@@ -113,6 +113,7 @@ class MemoryLadder::Climb {
         return ladder_.ask_ranges(session_, whole(), boundaries_, ranges_);
       case Giver::kBlocks:
         if (not_grown_.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return false;  // the host has no memory
+        if (binds_another(session_)) return false;  // a boundary may wait for what this thread has open
         asks_ = true;
         ++runtime_.askers_;
         return session_.wait_for_others(whole(), base::Deadline::after(GPUSHARE_NO_TIMEOUT));

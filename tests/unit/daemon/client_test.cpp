@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <string>
+#include <thread>
 
 #include "client/remote_authority.hpp"
 #include "client/status.hpp"
@@ -74,12 +75,27 @@ TEST_CASE("room that comes after its session has given up is given back, unless 
     CHECK_FALSE(authority.making_room(1));
     settled();
   };
-  asks();
-  asks();
-  authority.room_used(1, 0);
-  settled();
-  CHECK(daemon.rooms_used == 1);
+  SECTION("a thread that has asked and has not used its room yet keeps it") {
+    asks();
+    std::thread other([&] {
+      if (authority.make_room(1, {sched::Giver::kSessions, kMiB}, 0)) authority.room_used(1, 0);
+    });
+    other.join();
+    for (int i = 0; i < 2; ++i) room_made();
+    CHECK(daemon.rooms_used == 1);
+    authority.room_used(1, 0);
+    settled();
+    CHECK(daemon.rooms_used == 2);
+  }
+  const auto gives_up_two = [&] {
+    asks();
+    asks();
+    authority.room_used(1, 0);
+    settled();
+    CHECK(daemon.rooms_used == 1);
+  };
   SECTION("once all that it asked for is made") {
+    gives_up_two();
     room_made();
     CHECK(daemon.rooms_used == 1);
     room_made();
@@ -92,6 +108,7 @@ TEST_CASE("room that comes after its session has given up is given back, unless 
     CHECK(daemon.rooms_used == 3);
   }
   SECTION("it says so itself when it has used what it asked for since") {
+    gives_up_two();
     asks();
     for (int i = 0; i < 3; ++i) room_made();
     CHECK(daemon.rooms_used == 1);

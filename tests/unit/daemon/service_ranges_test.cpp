@@ -250,6 +250,21 @@ TEST_CASE("the daemon is asked for what is spare, for ranges and for sessions, a
   CHECK(a.asks_for_room(4 * kMiB, sched::Giver::kSpare) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
 }
 
+TEST_CASE("who asks for room of 0 bytes is refused, and holds up nobody else's") {
+  SharedService shared;
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB),
+      c(shared, 2 * kMiB);
+  a.tell(MessageType::kAllowPaging, 1);
+  a.heard();
+  CHECK(c.asks_for_room(0) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(c.asks_for_room(0, sched::Giver::kSpare) == GPUSHARE_INVALID_ARGUMENT);
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  (void)a.next({MessageType::kPageOut});
+  a.tell(MessageType::kPageDone, 1);
+  (void)b.next({MessageType::kRoomMade});
+  CHECK(b.need(30 * kMiB) == GPUSHARE_OK);
+}
+
 TEST_CASE("a session that waits for room hears as soon as a page-out in parts has made enough") {
   SharedService shared;
   const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);

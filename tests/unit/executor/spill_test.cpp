@@ -299,6 +299,21 @@ TEST_CASE("a guaranteed session's memory comes from what an opportunistic one se
   close_sound(*runtime);
 }
 
+TEST_CASE("an allocation does not wait for blocks of a session whose iteration its own thread has open") {
+  auto runtime = open_runtime(options_of(kHostDevice, "pack"));
+  auto opportunistic = started(*runtime, spiller("lower", 0, kOpportunistic));
+  const memory::Address theirs = filled_block(*opportunistic, 90 * kMiB, 0x12);
+  auto guaranteed = started(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+  const auto iteration = opportunistic->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  CHECK(guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0).status().code() ==
+        GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK((*iteration)->end());
+  CHECK(guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0).ok());
+  CHECK(is_filled(theirs, 90 * kMiB, 0x12));
+  close_sound(*runtime);
+}
+
 TEST_CASE("sessions that spill, move and end at any time leave nothing") {
   auto options = options_of(kHostDevice, "pack");
   options.spill_move_bytes = 4 * kMiB;
