@@ -57,7 +57,11 @@ void queue() {
     CHECK(answers == 20);
     CHECK(batches == 21);
     CHECK(queue.info().failed == 1);
-    CHECK(queue.profile(model, 0).samples >= 2);
+    // How many of the batches' times are remembered depends on the machine: a change of all times forgets those before it.
+    const uint64_t known = queue.profile(model, 0).samples;
+    CHECK(known >= 1);
+    queue.observe(model, 0, 1000);
+    CHECK(queue.profile(model, 0).samples == known + 1);
     queue.close();
   }
   session.close();
