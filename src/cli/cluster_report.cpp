@@ -278,7 +278,8 @@ static std::string render(const Json& document, const std::vector<cluster::PlayS
   out += "</ul></header>" + summary(document) + series(document) + picture(document, spans);
   for (const Json& result : document.at("results")) {
     const std::string text = inside(result);
-    if (!text.empty()) out += "<section><h2>" + escape_html(name_of(result)) + "</h2>" + text + "</section>";
+    if (!text.empty())
+      out += "<section class=\"folded\"><h2>" + escape_html(name_of(result)) + "</h2>" + text + "</section>";
   }
   if (document.contains("notes") && !document["notes"].empty()) {
     out += "<section><h2>Notes</h2><ul class=\"notes\">";

@@ -64,7 +64,7 @@ footer{color:var(--soft);font-size:13px}
 --s0:#1f5fd6;--s1:#c2410c;--s2:#047857;--s3:#a21caf;--s4:#57606e;--s5:#b4231f;--s6:#0b7285;--s7:#7a5d00;
 --persistent:#3f6fb5;--lanes:#a9c4ea;--busy:#9cc7b4;--live:#000}
 body{font-size:10.5pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}main{max-width:none;padding:0}
-section{border:0;padding:0;margin:0 0 14pt;break-inside:avoid}details:not([open]){display:none}
+section{border:0;padding:0;margin:0 0 14pt;break-inside:avoid}details:not([open]),section.folded:not(:has(details[open])){display:none}
 .scroll{overflow:visible}th,td{padding:3pt 4pt;font-size:8.5pt;white-space:normal}tbody th{font-size:8.5pt}th{font-size:7.5pt}}
 )css";
 

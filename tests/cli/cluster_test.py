@@ -62,6 +62,10 @@ class Cluster(ToolTest):
                 page = (self.folder / "out.html").read_text()
                 self.assertIn("Schedulers side by side", page)
                 self.assertNotIn("http", page.replace("http://www.w3.org", ""))  # needs nothing else
+                self.assertIn("section.folded:not(:has(details[open])){display:none}", page)  # in print, a heading goes with its folded tables
+                for attributes, inner in re.findall(r"<section([^>]*)>(.*?)</section>", page, re.S):
+                    alone = not re.sub(r"<h2[^>]*>.*?</h2>|<details>.*?</details>", "", inner, flags=re.S)
+                    self.assertEqual("folded" in attributes, alone, inner[:80])
                 if result["kind"] != "mix":
                     self.assertIn("What ran where", page)
                 self.assertTrue(json.loads((self.folder / "out.json").read_text()))
