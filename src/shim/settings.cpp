@@ -19,12 +19,12 @@ namespace {
 Settings g_settings;
 bool g_read = false;
 
-// By hand: strtod reads the decimal point of the program's language. `end`: what must follow.
-bool parse_number(const char* text, double* out, char end = 0) {
+// The number that `text` begins with; returns where it ends, or null if there is none. By hand, because strtod reads
+// the decimal point of the program's language.
+const char* read_number(const char* text, double* out) {
   double value = 0, scale = 1;
   bool digits = false, point = false;
-  const bool negative = *text == '-';
-  for (text += negative ? 1 : 0; (*text >= '0' && *text <= '9') || (*text == '.' && !point); ++text) {
+  for (; (*text >= '0' && *text <= '9') || (*text == '.' && !point); ++text) {
     if (*text == '.') {
       point = true;
       continue;
@@ -33,11 +33,19 @@ bool parse_number(const char* text, double* out, char end = 0) {
     value = value * 10 + (*text - '0');
     if (point) scale *= 10;
   }
-  *out = (negative ? -value : value) / scale;
-  return digits && *text == end && (end == 0 || text[1] == 0);
+  *out = value / scale;
+  return digits ? text : nullptr;
 }
 
-// Of a text that parse_bytes() takes. "8" may mean 8 GiB, so it is refused.
+// `end`: what must follow the number.
+bool parse_number(const char* text, double* out, char end = 0) {
+  const bool negative = *text == '-';
+  const char* at = read_number(text + (negative ? 1 : 0), out);
+  if (negative) *out = -*out;
+  return at != nullptr && *at == end && (end == 0 || at[1] == 0);
+}
+
+// `text` is one that parse_bytes() takes. "8" may mean 8 GiB, so it is refused.
 bool has_unit(const char* text) {
   const char last = text[std::strlen(text) - 1];
   return last != '.' && (last < '0' || last > '9');
@@ -48,27 +56,14 @@ bool has_unit(const char* text) {
 Options g_options;
 
 bool parse_bytes(const char* text, uint64_t* out_bytes) {
-  // By hand: strtod reads the decimal point of the program's language.
-  double value = 0, scale = 1;
-  bool digits = false, point = false;
-  const char* at = text;
-  for (; (*at >= '0' && *at <= '9') || (*at == '.' && !point); ++at) {
-    if (*at == '.') {
-      point = true;
-      continue;
-    }
-    digits = true;
-    value = value * 10 + (*at - '0');
-    if (point) scale *= 10;
-  }
-  if (!digits) return false;
+  constexpr const char* kUnits = "KMGT";
+  double number = 0;
+  const char* at = read_number(text, &number);
+  if (at == nullptr) return false;
   double unit = 1;
-  if (const char* letter = *at != 0 ? std::strchr("KMGT", *at) : nullptr; letter != nullptr && *letter != 0) {
+  if (const char* letter = *at != 0 ? std::strchr(kUnits, *at) : nullptr; letter != nullptr) {
     const bool decimal = at[1] == 'B';
-    for (const char* step = "KMGT"; step <= letter && *step != 0; ++step) {
-      unit *= decimal ? 1000 : 1024;
-      if (*step == *letter) break;
-    }
+    for (const char* step = kUnits; step <= letter; ++step) unit *= decimal ? 1000 : 1024;
     ++at;
     if (std::strcmp(at, "iB") == 0)
       at += 2;
@@ -78,7 +73,7 @@ bool parse_bytes(const char* text, uint64_t* out_bytes) {
     ++at;
   }
   if (*at != 0) return false;
-  const double bytes = value / scale * unit;
+  const double bytes = number * unit;
   if (bytes >= 9.2e18) return false;
   *out_bytes = static_cast<uint64_t>(bytes);
   return true;
