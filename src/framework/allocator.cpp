@@ -243,7 +243,7 @@ Allocator::Listed Allocator::list(Member& member, uint64_t iteration, memory::La
     member.prune_at = kManyPlaces;
   }
   if (journal.count >= member.prune_at) prune(member);
-  // From the third iteration on what happened in the one before is taken to happen again.
+  // From the third iteration on, the allocator expects what happened in the iteration before.
   journal.expected = member.iterations > 2 ? journal.before_count : 0;
   const Listed listed{journal.count, member.moves, journal.expects(bytes)};
   journal.add(bytes, 0);
@@ -288,7 +288,7 @@ base::Result<memory::Address> Allocator::place(Member& member, const NativeStrea
   if (code == GPUSHARE_INVALID_STATE)  // the iteration has just ended
     return session.alloc(kind_, bytes, alignment);
   if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_QUOTA_EXCEEDED) {
-    // Holes between the session's persistent blocks may serve, which its promise holds and no lane can have.
+    // A hole between the session's persistent blocks may serve: the session's promise holds it, and no lane can have it.
     if (auto among = session.alloc(memory::Kind::kFramework, bytes, alignment); among.ok()) result = among;
   }
   if (!result.ok()) return result;

@@ -90,7 +90,7 @@ class Allocator {
 
   executor::Runtime& runtime() const { return *runtime_; }
 
-  // No thread uses a door for this allocator any more, whatever it remembers: the handle has been given back.
+  // The allocator's handle has been given back: no thread uses a door for it any more, whatever the thread remembers.
   void close_doors();
   // The handle by which c_api knows the allocator. It never comes twice.
   void set_name(const void* name);
@@ -139,7 +139,7 @@ class Allocator {
   // Adds the address to what list() added.
   base::Status complete(Member& member, uint64_t iteration, memory::LanePass pass, const Listed& listed,
                         uint64_t bytes, memory::Address address);
-  // Lets threads use doors, or not, as what is in use now allows.
+  // Decides whether threads may use doors: not while a pool, a memory limit or frees put aside are in use.
   void decide_open();
   base::Result<memory::Address> alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
                                           uint64_t alignment, void* native);

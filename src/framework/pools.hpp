@@ -35,10 +35,11 @@ class Pools {
   // Each begin() is undone by one end() and one release(). Errors of end() and release(): NOT_FOUND.
   base::Status begin(PoolId id, PoolFilter filter);
   base::Status end(PoolId id);
-  // Gives the chunks in which no block lives; the others go with their last block.
+  // Hands out the chunks in which no block lives. Every other chunk goes with its last block.
   base::Status release(PoolId id, const Give& give);
 
-  // The pool that an allocation of the calling thread with this stream goes to, begun last first. Calls filters without a lock.
+  // The pool for an allocation of the calling thread with this stream; among several the one that began last. Calls
+  // filters without a lock.
   std::optional<PoolId> choose(void* native);
   base::Result<memory::Address> alloc(PoolId id, void* native, uint64_t bytes, uint64_t alignment,
                                       const Take& take);

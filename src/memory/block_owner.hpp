@@ -39,7 +39,7 @@ class BlockOwner {
   // NOT_FOUND if no live block of this owner begins there.
   virtual base::Status free_block(Address address) = 0;
   virtual base::Status add_use(Address address, const FencePtr& use) = 0;
-  // False instead: a framework asks for many blocks that were freed, and makes no message of it.
+  // Returns false in place of NOT_FOUND: a framework asks for many blocks that were freed, and needs no message.
   virtual bool find_block(Address address, BlockInfo* out_info) = 0;
   // The stream that reuse is ordered on in any case: uses on it need no record. null if there is none.
   virtual const device::Stream* home_stream() const = 0;
@@ -194,7 +194,7 @@ struct Shared {
   EventRecorder recorder;
   std::atomic<uint64_t> persistent_bytes{0};  // live in heaps, as they tell (PersistentHeapImpl::tell_live)
   std::atomic<PersistentHeapImpl*> untold{nullptr};  // the heaps that may have something to tell
-  base::Mutex hearing;  // of who lets them tell: whoever comes second finds what they told the first
+  base::Mutex hearing;  // held while heaps tell: a second caller finds what they told the first
   std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)
   const void* owner = nullptr;               // DeviceMemoryOptions::owner
   std::atomic<uint64_t> peak_bytes{0};

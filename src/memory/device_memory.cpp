@@ -282,8 +282,8 @@ base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   return {};
 }
 
-// One thread takes the lane apart, without the lock, because that may wait for the device. A lane whose last block is freed
-// meanwhile is looked at again by that thread.
+// A single thread takes the lane apart, without the lock, because that may wait for the device. If the lane's last block is
+// freed meanwhile, the same thread looks at the lane again.
 void DeviceMemoryImpl::drained(LaneImpl* lane) {
   {
     base::MutexLock lock(mutex_);

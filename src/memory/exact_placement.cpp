@@ -10,7 +10,7 @@ namespace {
 class Search {
  public:
   Search(std::span<const PlacementItem> items, uint32_t capacity, const std::function<bool()>& stopped);
-  // One attempt from scratch, equals in the order of `rank`.
+  // An attempt from scratch, which takes equal items in the order of `rank`.
   ExactOutcome run(const std::vector<uint32_t>& rank, uint64_t work_limit, uint64_t* work);
   const std::vector<uint32_t>& offsets() const { return offsets_; }
   // Static orders of the items: which of their length, area and neighbourhood counts first.
@@ -96,7 +96,7 @@ std::vector<uint32_t> Search::ranks(int order) const {
   };
   std::vector<Key> keys(items_.size());
   for (size_t i = 0; i < keys.size(); ++i) {
-    // In cliques: how many frees and allocations happen to lie in between says less.
+    // Lengths are counted in cliques: the number of frees and allocations in between says less.
     keys[i].length = last_clique_[i] - first_clique_[i];
     keys[i].area = keys[i].length * items_[i].size;
     keys[i].crowd = 0;

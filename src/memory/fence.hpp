@@ -29,8 +29,8 @@ class Fence {
   Fence(const Fence&) = delete;
   Fence& operator=(const Fence&) = delete;
 
-  // Asks the device unless it is known already, which moves no simulated clock. A stream that has failed counts as passed: nothing behind it
-  // will run.
+  // Asks the device unless the answer is known already; that moves no simulated clock. A failed stream counts as passed:
+  // nothing behind the fence will run.
   bool passed();
   // Work enqueued on `stream` from now on comes after the fence. Waits on the host only if the device refuses
   // to order it.
@@ -39,7 +39,7 @@ class Fence {
   bool try_order(const device::Stream& stream);
   // Blocks until passed.
   void wait();
-  // Of a pin, which no stream passes.
+  // Ends a pin, which no stream passes.
   void release();
 
  private:
@@ -74,7 +74,8 @@ class Fences {
   // As at_end_of, shared with the other uses of this stream in the same epoch; may come to mean a later point.
   // The stream may be destroyed while the fence lives. Errors: the device's.
   base::Result<FencePtr> use_of(const device::Stream& stream);
-  // Passed when release() was called: for the host's own use of some bytes. Streams cannot be ordered behind a pin, so who must be waits.
+  // Makes a fence that passes when release() is called, for the host's own use of some bytes. A stream cannot be ordered
+  // behind such a pin: whoever needs that order waits on the host.
   FencePtr pin() { return FencePtr(new Fence(this, device::Event())); }
   // Events held for reuse; trim gives them back.
   size_t pooled() const;

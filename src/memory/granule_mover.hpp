@@ -53,14 +53,14 @@ struct MovableGranule {
   SpillPool* pool = nullptr;  // of a spilled block
 };
 
-// Who has blocks in granules that move. Only the mover calls it.
+// An owner of blocks in granules that move. Only the mover calls it.
 class MovingBlocks {
  public:
   virtual ~MovingBlocks() = default;
   // No block is placed in its granules until end_moves(). Appends the granules that may move that way, and the uses that
   // must have passed before.
   virtual void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) = 0;
-  // The granule lies on the other side now; lost: nowhere.
+  // The granule lies on the other side now. `lost`: it lies nowhere.
   virtual void moved(const MovableGranule& granule, bool home, bool lost) = 0;
   virtual void end_moves() = 0;
 };

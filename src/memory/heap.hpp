@@ -62,7 +62,7 @@ struct BlockHandle {
 // and go.
 enum class HeapSide : uint8_t { kLow, kHigh };
 
-// One block or hole, as for_each_block() reports it, in ascending offset.
+// A block or hole, as for_each_block() reports them in ascending offset.
 struct HeapBlock {
   uint64_t offset_bytes;
   uint64_t size_bytes;  // rounded up to granules
@@ -95,7 +95,8 @@ class Heap {
   // the request's own bin.
   BlockHandle allocate(uint64_t bytes, uint64_t alignment_bytes = 0, uint64_t tag = 0,
                        HeapSide side = HeapSide::kLow);
-  // Two of the options. A caller whose heap has always the same gives constants to the inlined calls, which then look at neither.
+  // Two of the options. A caller whose heaps always have the same values gives constants to the inlined calls, which then
+  // read neither option.
   struct Shape {
     unsigned granule_shift;
     bool index_offsets;
@@ -253,7 +254,7 @@ class Heap {
   uint32_t heads_[kBins] = {};
 };
 
-// What the owner of a heap that cannot name another block (HeapStatus::kNoRecords) tells.
+// The status for callers of a heap that cannot name another block (HeapStatus::kNoRecords).
 inline base::Status too_many_blocks(const std::string& who, const Heap& heap) {
   if (!heap.at_record_limit())
     return {GPUSHARE_HOST_OUT_OF_MEMORY, who + ": no host memory for the metadata of another block"};

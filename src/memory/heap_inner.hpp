@@ -52,8 +52,8 @@ inline void Heap::recycle(uint32_t index) {
   return (shift << kBinLog) + static_cast<unsigned>(size >> shift);
 }
 
-// Whether a list ends here is not asked but written to: the sentinel takes the back link of a hole that is not
-// there, and as the head of an empty bin it is larger than every hole. Branches here are hard to predict.
+// No branch asks whether a list ends here, because such branches are hard to predict. Instead the sentinel takes the back
+// link of a hole that is not there; as the head of an empty bin it is larger than every hole.
 
 // Behind the head if that is smaller, or as large and lower; else as the new head.
 [[gnu::always_inline]] inline void Heap::bin_insert(uint32_t index, unsigned bin) {
@@ -98,7 +98,7 @@ inline void Heap::recycle(uint32_t index) {
   bin_insert(index, bin_of(r.size));
 }
 
-// __builtin_ctzll: std::countr_zero asks for 0, which none of these words is.
+// __builtin_ctzll and not std::countr_zero, which tests for 0: none of these words is 0.
 [[gnu::always_inline]] inline bool Heap::next_bin(unsigned bin, unsigned* out_bin) const {
   const unsigned row = bin >> kBinLog;
   const unsigned cell = bin & (kBinsPerDoubling - 1);

@@ -36,8 +36,8 @@ std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const
   return granules;
 }
 
-// For moves_for_, granules with blocks of it; while an iteration is open, which may place blocks in room beside them, those
-// without room. For nobody, those with room for blocks of iterations.
+// With a heap in moves_for_: granules that hold blocks of that heap. While an iteration is open, it may place blocks in
+// room beside them, so only granules without room count. Without a heap: granules with room for blocks of iterations.
 bool LaneImpl::comes_home(const Held& granule) const {
   const bool has_room = granule.live_bytes < shared_.layout->granularity_bytes();
   if (granule.of_others) return false;

@@ -73,7 +73,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // The same for a lane that has been closed, whose range nothing but kept blocks pins: after close(), with no lock of the
   // caller, because it copies. Nothing if the lane is open again.
   void send_closed_out(const device::Stream& stream);
-  // A closed lane that may be opened with `bytes`: that does not put memory behind more than it needs.
+  // Whether the closed lane may be opened with `bytes` without memory behind more addresses than it needs.
   bool fits(uint64_t bytes) const;
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the
   // next one. Does nothing while there are such blocks, an iteration is under way or another thread has control_.
@@ -131,7 +131,8 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // neither planned nor recorded, and inlined into the door's calls (lane_inner.hpp).
   BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
   bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);  // where the lane is not plain
-  // Their parts that the next step of a plan does not need: out of line, so that it pays for nothing of them.
+  // The parts of these calls that the next step of a plan does not need. They are out of line, so that a step costs
+  // nothing for them.
   [[gnu::noinline]] BlockHandle alloc_and_tell(uint64_t bytes, uint64_t alignment, uint64_t tag)
       GPUSHARE_REQUIRES(door_.lock_);
   [[gnu::noinline]] bool free_of_plan(uint64_t offset) GPUSHARE_REQUIRES(door_.lock_);
@@ -199,7 +200,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool carry_out(const Gathering& plan, bool may_wait) GPUSHARE_REQUIRES(control_);
   base::Status put_memory(size_t granule, bool may_wait) GPUSHARE_REQUIRES(control_);
   void fill_gathered() GPUSHARE_REQUIRES(control_);
-  // What stands in the way of freeing a block: granules move, or the stream that its last use is on has not been marked.
+  // The reason why a block cannot be freed now: granules move, or the stream of its last use has not been marked.
   struct Hindrance {
     bool moves = false;
     const device::Stream* unmarked = nullptr;

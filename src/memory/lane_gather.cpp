@@ -93,7 +93,7 @@ void LaneImpl::end_hollow(size_t granule) {
   heap_->free_at(granule * granularity);
 }
 
-// Those without memory at the end stand in nobody's way: only addresses go with them.
+// Granules without memory at the end stand in nobody's way: only addresses go with them.
 uint64_t LaneImpl::end_without(uint64_t memory_bytes) const {
   const uint64_t granularity = shared_.layout->granularity_bytes();
   uint64_t end = range_.bytes;

@@ -3,8 +3,8 @@
 // range's owner) or unused. Unused cells stay mapped until somebody needs their granules: a range that is taken again
 // soon costs no driver call, and unmapping happens in batches, off the hot path.
 //
-// One granule size for heaps, lanes and spilled blocks, chosen so that a device has some thousands of granules: a size per range
-// would save mapping calls, but a shrunk range could then keep part of a large granule that others were promised. Elastic ranges,
+// Heaps, lanes and spilled blocks have granules of one size, chosen so that a device has some thousands of them. A size for
+// each range would save mapping calls, but a shrunk range could then keep a part of a large granule that others were promised. Elastic ranges,
 // which give and take anywhere, have the smallest granules that the device maps. Memory that is behind no promise passes from one
 // size to the other by being released and created anew.
 //
@@ -141,8 +141,8 @@ class VirtualLayout final : public RangeLayout {
   void drop_imported(Region& region, uint64_t bytes, const FenceList& fences, base::MutexLock& lock);
   void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
 
-  // What a call does about granules that the device still uses: it lets go of the lock and waits; or it fails, with NOT_READY
-  // and the fences in *busy where that is given, else with DEVICE_OUT_OF_MEMORY.
+  // How a call treats granules that the device still uses. It lets go of the lock and waits; or it fails: with NOT_READY and
+  // the fences in *busy, where `busy` is given, else with DEVICE_OUT_OF_MEMORY.
   struct Patience {
     bool may_wait = true;
     FenceList* busy = nullptr;

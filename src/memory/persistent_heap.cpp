@@ -644,7 +644,7 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
     for (size_t i = 0; i < extent.granules.size(); ++i) {
       const Granule& granule = extent.granules[i];
       if (!extent.is_hollow(i) && !granule.lost && granule.away == home && (granule.live_bytes > 0 || !home))
-        // One without live blocks goes out before all others: nothing is copied.
+        // A granule without live blocks goes out before all others: nothing is copied.
         out_granules->push_back({extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0,
                                  granule.live_bytes, this, nullptr});
     }

@@ -88,7 +88,7 @@ class OffsetList {
     for (const uint32_t c : order_) {
       const Chunk& chunk = chunks_[c];
       *work += chunk.count;
-      // Who lives at the same time is as good as random: no branch, but for the fit that ends the search. (No sum of an offset and a
+      // The items that live at the same time are as good as random, so the only branch is the fit that ends the search. (No sum of an offset and a
       // size exceeds 2^32.)
       for (const Placed *p = chunk.items, *end = p + chunk.count; p != end; ++p) {
         const bool together = (p->lower < item.upper) & (p->upper > item.lower);
@@ -283,7 +283,7 @@ void Solver::keep(uint32_t arena, const std::vector<uint32_t>& offsets, const ch
   method = how;
 }
 
-// What a heap of no limit does in the order of time: blocks of one instant go before others come.
+// Places the buffers as a heap without a limit would in the order of time. At one instant frees come before allocations.
 void Solver::online() {
   std::vector<uint32_t> begins(items.size()), ends(items.size());
   std::iota(begins.begin(), begins.end(), 0u);

@@ -32,7 +32,7 @@ struct PlacementOptions {
   // Comparisons of one order of all buffers, which grow with the square of the buffers that overlap: some 10^10 for 140,000. An order
   // that takes more is given up, and the online run's placement is the answer.
   uint64_t order_work_limit = 10'000'000'000;
-  // Of the exact search, for kMaxExactItems and fewer buffers: items that it may look at, about 10^9 a second. 0: none.
+  // Items that the exact search may look at, about 10^9 a second, for kMaxExactItems and fewer buffers. 0: no search.
   uint64_t exact_work_limit = 0;
   // Nonzero: the solver returns the best that it has about then, whatever the other limits say. The online run is always made.
   uint64_t time_limit_ns = 0;

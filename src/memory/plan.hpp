@@ -29,7 +29,7 @@
 
 namespace gpushare::memory {
 
-// One call of the recorded iteration.
+// A call of the recorded iteration.
 struct PlanStep {
   uint64_t size_bytes;       // allocation: as requested; 0: free
   uint64_t offset_bytes;     // of the block, in the arena
@@ -98,7 +98,7 @@ class PlanReplay {
   BlockHandle allocate(uint64_t bytes, uint64_t alignment_bytes = 0, uint64_t tag = 0);
   // As Heap::free_at(). O(1) on plan, O(steps since the last such call) for a free that is early.
   HeapStatus free_at(uint64_t offset_bytes);
-  // The parts of the two above that are served by the next step of the plan. False: nothing has happened.
+  // The cases of the two calls above that the next step of the plan serves. False: nothing has happened.
   bool allocate_next(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag, uint64_t* out_offset_bytes) {
     if (next_ == stop_ || next_->size_bytes != bytes || next_->alignment_bytes != alignment_bytes ||
         bytes == 0)
@@ -165,7 +165,8 @@ class PlanReplay {
   const PlanStep* next_ = nullptr;
   const PlanStep* stop_ = nullptr;
   std::vector<uint64_t> tags_;  // of the last block at each place
-  // Of the block that lives at each place after the first known_ steps, if known; 0: none. Of these steps so many allocated.
+  // If any_known_: the size of the block that lives at each place after the first known_ steps (0: no block), and how many
+  // of these steps allocated (known_allocations_).
   mutable std::vector<uint64_t> sizes_;
   mutable bool any_known_ = false;
   mutable size_t known_ = 0;

@@ -14,7 +14,7 @@
 
 namespace gpushare::memory {
 
-// One recorded iteration whose placement is to be solved. The requester keeps the task and polls `done`.
+// A recorded iteration whose placement is to be solved. The requester keeps the task and polls `done`.
 struct PlanTask {
   explicit PlanTask(PlanRecorder of) : recorder(std::move(of)) {}
   PlanRecorder recorder;               // of the solver until it is done
@@ -36,7 +36,8 @@ class PlanSolver {
   PlanSolver(const PlanSolver&) = delete;
   PlanSolver& operator=(const PlanSolver&) = delete;
 
-  // Does not wait, unless in place. A task that cannot be queued, for want of host memory or a thread, is done without a plan.
+  // Does not wait, unless solved in place. A task that cannot be queued, because host memory or a thread is missing, is done
+  // at once and has no plan.
   void solve(const std::shared_ptr<PlanTask>& task) noexcept;
 
  private:

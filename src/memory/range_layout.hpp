@@ -37,7 +37,7 @@ class RangeLayout {
   virtual ~RangeLayout() = default;
   virtual Layout kind() const = 0;
   virtual uint64_t granularity_bytes() const = 0;
-  // Of elastic ranges: as small as the device maps, 2 MiB at least.
+  // The granularity of elastic ranges: as small as the device maps, 2 MiB at least.
   virtual uint64_t elastic_granularity_bytes() const { return granularity_bytes(); }
   virtual uint64_t capacity_bytes() const = 0;
   // All addresses that ranges will ever have, if that is known from the beginning (else empty).
@@ -112,9 +112,9 @@ class RangeLayout {
   // (device work of an earlier owner uses what was there: try again once *out_busy has passed), HOST_OUT_OF_MEMORY, the
   // device's.
   virtual base::Status commit_host(const Range& range, size_t granule, FenceList* out_busy);
-  // All there is behind granules, without what the device is done with, and a little that is kept for the next moves.
+  // Host memory behind granules, less what the device is done with, plus a little that is kept for the next moves.
   virtual uint64_t host_bytes() { return 0; }
-  // Gives the latter back.
+  // Gives back what is kept for the next moves.
   virtual void trim_host() {}
   // Takes memory of the other kind for the granule and maps it at *out_window as well, for the caller to copy to. Never waits for
   // device work. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's: nothing has changed then.

@@ -8,7 +8,7 @@
 
 namespace gpushare::memory {
 
-// One step. Blocks are numbered by their allocation: the k-th allocation of a trace makes block k.
+// A step of a trace. Blocks are numbered by their allocation: the k-th allocation of a trace makes block k.
 struct TraceOp {
   uint64_t size_bytes;  // of the block; the same in its allocation and its free
   uint32_t block;

@@ -105,7 +105,7 @@ std::string_view first_line(std::string_view text) {
 constexpr std::string_view kRmmHeader = "Thread,Time,Action,Pointer,Size,Stream";
 constexpr std::string_view kOldRmmHeader = "Event Type,Device ID,Address,Stream,Size (bytes)";  // and more
 
-// Blocks by address, as a log's lines come.
+// The live blocks by address, kept up to date line by line.
 class LiveBlocks {
  public:
   explicit LiveBlocks(LoadedTrace* loaded) : loaded_(loaded) {}
@@ -134,7 +134,7 @@ class LiveBlocks {
     builder_.free(entry->second);
     live_.erase(entry);
   }
-  // Of the live block; 0 if there is none, or the free is owed.
+  // The size of the live block; 0 if there is none, or if a free is owed.
   uint64_t size_of(uint64_t address) {
     const auto owed = owed_.find(address);
     const auto entry = live_.find(address);

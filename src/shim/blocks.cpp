@@ -92,8 +92,8 @@ void put(Shard<Entry>& shard, const Entry& entry, uint64_t hash) {
   shard.entries[at] = entry;
 }
 
-// No memory for the table: the block is not remembered, its bytes stay charged until the process ends. True: there is
-// room for one more.
+// Makes room for one more entry. False: there is no memory for the table; the block is then not remembered, and its bytes
+// stay charged until the process ends.
 template <class Entry>
 __attribute__((noinline)) bool grow(Shard<Entry>& shard) {
   const uint64_t capacity = shard.capacity == 0 ? 128 : shard.capacity * 2;

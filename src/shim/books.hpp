@@ -15,7 +15,7 @@ namespace gpushare::shim {
 // Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the
 // group would be above its limit.
 bool charge(int device, uint64_t bytes);
-// Where there is no such device: memory of the host, or what is not counted.
+// For a place that is no device: memory of the host, or memory that is not counted.
 void discharge_elsewhere(int place, uint64_t bytes);
 inline void discharge(int device, uint64_t bytes) {
   group();
@@ -25,9 +25,9 @@ inline void discharge(int device, uint64_t bytes) {
 // Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be
 // above its limit.
 bool note_overhead(int device, uint64_t bytes);
-// The same for what the process has already, whatever the limit says.
+// Notes overhead that exists already, whatever the limit says.
 void set_overhead(int device, uint64_t bytes);
-// The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
+// Charges pinned host memory. `device`: for a spilled block the device for which the block stands, else -1.
 bool charge_host(int device, uint64_t bytes);
 void discharge_host(int device, uint64_t bytes);
 // Bytes on `device` that the group holds, and the part of them that this process has counted as blocks.
@@ -36,7 +36,7 @@ uint64_t counted_here(int device);
 inline uint64_t limit_bytes(int device) {
   return device_limit(group(), device);
 }
-// Whether there is host memory for what does not fit on the device.
+// Whether the limits allow host memory in place of device memory.
 inline bool may_spill() {
   return load(group().limits.spill_bytes) != 0;
 }

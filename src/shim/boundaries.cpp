@@ -60,7 +60,7 @@ void note_boundary(int seat) {
   Turn& now = turn(seat);
   const uint64_t budget_ns = load(now.budget_ns);
   if (budget_ns == UINT64_MAX) return;
-  // What is in flight by its estimate: of what a program has waited for not all may have been counted yet.
+  // Work in flight counts by its estimate: some of the work that a program has waited for may not be counted yet.
   const uint64_t used_ns = load(now.used_ns) + load(now.in_flight_ns);
   const uint64_t before_ns = __atomic_exchange_n(&now.boundary_ns, used_ns, __ATOMIC_RELAXED);
   const uint64_t iteration_ns = used_ns - (before_ns < used_ns ? before_ns : used_ns);

@@ -45,8 +45,8 @@ inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at
   return block;
 }
 
-// charge(), with regard to what pools keep of freed memory (pools.cpp). Calls the driver only where that decides, and
-// not while a stream is being captured.
+// As charge(), but memory that pools keep after a free may be taken for it (pools.cpp). Calls the driver only where
+// that decides, and not while a stream is being captured.
 bool admit_near_limit(int place, uint64_t bytes, bool pooled, bool fits);
 inline bool admit(int place, uint64_t bytes, bool pooled = false) {
   const bool fits = charge(place, bytes);
@@ -144,8 +144,8 @@ struct LocatedProperties {
   int32_t location_type, location_id;
   uint64_t rest[14];
 };
-// Where such memory counts. Memory of which it is not known that it lies on the host is memory of a device, and where the
-// device is not named, of that of the calling thread.
+// The place where such memory counts. Memory that is not known to lie on the host counts on a device: the named one, or
+// else the calling thread's.
 int place_elsewhere(const LocatedProperties& properties);
 inline int place_in(const LocatedProperties& properties) {
   constexpr int32_t kDevice = 1;

@@ -36,7 +36,8 @@ struct Session {
   bool admitted;
   bool lost;
   Paging paging;
-  bool sent_out;  // by this daemon, which says when the process may come in: it may have a turn before that
+  // This daemon sent the process out and says when it may come in. A turn may come before that.
+  bool sent_out;
   bool turned_back;       // somebody else needs the room of the page-in that is under way, or was the last
   bool wanted;            // the daemon has said that it wants the turn
   bool slow;              // after its last work it did not come back within kPatienceNs
@@ -73,8 +74,8 @@ bool await(Session& session, client::MessageType type, Incoming* out, uint64_t t
 
 // The bytes of the device that the group may hold, or without a limit the bytes that it holds.
 uint64_t bytes_to_promise(const Session& session);
-// Unserved: there is a daemon, but not for this process or not for this device. Refused: it has no place for the process,
-// or no promise.
+// Unserved: the daemon does not serve this process or this device. Refused: the daemon has no place for the process, or
+// promises it no memory.
 enum class Outcome { joined, absent, unserved, refused };
 // Connects and declares the process. `out_why` says what was wrong, and is empty if simply no daemon is there.
 Outcome connect_daemon(Session& session, char* out_why, size_t size);

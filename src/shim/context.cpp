@@ -25,7 +25,8 @@
 namespace gpushare::shim {
 namespace {
 
-// Context -> place of its device, and the context whose memory its own is; lossy: what is pushed out is asked again.
+// From a context to the place of its device, and to the context to whose memory its own belongs. Lossy: the driver is
+// asked again for an entry that was pushed out.
 struct Known {
   uint64_t context;
   uint64_t place;
@@ -168,7 +169,7 @@ void forget_context(uint64_t context) {
 
 namespace {
 
-// What the process has of the device beyond its blocks, by `ask` for all that it has. False: that is not known.
+// The bytes that the process has on the device beyond its blocks. `ask` tells all that it has. False: that is not known.
 template <class Ask>
 bool overhead_now(int place, uint64_t kept, uint64_t* out_bytes, Ask ask) {
   // A block that another thread frees between the two figures would be taken for overhead, so they are read again.

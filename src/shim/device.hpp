@@ -22,9 +22,9 @@ int place_of_context(uint64_t context, bool is_current);
 int only_place();
 // The place of the driver's device `ordinal`.
 int place_of(int ordinal);
-// The other way round; -1: no device of that place was asked for yet.
+// The driver's ordinal of the device at a place; -1: nobody has asked for that device yet.
 int ordinal_of(int place);
-// The context is no more: what lived in it is discharged, and its number may come again.
+// The context is gone: its blocks are discharged, and the driver may use its number again.
 void forget_context(uint64_t context);
 // Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the
 // limit leaves; `out_bytes` has it.

@@ -30,9 +30,9 @@ bool libc_dladdr(const void* address, Dl_info* out_info);
 // The file: that to which the program is linked, else GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else
 // (when that is the proxy) the folders of LD_LIBRARY_PATH and those where systems keep it.
 void* driver_handle(bool may_load);
-// The program has found this function in a library. If that is a CUDA driver, by its name, it becomes the driver of the
-// process unless there is one already. A process has one driver: a second one would not be held. False: the library is
-// none, or it is the proxy and no driver is there yet.
+// The program has found this function in a library. If the library's name is that of a CUDA driver, the library becomes
+// the process's driver, unless the process has one: a second driver would not be held. False: the library is no driver,
+// or it is the proxy and no driver is there yet.
 bool adopt_driver(const void* function);
 // Whether the handle is that of this library's proxy of libcuda.so.1.
 bool is_proxy(void* handle);

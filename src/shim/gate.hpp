@@ -2,16 +2,16 @@
 //
 // The gate is one word. Without a daemon it is open, and an entry costs a load and a compare (entries.S). Otherwise the
 // entry goes to a function with the driver's signature (gate.cpp), which waits for the turn, gives the work to the
-// driver, and records an event behind it; while nobody else wants the device, behind a part of the work. The events
-// tell how much is in flight, when the device has drained, and how long it worked.
+// driver, and records an event behind it. While nobody else wants the device, only a part of the work has events. The
+// events tell how much is in flight, when the device has drained, and how long it worked.
 //
 // A process has a turn for each device on which it has contexts. With several the function asks which device the work
 // is for.
 //
 // session.hpp decides when a turn begins and ends: a thread of the shim's own for each device changes the phase.
 //
-// Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here
-// waits for another thread's driver call but forget_gate(), which waits for queries that return at once.
+// Threads: any, unless a function says otherwise. No lock is held while the driver is called. Only forget_gate() waits
+// for another thread's driver call, and only for queries, which return at once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,8 +48,7 @@ struct alignas(64) Turn {
   uint64_t boundary_ns;   // what was used at the last guessed end of an iteration (boundaries.hpp)
   uint32_t over;          // 1: the quantum ends at such a place: no more work in it
   uint32_t polled;        // 1: the program has asked for the end of work that had not ended
-  uint32_t
-      most_alike;  // in flight also no more than so many pieces like the new one, but some; 0: no such bound
+  uint32_t most_alike;  // a second bound on work in flight: so many pieces like the new one; 0: no such bound
 };
 // A process's place at a device is that of the device on the group's page (books.hpp), or one more where the device has none.
 inline constexpr int kSeats = kDevices + 1;
@@ -92,8 +91,8 @@ bool look_at_events(int seat, bool all);
 bool drained(int seat);
 // Waits until the device has finished everything of this process; false if that could not be asked (a stream is being captured).
 bool synchronize_contexts(int seat);
-// The same for contexts on any of the devices, by their seats as bits, but the one that is named. The calling thread's
-// context stays.
+// Does the same for all contexts on the devices whose seats are bits of `seats`, but not for `context`. The calling
+// thread's context stays current.
 void synchronize_others(uint64_t context, uint64_t seats);
 // Before the first use: from now on a child of fork finds the state empty.
 void prepare_fork();
@@ -113,7 +112,7 @@ struct Green {
 };
 bool know_green(const Green& green);
 Green green_of(uint64_t context);
-// Before a context goes: its events are destroyed. Its work is not waited for.
+// A context is about to go: destroys its events, and does not wait for its work.
 void forget_gate(uint64_t context);
 
 // ---- for both

@@ -10,10 +10,10 @@
 
 namespace gpushare::shim {
 
-// An executable graph with so many bytes of allocation nodes has gone; settle_graphs() follows.
+// Notes that an executable graph with so many bytes of allocation nodes has gone. Call settle_graphs() afterwards.
 void leave_graph(int place, uint64_t bytes);
-// Asks the driver how much graph memory it has on the device, and gives back what graphs that have gone do not use any
-// more; `trim`: after the driver has given freed memory to the device. True: something came back.
+// Asks the driver how much graph memory it has on the device, and discharges the bytes of gone graphs that it has no
+// more. `trim`: the driver first gives freed memory back to the device. True: something was discharged.
 bool settle_graphs(int place, bool trim);
 // The same for each device; without a trim.
 void settle_all_graphs();

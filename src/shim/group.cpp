@@ -64,8 +64,8 @@ uint64_t own_space() {
   return number_in_link("/proc/self") == static_cast<uint64_t>(getpid()) ? number : number | kForeignProc;
 }
 
-// Where /proc has other numbers it may have none like this process's, and 0 would be a free slot. Others then look at the
-// lock of the slot alone.
+// With another namespace's /proc this process's number may not be there, and 0 would mean a free slot. Other processes
+// then go by the lock of the slot alone.
 uint64_t own_identity(uint64_t space) {
   const uint64_t identity = (space & kForeignProc) == 0 ? identity_of(getpid()) : 0;
   return identity != 0 ? identity : static_cast<uint64_t>(getpid()) << 40 | 1;
@@ -133,7 +133,7 @@ Slot* slot_of_earlier_program(GroupPage& page, uint64_t own, uint64_t space) {
   return nullptr;
 }
 
-// `number`: of a slot that nobody else takes meanwhile, because its identity is UINT64_MAX.
+// `number` names a slot whose identity is UINT64_MAX, so that nobody else takes it meanwhile.
 Slot* make_own(GroupPage& page, uint32_t number, uint64_t own, uint64_t space) {
   Slot& slot = page.slots[number];
   store(slot.space, space);

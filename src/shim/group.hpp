@@ -28,9 +28,8 @@ inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
 inline constexpr uint32_t kPageVersion = 1;
 
 // One process. `identity` is its number and the time at which it started, so that a number in use again is not taken
-// for it; 0: free. Containers number processes for themselves, so the number means something only to processes of the
-// same namespace. For those of others, each process holds a lock on the byte of the page's file whose number is that of
-// its slot.
+// for it; 0: free. A container numbers its own processes, so the number has a meaning within one namespace alone. For
+// processes of other namespaces, each process holds a lock in the page's file, on the byte with the number of its slot.
 struct Slot {
   uint64_t identity;
   uint64_t space;               // the namespace of its number
@@ -81,8 +80,8 @@ struct GroupPage {
 // Says on the group's page, which the environment names, that this library is in the program. Called once, when the
 // program is loaded: whoever started the program knows by it that the loader has preloaded the library.
 void report_to_group();
-// From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds
-// memory already.
+// The process leaves the group: it counts alone from now on, without limits. A child of fork belongs to the group again.
+// False: the process holds memory already, and stays.
 bool leave_group();
 // Whether a process of that number has a place on the page.
 bool is_of_group(uint32_t process);

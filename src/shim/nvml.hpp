@@ -11,7 +11,7 @@ namespace gpushare::shim {
 
 // The shim's function of that name; null: none.
 void* nvml_hook(const char* name);
-// The program has found `function` for `name` in a library: NVML's own, from now on behind the hook. The hook.
+// The program has found NVML's own `function` of this name in a library. The hook calls it from now on. Returns the hook.
 void* nvml_adopt(const char* name, void* function);
 // Bytes that this process has in use on the device of that PCI address. False: NVML is not there, does not know, or does
 // not answer. NVML is asked on a thread of its own, which is waited for a few seconds; while that thread hangs in NVML

@@ -2,7 +2,7 @@
 //
 // A program that repeats itself launches the same work between two launches of some kernel, time after time. The kernel
 // for which that holds over the longest stretch marks its iterations: kernels of an inner loop come again sooner.
-// Compared are the number of launches and the sum over their signatures.
+// Two stretches are alike if they have the same number of launches and the same sum of signatures.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

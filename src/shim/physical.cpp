@@ -117,7 +117,7 @@ HOOK(cuMemMap)(L a, L b, L c, L d, L e) {
   }
   return result;
 }
-// One call may take several mappings that lie side by side.
+// A single call may take several mappings that lie side by side.
 HOOK(cuMemUnmap)(L a, L b) {
   const Result result = real(kEntry_cuMemUnmap, a, b);
   if (result != kSuccess) return result;

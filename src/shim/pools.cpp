@@ -77,7 +77,8 @@ bool is_capturing(int entry, P stream) {
   return real(entry, stream, &status) == kSuccess && status != 0;
 }
 
-// Which device memory for the stream comes from, where there are several; `otherwise`: that of the thread's context.
+// The device from which memory for the stream comes, where there are several. `otherwise`: the device of the thread's
+// context.
 int place_of_stream(P stream, int otherwise) {
   constexpr uint64_t kLastDefaultStream = 2;  // of a context or a thread
   void* context = nullptr;
@@ -161,7 +162,7 @@ HOOK(cuMemFreeAsync_ptsz)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync_ptsz, a, b); };
   return is_capturing(kEntry_cuStreamIsCapturing_ptsz, b) ? call() : freed_memory(a, call, {true, true, b});
 }
-// Which device (or the host) a pool takes memory from.
+// The device (or the host) from which a pool takes memory.
 HOOK(cuMemPoolCreate)(P a, P b) {
   const Result result = real(kEntry_cuMemPoolCreate, a, b);
   if (result != kSuccess || a == nullptr || b == nullptr) return result;

@@ -38,7 +38,7 @@ inline bool has_ranges() {
 
 // False: there is no memory for the table.
 bool add_range(const Range& range);
-// Whether the address lies in one.
+// Whether the address lies in a range.
 bool find_range(uint64_t address, Range* out_range);
 // Removes the range that begins there, once nobody holds it.
 bool take_known_range(uint64_t begin, Range* out_range);
@@ -47,13 +47,13 @@ inline bool take_range(uint64_t begin, Range* out_range) {
 }
 // Removes one of the context's ranges; false: there is none left.
 bool take_range_of(uint64_t context, Range* out_range);
-// Holds the device's first range from the address on that lies there. release_range() ends that, with where it lies
-// from now on and in which memory.
+// Holds the first range of the device at or behind the address that lies in the given place. release_range() ends the
+// hold, and says where the range lies from now on and in which memory.
 bool hold_range(int place, uint64_t from, Lies lies, Range* out_range);
 void release_range(const Range& range);
-// The same wherever it lies, and where somebody holds it once that ends.
+// The same wherever the range lies. If somebody holds the range, waits for the end of that hold.
 bool wait_range(int place, uint64_t from, Range* out_range);
-// How many holds have ended; kHeld while one lasts. Where it is the same before and after, nothing has moved meanwhile.
+// How many holds have ended; kHeld while a hold lasts. Two equal answers mean that nothing has moved between them.
 inline constexpr uint64_t kHeld = UINT64_MAX;
 uint64_t ended_holds();
 // Bytes of a device's ranges that lie there.

@@ -129,9 +129,9 @@ double between_ns(void* from, void* to) {
              : 0;
 }
 
-// The piece has finished: the time since the piece that ended last, as far as the device had this one. The event of the piece
-// that ended last is taken out of its piece: pieces of other streams may end before it or fail, and then it outlives the
-// piece's place in the ring.
+// The piece has finished: counts the time since the last end of a piece, as far as the device had this piece then. The
+// event of that last end is taken out of its piece, because it may have to outlive the piece's place in the ring: pieces
+// of other streams may end earlier or fail.
 void count(Ring& ring, Piece& piece) {
   double took = 0;
   if (load(ring.measuring) != 0) {
@@ -258,7 +258,7 @@ void end(Piece& piece, int seat, const Work& work, Result result) {
 }
 
 bool look_at_events(int seat, bool all) {
-  // One thread looks at a device's at a time; nobody waits for it.
+  // A thread that finds another one at work on this device's events goes on: nobody waits.
   if (__atomic_exchange_n(&g_rings.looking[seat], 1U, __ATOMIC_ACQUIRE) != 0) return false;
   bool any = false;
   {

@@ -37,11 +37,11 @@ Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number);
 // While nobody else wants the device: whether the work needs events. If not, it is added to what its stream's next piece
 // stands for.
 bool needs_events(const Work& work, int seat);
-// Before the driver gets the work. False: it goes without events, which is noted.
+// Call before the driver gets the work. False: the work goes without events, which is noted.
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number);
-// After the driver has answered.
+// Call after the driver has answered.
 void end(Piece& piece, int seat, const Work& work, Result result);
-// Before a context goes: its events are destroyed. Its work is not waited for.
+// A context is about to go: destroys its events, and does not wait for its work.
 void forget_ring(uint64_t context);
 // From now on a child of fork finds no rings.
 void wipe_rings_on_fork();

@@ -34,10 +34,10 @@ using client::MessageType;
 
 // Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// The most work in flight, in estimated time. Others wait so long for the device that want it during a turn without an end, or an
-// opportunistic one: kMostInFlightNs. In a turn with an end they wait for that, and the device must not wait for the host
-// meanwhile: kMostOfLongNs, but no more than up to the end, and, while others want the device, kMostAlike pieces. Work that
-// takes much longer than it did holds them up so often.
+// The most work in flight, in estimated time. In a turn without an end, and in an opportunistic one, whoever comes waits for
+// this work: kMostInFlightNs. In a turn with an end others wait for the end, and the device must not wait for the host
+// before it: kMostOfLongNs, at most up to the end, and at most kMostAlike pieces while others want the device, because each
+// piece may take much longer than it did.
 constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
 constexpr uint32_t kMostAlike = 16;
 // A process that has waited for its work needs a moment to come back with more. While it usually comes within
@@ -45,8 +45,8 @@ constexpr uint32_t kMostAlike = 16;
 constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
 // Work that does not finish may wait for other work of the process: after that time it is let through for a while.
 constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
-// Who wanted the device so recently is expected back: a program that synchronises, or that the host is late with. What
-// it would find in flight is bounded.
+// A session that wanted the device so recently is expected back: its program synchronises, or its host is late. The work
+// that it would find in flight stays bounded.
 constexpr uint64_t kRecentNs = 100'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
 
@@ -326,7 +326,7 @@ void page(Session& session) {
   tell(session, went == Went::all ? MessageType::kPageDone : MessageType::kPageOutFailed);
 }
 
-// One look at the turn. Returns how long nothing needs another.
+// Looks at the turn once. Returns how long the next look can wait.
 uint64_t step(Session& session) {
   Turn& now = turn(session.seat);
   const uint64_t now_ns = host_ns();

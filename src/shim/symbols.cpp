@@ -64,8 +64,8 @@ Result refused() {
   return kNotSupported;
 }
 
-// What the program gets instead of `function`, a version that the shim does not know of a function before which it stands. The
-// parameters of that version are not known either, so no hook can stand before it.
+// `function` is a version that the shim does not know, of a function before which the shim stands. Its parameters are
+// unknown, so it can have no hook. Returns what the program gets instead.
 __attribute__((noinline)) void* unknown_version(const char* name, void* function, void* refusal) {
   group();  // reads the settings
   const bool closed = load_settings().fails_closed;
@@ -193,7 +193,7 @@ void* hook_of(const char* base, void* function, int version, uint64_t flags) {
   return classified(known) ? gpushare_shim_entries[known] : function;
 }
 
-// What the program is told for the driver's answer.
+// The answer for the program, from the driver's answer.
 Result answer_version(Result result, const char* base, void** function, int version, uint64_t flags,
                       int* out_status) {
   if (result != kSuccess || base == nullptr || function == nullptr || *function == nullptr) return result;

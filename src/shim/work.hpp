@@ -53,7 +53,8 @@ struct LaunchConfig {
   void* stream;
 };
 
-// What the name of an entry says of the work that it gives. Read by the compiler: a launch has no time for it.
+// Reads from an entry's name what kind of work the entry gives the device. The compiler does it, since a launch has no
+// time for it.
 struct WorkKind {
   bool per_thread, launch_with_config, launch, graph, async;
   bool sized;  // a copy or a fill whose third parameter is its size

@@ -190,7 +190,7 @@ class Cluster {
     tell_device(change.device);
   }
 
-  // Leaves its devices; what it has done since it last wrote its state is to be done again.
+  // The job leaves its devices, and repeats the work that it did since it last wrote its state.
   void interrupt(uint32_t job) {
     leave(job);
     running_[job].remaining_s += options_.restart_s;
@@ -349,7 +349,7 @@ class Cluster {
     const std::vector<double>& own = jobs_[job].demands;
     double excess = 0;
     std::vector<double> sum = own;
-    double above = 0;  // demand of those who go first, of the resource that `job` wants most
+    double above = 0;  // demand, by the jobs that go first, for the resource that `job` wants most
     const size_t main = static_cast<size_t>(std::max_element(own.begin(), own.end()) - own.begin());
     for (const uint32_t other : here_[device]) {
       if (other == job) continue;

@@ -45,7 +45,7 @@ bool is_pai_row(const std::vector<std::string_view>& fields) {
          std::find(std::begin(kPaiStates), std::end(kPaiStates), fields[3]) != std::end(kPaiStates);
 }
 
-// What is read, with what is left out.
+// The jobs that were read, and counts of the entries that were left out.
 class Reader {
  public:
   Reader(const std::string& file, const TrainingFileOptions& options) : file_(file), options_(options) {}

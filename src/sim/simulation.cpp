@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kMostTotalNs = 4e18;  // 127 years: sums of times stay far inside 64 bits
 
-// So long after `start_ns`; kUnknown, which never comes, where 64 bits do not hold it.
+// `start_ns` plus so long; kUnknown, a time that never comes, where 64 bits do not hold the sum.
 uint64_t after(uint64_t start_ns, double ns) {
   return base::add_saturated(start_ns, base::to_uint64(std::ceil(ns)));
 }
