@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/timestamp.hpp"
 
+#include <chrono>
 #include <cstdio>
 #include <string>
 
@@ -40,15 +41,13 @@ bool parse_timestamp(std::string_view text, uint64_t* ns) {
                   &used) != 6 ||
       static_cast<size_t>(used) != copy.size())
     return false;
-  if (year < 1970 || year > 2200 || month < 1 || month > 12 || day < 1 || day > 31 || hour < 0 || hour > 23 ||
-      minute < 0 || minute > 59 || !(second >= 0 && second < 61))
+  const std::chrono::year_month_day date{std::chrono::year(year),
+                                         std::chrono::month(static_cast<unsigned>(month)),
+                                         std::chrono::day(static_cast<unsigned>(day))};
+  if (year < 1970 || year > 2200 || !date.ok() || hour < 0 || hour > 23 || minute < 0 || minute > 59 ||
+      !(second >= 0 && second < 61))
     return false;
-  // Days since 1970 in the proleptic Gregorian calendar; a year begins in March.
-  const int shifted = year - (month <= 2 ? 1 : 0);
-  const int era = shifted / 400, of_era = shifted % 400;
-  const int64_t of_year = (int64_t{153} * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-  const int64_t days = static_cast<int64_t>(era) * 146097 + int64_t{of_era} * 365 + of_era / 4 -
-                       of_era / 100 + of_year - 719468;
+  const int64_t days = std::chrono::sys_days(date).time_since_epoch().count();
   const int64_t whole_s = (days * 24 + hour) * 3600 + int64_t{minute} * 60 - zone_s;
   if (whole_s < 0) return false;
   *ns = static_cast<uint64_t>(whole_s) * 1'000'000'000ull + static_cast<uint64_t>(second * 1e9);

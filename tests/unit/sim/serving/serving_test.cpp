@@ -92,7 +92,8 @@ TEST_CASE("request files") {
        {std::string(), std::string("a,b\n"), own_header + "1,a,2", own_header + "x,a,2,3",
         own_header + "-1,a,2,3", own_header + "1,,2,3", own_header + "1,a,0,3", own_header + "1,a,2,nan",
         own_header + "1,a,2,3,4", token_header + "2023-11-16,1,1", token_header + "2023-13-16 00:00:00.0,1,1",
-        token_header + "2023-11-16 00:00:00.0,-1,1", token_header + "2023-11-16 00:00:00.0,1",
+        token_header + "2023-02-29 00:00:00.0,1,1", token_header + "2023-11-16 00:00:00.0,-1,1",
+        token_header + "2023-11-16 00:00:00.0,1",
         token_header + "2023-11-16 00:00:01.0,1,1\n2023-11-16 00:00:00.0,1,1"}) {
     INFO(bad);
     CHECK(parse_requests(bad, "r.csv").status().code() == GPUSHARE_MALFORMED_INPUT);
