@@ -475,8 +475,8 @@ base::Status Allocator::record_use(memory::Address address, void* native) {
   if (stream == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "no native stream was given"};
   if (!pools_.any() || !pools_.record_use(address, native))
     return runtime_->record_use(address, *stream->stream);
-  // The chunk goes back to its session after this use. While the stream captures it cannot be marked; the graph's owner
-  // keeps the pool.
+  // The chunk goes back to its session after this use. A use cannot be marked while the stream captures a graph; the graph's
+  // owner keeps the pool.
   if (const auto chunk = pools_.chunk_of(address)) (void)runtime_->record_use(chunk->first, *stream->stream);
   return {};
 }

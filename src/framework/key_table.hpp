@@ -42,7 +42,7 @@ class KeyTable {
     return nullptr;
   }
 
-  // In place of the value that the key has, which is returned.
+  // Replaces the value of the key, and returns the earlier one.
   std::shared_ptr<T> assign(uint64_t key, std::shared_ptr<T> value) {
     base::MutexLock writing(writers_);
     Node* unused = nullptr;

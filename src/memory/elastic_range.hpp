@@ -1,5 +1,5 @@
-// elastic_range.hpp: a large range of device addresses of a session, behind any granules of which it has memory: for
-// what grows and shrinks while a job runs (KV caches, embedding tables). Granules are committed and decommitted one by
+// elastic_range.hpp: a large range of a session's device addresses, with memory behind any of its granules. It is for data
+// that grow and shrink while a job runs (KV caches, embedding tables). Granules are committed and decommitted one by
 // one; the caller has had the bytes promised before (sched::Authority::set_need) and gives the promise back afterwards.
 //
 // Nothing waits for the device but commit, and that only where every other granule of the layout is in use by device
@@ -52,7 +52,7 @@ class ElasticRange final : public BlockOwner {
   // repeated once *out_busy has passed. Errors: INVALID_ARGUMENT, INVALID_STATE (closed), kAway (paged out),
   // DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
   base::Status commit(uint64_t offset, uint64_t bytes, FenceList* out_busy = nullptr);
-  // Gives the memory of the granules back that have some, also while they are paged out. Returns the bytes given back. Errors:
+  // Gives back the memory of those granules that have some, also while they are paged out. Returns the bytes given back. Errors:
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
 

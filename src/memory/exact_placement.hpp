@@ -24,7 +24,7 @@ struct PlacementItem {
 
 enum class ExactOutcome : uint8_t { kFound, kImpossible, kGaveUp };
 
-// Above so many buffers it is not tried (memory and each step grow with their square at worst).
+// The most buffers for which the search is tried: memory and each step grow with their square at worst.
 constexpr size_t kMaxExactItems = 2048;
 
 // `capacity` must hold the peak of live sizes; capacity plus the largest size must stay below 2^32. Effort is

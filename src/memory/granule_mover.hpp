@@ -29,7 +29,7 @@ class HostChunks {
   // No device work may touch them any more.
   void give(std::vector<uint8_t*>& chunks);
   uint64_t trim();
-  // Enqueues the copy of device bytes to (`out`) or from the chunks' bytes from `at` on. After an error the caller waits for the
+  // Enqueues the copy of device bytes to the chunks (`out`) or from them; `at` is the first byte of the chunks. After an error the caller waits for the
   // stream all the same: copies before it use the chunks.
   static base::Status copy(const std::vector<uint8_t*>& chunks, uint64_t at, Address device, uint64_t bytes,
                            const device::Stream& stream, bool out);

@@ -81,7 +81,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   // Moves to the highest place that its range fits, unless an iteration is open, a block is kept or another thread has control_.
   void move_up_if_idle() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   Address base() const;
-  // Held for promoted blocks though neither promised nor lent.
+  // Bytes held for promoted blocks that are neither promised nor lent.
   uint64_t pinned_bytes() const;
   size_t position = 0;      // in DeviceMemory's list
   bool reclaiming = false;  // of DeviceMemory, under its lock: a thread is in reclaim_closed()
@@ -116,7 +116,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
   bool is_home(const void* native) const override { return spill_owner_.native.load() == native; }
 
-  // Counts the lane's live bytes, and their peak, in Shared.
+  // Adds the lane's live bytes, and their peak, to Shared.
   void tell();
 
   bool is_open() const { return open_.load(); }
@@ -178,7 +178,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   void renew_away() GPUSHARE_REQUIRES(control_);
   void extend_to_target() GPUSHARE_REQUIRES(control_);
   base::Status add_to_end(uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
-  // Granules of the range that get memory, and those that lose theirs for it.
+  // The granules of the range that get memory, and the donors, which lose theirs for it.
   struct Gathering {
     size_t first = 0, end = 0;   // all of them get memory, those beyond the range too
     std::vector<size_t> donors;  // no block lies in them; those at the range's end are cut off instead
@@ -193,7 +193,7 @@ class LaneImpl final : public Lane, public BlockOwner, private MovingBlocks {
   bool make_hollow(const std::vector<size_t>& granules) GPUSHARE_REQUIRES(door_.lock_);
   void end_hollow(size_t granule) GPUSHARE_REQUIRES(door_.lock_);
   void end_hollows() GPUSHARE_REQUIRES(door_.lock_);
-  // Where the range ends once so many bytes of memory have been cut off its end.
+  // The end of the range after so many bytes of memory have been cut off.
   uint64_t end_without(uint64_t memory_bytes) const GPUSHARE_REQUIRES(door_.lock_);
   uint64_t floor_bytes() const GPUSHARE_REQUIRES(door_.lock_);  // the end of the last block
   uint64_t loose_bytes() const GPUSHARE_REQUIRES(door_.lock_);  // of memory behind it

@@ -48,8 +48,8 @@ class alignas(64) LaneDoor {
   bool alloc_listed(uint64_t key, uint64_t owner, const void* native, uint64_t bytes, uint64_t alignment,
                     Address* out);
   bool free_listed(uint64_t key, uint64_t owner, const void* native, Address address);
-  // How many of the entries are left without the last ones, of which no block lives in the lane as an ordinary block of the
-  // iteration. The entries are the caller's.
+  // How many entries are left without those at the end whose blocks are no ordinary live blocks of the iteration in this
+  // lane. The entries are the caller's.
   size_t skip_dead(uint64_t key, const Journal::Entry* entries, size_t count);
 
   // Who lists in journals: a framework's allocator. Never destroyed.

@@ -102,7 +102,7 @@ base::Status VirtualLayout::take_ahead(const Range& range, uint64_t bytes, Range
   return take(RangeUse::kLane, bytes, out_ahead, out_fences);
 }
 
-// The granules stay where they are until somebody needs them, the last ones first.
+// The granules stay mapped until somebody needs them. The last ones go first.
 base::Status VirtualLayout::unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) {
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];

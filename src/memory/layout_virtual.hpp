@@ -164,9 +164,9 @@ class VirtualLayout final : public RangeLayout {
   base::Status unmap_cell(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
   bool is_unused(const Unused& entry) const GPUSHARE_REQUIRES(mutex_);
   void set_unused(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
-  // The device still works on an unused cell. *out_busy, if it is empty: what must pass.
+  // True if the device still works on an unused cell. Writes the fences that must pass to *out_busy if that is empty.
   bool is_busy(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
-  // Leaves `wanted` granules in the pool; fewer, but at least one, where more would have to be waited for.
+  // Fills the pool to `wanted` granules; to fewer, but at least one, where the call would have to wait for more.
   base::Status fill_pool(Pool& pool, size_t wanted, const Patience& patience, base::MutexLock& lock);
   Pool& pool_of(const Region& region) GPUSHARE_REQUIRES(mutex_) {
     return region.granule == granule_ ? pool_ : elastic_pool_;

@@ -58,7 +58,7 @@ void LaneImpl::balance_loans(Balance how) {
 void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
   const uint64_t lent = heap->lend(bytes);
   bool added = true;
-  // A closed lane needs no room, only that what it holds is somebody's.
+  // A closed lane needs no room; it is enough that the bytes which it holds belong to somebody.
   if (lent > 0 && is_open()) added = range().bytes > 0 && add_to_end(lent, may_wait).ok();
   // Granules that could not be added stay cut off until the device has finished with them; the next boundary
   // tries again.

@@ -102,10 +102,10 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.
   base::Status add_promoted(uint64_t bytes, LaneImpl* in);
-  // The lane is about to borrow without a promoted block: it is to return the loan when the heap closes or goes out.
+  // Notes a lane that is about to borrow without a promoted block. The lane returns the loan when the heap closes or goes out.
   void lends_to(LaneImpl* lane);
   void remove_promoted(uint64_t bytes);
-  // The device has neither memory of a granule with kept blocks any more: no page-in succeeds.
+  // A granule with kept blocks has lost both its memories, so no page-in succeeds any more.
   void lose_kept() { kept_lost_.store(true); }
   // Lends up to `bytes`, whole granules of the layout, off the ends of the extents; returns how much. Never
   // waits: less, or 0, when it would have to.
@@ -241,7 +241,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Status give_saved(uint64_t at, uint64_t* out_given_bytes) GPUSHARE_REQUIRES(control_);
   void drop_saved() GPUSHARE_REQUIRES(control_);
   void forget_ranges() GPUSHARE_REQUIRES(control_);
-  // A page-in does not go on: the heap and its ranges are out.
+  // Gives up a page-in: the heap and its ranges are out.
   void leave_out() GPUSHARE_REQUIRES(control_);
   // Its ranges, then its own blocks. Returns what is left of most_bytes; it is not over before residency_ says so.
   base::Result<uint64_t> bring_in(const device::Stream& stream, uint64_t most_bytes)
@@ -270,7 +270,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   uint64_t in_until_ GPUSHARE_GUARDED_BY(control_) = 0;
   std::vector<uint64_t> valid_ GPUSHARE_GUARDED_BY(control_);
   bool coming_in_ GPUSHARE_GUARDED_BY(control_) = false;  // its extents have memory again
-  // The promise before it shrank last. A caller that takes the shrinking back must get it, be it in pieces.
+  // The promise before it shrank last. A caller that takes the shrinking back must get these bytes, if need be in pieces.
   uint64_t before_shrink_ GPUSHARE_GUARDED_BY(control_) = 0;
 
   mutable base::WorkMutex ranges_mutex_;

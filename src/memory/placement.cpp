@@ -17,7 +17,8 @@ namespace {
 
 using Item = PlacementItem;
 
-// Comparisons of two buffers beyond which no further order of all buffers is tried: some 10^6 buffers take that for one.
+// The number of comparisons of two buffers beyond which no further order of all buffers is tried. About 10^6 buffers take as
+// many for a single order.
 constexpr uint64_t kOrdersWork = 2'500'000'000;
 
 // xorshift64*: small, deterministic everywhere.

@@ -17,7 +17,7 @@ namespace gpushare::memory {
 // A recorded iteration whose placement is to be solved. The requester keeps the task and polls `done`.
 struct PlanTask {
   explicit PlanTask(PlanRecorder of) : recorder(std::move(of)) {}
-  PlanRecorder recorder;               // of the solver until it is done
+  PlanRecorder recorder;               // the solver's until the task is done
   std::atomic<bool> abandoned{false};  // set by whoever asked: nobody wants the plan any more
   std::atomic<bool> done{false};
   std::shared_ptr<const Plan> plan;  // read it once `done`; null if there is none

@@ -46,7 +46,7 @@ class GPUSHARE_CAPABILITY("mutex") ShortLock {
     while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree)
       futex(FUTEX_WAIT_PRIVATE, kAwaited, &kLookAgain);
   }
-  // A bare system call: no point where the thread could be cancelled.
+  // A bare system call, because that is no point where the thread could be cancelled.
   [[gnu::noinline, gnu::cold]] void futex(int operation, uint32_t value, const timespec* timeout) {
     static_assert(sizeof(state_) == sizeof(uint32_t));
     (void)syscall(SYS_futex, &state_, operation, value, timeout, nullptr, 0);

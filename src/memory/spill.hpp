@@ -82,7 +82,7 @@ class SpillStore final : public BlockOwner {
   // free_all for a heap that closes: its granules go as well.
   void close(SpillOwner& tenant, const FenceList& fences);
 
-  // How many of `granules` host memory may be pinned for; *out_status is why not all.
+  // How many of `granules` may have pinned host memory. *out_status says why not all.
   size_t granules_within_limit(size_t granules, base::Status* out_status);
   // Gives device memory back that came home for blocks since freed.
   void drop_empty(SpillOwner& tenant);
@@ -124,11 +124,11 @@ class SpillStore final : public BlockOwner {
   };
   // `tiered`: of granules that can come home, else of pinned memory.
   base::Result<Pool*> add_pool(SpillOwner& tenant, uint64_t bytes, bool tiered) GPUSHARE_REQUIRES(mutex_);
-  // A pool with room for such a block and the block in it; host memory may not be behind it yet.
+  // Finds or makes a pool with room for such a block, and places the block. Host memory may not be behind it yet.
   base::Result<Pool*> find_place(SpillOwner& tenant, const Request& request, bool tiered,
                                  BlockHandle* out_handle) GPUSHARE_REQUIRES(mutex_);
   base::Status check_limit(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
-  // Host memory behind the granules of a block that have none, and the books of it.
+  // Puts host memory behind those granules of a block that have none, and enters it in the books.
   base::Status back(Pool& pool, uint64_t offset, uint64_t bytes, FenceList* out_busy)
       GPUSHARE_REQUIRES(mutex_);
   // NOT_READY: to be repeated once *out_busy has passed.

@@ -28,16 +28,17 @@ struct Block {
 void insert(const Block& block);
 bool take(Kind kind, uint64_t key, Block* out_block);  // removes it; false: unknown
 bool look(Kind kind, uint64_t key, Block* out_block);
-// Adds to the references of a block; the number left. A block that reaches 0 is removed, and `out_block` gets it. -1: unknown.
+// Adds to the references of a block and returns the number left. A block that reaches 0 is removed and written to
+// `out_block`. -1: the block is unknown.
 int64_t refer(Kind kind, uint64_t key, int change, Block* out_block);
-// Raises the charged bytes of a block to `bytes`. Returns what it had, or -1: unknown. A block that has as many or more
-// stays as it is.
+// Raises the charged bytes of a block to `bytes`; a block with as many or more stays as it is. Returns the bytes that it
+// had, or -1: the block is unknown.
 int64_t raise_bytes(Kind kind, uint64_t key, uint64_t bytes);
 // Removes every block of the context, and discharges it.
 void drop_context(uint64_t context);
 // Handles of the pools that the program has made on the device; returns how many, at most `room`.
 int pools_of(int device, uint64_t* out_pools, int room);
-// A child of fork has none: a context does not survive fork.
+// A child of fork has no blocks, because a context does not survive fork.
 void forget_blocks_in_child();
 
 }  // namespace gpushare::shim

@@ -22,8 +22,8 @@ inline void discharge(int device, uint64_t bytes) {
   if (__builtin_expect(!is_counted(device), 0)) return discharge_elsewhere(device, bytes);
   __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
 }
-// Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be
-// above its limit.
+// Replaces the measured overhead of this process. False, and nothing has changed, if the group would then be above its
+// limit.
 bool note_overhead(int device, uint64_t bytes);
 // Notes overhead that exists already, whatever the limit says.
 void set_overhead(int device, uint64_t bytes);

@@ -34,7 +34,7 @@ struct Known {
 };
 constexpr int kKnown = 64;
 Known g_known[kKnown];
-// Ordinal -> place + 1.
+// From the ordinal of a device to its place, plus 1.
 int g_places[kDevices * 4];
 
 Known& known(uint64_t context) {
@@ -47,7 +47,7 @@ bool is_callers_mistake(Result result) {
          result == kInvalidDevice;
 }
 
-// A device that the books cannot tell from others: its memory is not counted, or refused. Said once for each.
+// The books cannot tell this device from others: its memory is not counted, or is refused. The log says so once a device.
 int uncounted(int ordinal, const char* why, int result) {
   static uint64_t said = 0;
   group();  // reads the settings
@@ -172,7 +172,8 @@ namespace {
 // The bytes that the process has on the device beyond its blocks. `ask` tells all that it has. False: that is not known.
 template <class Ask>
 bool overhead_now(int place, uint64_t kept, uint64_t* out_bytes, Ask ask) {
-  // A block that another thread frees between the two figures would be taken for overhead, so they are read again.
+  // Another thread may free a block between the two figures, and its bytes would then be taken for overhead. So the
+  // figures are read again.
   const auto count = [&] { return counted_here(place) - range_bytes(place, Lies::away) + kept; };
   uint64_t used = 0, before = 0, counted = count();
   int looks = 0;
@@ -192,8 +193,8 @@ int g_looks = 0;
 uint64_t g_looked_ns[kDevices];  // when what the process has of the device was asked for last
 uint32_t g_owed = 0;             // a futex; 1: a module has come since that was not measured
 
-// A runtime loads hundreds of libraries when a program starts, and NVML takes as long as some of them to answer. So what came
-// within kLookNs of a look is measured by the thread, kLookNs after it.
+// A runtime loads hundreds of libraries when a program starts, and an answer of NVML takes as long as several of them. So
+// modules that come within kLookNs of a look are measured by the thread, kLookNs after that look.
 constexpr uint64_t kLookNs = 100'000'000;
 timespec interval(uint64_t ns) {
   return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
@@ -223,7 +224,7 @@ void* look_again(void*) {
       if (load(g_addresses[place][0]) == 0) continue;
       store(g_looked_ns[place], host_ns());
       uint64_t bytes = 0;
-      // A block on its way is on the device twice for a moment: what was asked meanwhile says nothing.
+      // A block that moves is on the device twice for a moment, so a figure from that time says nothing.
       const uint64_t holds = ended_holds();
       if (holds != kHeld &&
           overhead_now(place, kept_by_pools(place), &bytes,
@@ -300,8 +301,8 @@ bool know_context_of(I ordinal, uint64_t context) {
 // The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
 uint64_t g_primary[kDevices * 4];
 
-// Measures the devices on which a module may have come: that of the current context, or with `all` each on which the
-// process has a primary context. Soon, if not at_once.
+// Measures the devices on which a module may have come: the current context's, or with `all` each on which the process has
+// a primary context. At once, or soon by the thread.
 bool fits_after_load(bool all, bool at_once) {
   int now = -1;
   void* context = nullptr;

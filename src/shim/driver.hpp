@@ -27,8 +27,8 @@ void* libc_symbol(const char* name);
 bool libc_dladdr(const void* address, Dl_info* out_info);
 
 // The driver's handle; null when there is none on this machine. `may_load` = false: only if the process has it already.
-// The file: that to which the program is linked, else GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else
-// (when that is the proxy) the folders of LD_LIBRARY_PATH and those where systems keep it.
+// The driver is looked for in this order: the file to which the program is linked, GPUSHARE_CUDA_DRIVER, libcuda.so.1 as
+// the loader finds it, and, where that is the proxy, the folders of LD_LIBRARY_PATH and those where systems keep it.
 void* driver_handle(bool may_load);
 // The program has found this function in a library. If the library's name is that of a CUDA driver, the library becomes
 // the process's driver, unless the process has one: a second driver would not be held. False: the library is no driver,

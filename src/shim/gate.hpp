@@ -50,7 +50,8 @@ struct alignas(64) Turn {
   uint32_t polled;        // 1: the program has asked for the end of work that had not ended
   uint32_t most_alike;  // a second bound on work in flight: so many pieces like the new one; 0: no such bound
 };
-// A process's place at a device is that of the device on the group's page (books.hpp), or one more where the device has none.
+// The seat of a process at a device is the device's place on the group's page (books.hpp), or the one behind the last
+// place if the device has none.
 inline constexpr int kSeats = kDevices + 1;
 inline int seat_of(int place) {
   return is_counted(place) ? place : kDevices;
@@ -84,8 +85,8 @@ void open_gate();
 void close_gate();
 
 // ---- for the session's thread
-// Sees which work has finished. `all`: in every context of the device, making each current; else only the calling
-// thread's. True: something had finished.
+// Finds out which work has finished. `all`: in every context of the device, each of which is made current for it; else
+// only in the calling thread's. True: something had finished.
 bool look_at_events(int seat, bool all);
 // Nothing is in flight, as far as events tell, and no thread is in a driver call.
 bool drained(int seat);
@@ -101,7 +102,7 @@ void restart_clock(int seat);
 
 // ---- for contexts
 inline constexpr int kContexts = 64;  // of a process at one time
-// False: the process has as many contexts as that already, so work in this one would go unwatched.
+// False: the process has kContexts contexts already, so work in this one would go unwatched.
 bool know_context(uint64_t context, int seat);
 // A green context is a part of its device's primary context, as whose work and memory its own count. It can be current
 // to one thread at a time, so the session's thread reaches it by the primary context.

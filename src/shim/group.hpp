@@ -77,8 +77,8 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
-// Says on the group's page, which the environment names, that this library is in the program. Called once, when the
-// program is loaded: whoever started the program knows by it that the loader has preloaded the library.
+// Notes on the group's page, which the environment names, that this library is in the program. Called once, when the
+// program is loaded. The note tells `gpushare exec` that the loader has preloaded the library.
 void report_to_group();
 // The process leaves the group: it counts alone from now on, without limits. A child of fork belongs to the group again.
 // False: the process holds memory already, and stays.
@@ -99,7 +99,7 @@ inline GroupPage& group() {
   return __builtin_expect(page == nullptr || (g_mark != nullptr && load(*g_mark) == 0), 0) ? set_up_group()
                                                                                            : *page;
 }
-// Gives back the slots of processes that have ended. Reads files.
+// Frees the slots of processes that have ended. Reads files of /proc.
 void reap(GroupPage& page);
 
 inline bool is_counted(int device) {

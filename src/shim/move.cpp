@@ -202,7 +202,8 @@ Went page_out(int place, TellPart tell_part, void* who) {
   if (counted - charged - range_bytes(place, Lies::away) > counted / 4) return Went::nothing;
   // For all blocks at once: nothing goes if the limit on pinned memory does not let all go.
   if (!charge_host(-1, charged)) return Went::nothing;
-  // On the host since a page-in that ended early, or for want of room. The daemon knows of a page-out that ended in part.
+  // These blocks are on the host since a page-in ended early, or for want of room. The daemon knows of a page-out that
+  // ended in part.
   const uint64_t there = is_out(place) ? 0 : range_bytes(place, Lies::away);
   // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
@@ -217,7 +218,7 @@ Went page_out(int place, TellPart tell_part, void* who) {
       tell_part(who, part.moved_bytes());
       part = base::MovePart({}, now_ns);
     }
-    // A thread that had looked before may have got one since.
+    // A thread that looked earlier may have got a block on the device since.
     const uint64_t more = range.size > charged ? range.size - charged : 0;
     went = more == 0 || charge_host(-1, more);
     if (went) charged += more;

@@ -12,8 +12,8 @@ namespace {
 constexpr uint32_t kPoolReserved = 5, kPoolUsed = 7;  // attributes
 uint32_t g_trimming;  // threads that call the driver with pools; none is destroyed meanwhile
 
-// Trims the pools of the device, and notes what they still keep. `wait`: memory whose free has not happened yet on its
-// stream is waited for.
+// Trims the pools of the device, and notes what they still keep. `wait`: waits for memory whose free has not happened yet
+// on its stream.
 __attribute__((noinline)) void trim_pools(int place, bool wait) {
   const int ordinal = ordinal_of(place);
   if (ordinal < 0) return;
@@ -153,7 +153,7 @@ HOOK(cuMemAllocFromPoolAsync_ptsz)(P a, L b, P c, P d) {
   return stream_ordered(kEntry_cuStreamIsCapturing_ptsz, a, b, d, c,
                         [&] { return real(kEntry_cuMemAllocFromPoolAsync_ptsz, a, b, c, d); });
 }
-// Captured, the free happens when the graph runs: the block stays charged.
+// A captured free happens when the graph runs, so the block stays charged.
 HOOK(cuMemFreeAsync)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync, a, b); };
   return is_capturing(kEntry_cuStreamIsCapturing, b) ? call() : freed_memory(a, call, {true, false, b});

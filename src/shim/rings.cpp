@@ -11,8 +11,8 @@ namespace {
 
 // Before a signature was measured: two such pieces of work at a time, for they may take any time.
 constexpr uint64_t kPriorNs = 100'000, kMostUnmeasuredNs = 200'000;
-// While nobody else wants the device: the most device time that goes to a stream without an event, by estimates. Work
-// that was not measured yet counts as much, so it gets events.
+// The most device time that a stream gets without an event while nobody else wants the device, by estimates. Work that was
+// never measured counts as much, so it gets events.
 constexpr uint64_t kSparseNs = 2'500'000;
 
 constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;
@@ -56,7 +56,7 @@ uint64_t g_estimates[kEstimates];
 // The estimated device time that each stream got without an event. Streams of one place share it.
 uint64_t g_without_event_ns[kSeats][kStreams];
 
-// Calls that look at events would end another thread's capture, unless this thread says that it knows what it does.
+// Lets this thread look at events. Without this mode such a call would end another thread's capture.
 class Uncaptured {
  public:
   Uncaptured() : on_(is_capturing_any()) { exchange(); }

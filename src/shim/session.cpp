@@ -160,7 +160,7 @@ void* wait_for_contexts(void* argument) {
   return nullptr;
 }
 
-// Whether all work that the process had given the device when this was first asked (*asked is false) has finished.
+// Whether the device has finished all work that the process had given it at the first call, for which *asked is false.
 bool contexts_are_done(Session& session, bool* asked) {
   uint32_t& word = session.waiter_word;
   const uint32_t state = load(word);
@@ -211,7 +211,7 @@ uint64_t drain(Session& session, uint64_t began_ns) {
   return used_ns - (used_ns < session.accounted_ns ? used_ns : session.accounted_ns);
 }
 
-// How long the device may have nothing of this process before the turn goes on.
+// How long the device may have no work of this process before the turn goes to others.
 uint64_t patience_ns(const Session& session) {
   return __atomic_load_n(&session.slow, __ATOMIC_RELAXED) ? kImpatienceNs : kPatienceNs;
 }
@@ -367,7 +367,7 @@ uint64_t step(Session& session) {
         return 0;
       }
       if (contended) session.contested_ns = now_ns;
-      // An opportunistic process: at once. A process that need not be bounded any more: its next turn is open.
+      // An opportunistic process is bounded at once. A process that need not be bounded any more has an open next turn.
       if (now.budget_ns == UINT64_MAX &&
           (contended ? session.options.cls == 1 : !is_bounded(session, now_ns))) {
         give_back(session, drain(session, 0));
@@ -429,7 +429,7 @@ void* serve(void* argument) {
   return nullptr;
 }
 
-// In the first thread of the process that joins at all.
+// Runs in the first thread of the process that joins at any device.
 void begin_process() {
   group();  // reads the settings
   read_options();
@@ -465,7 +465,7 @@ Outcome await_admission(Session& session, char* out_why, size_t size) {
   return Outcome::joined;
 }
 
-// In the first thread that comes here for the device.
+// Runs in the first thread that joins at this device.
 bool join(Session& session) {
   std::memset(static_cast<void*>(&session), 0, sizeof session);
   session.socket = -1;

@@ -228,8 +228,8 @@ bool add_chunk(const Current& at) {
   return false;
 }
 
-// The blocks that waited can be used. Pages without blocks lose their size. Chunks without pages leave the heap, all
-// but `keep` of them; the list of those is returned.
+// Makes the blocks that waited usable. Pages without blocks lose their size. Chunks without pages leave the heap, except
+// `keep` of them; returns the list of those that left.
 Chunk* recycle_pages(Heap& heap, Page* waiting, int keep) {
   for (Page *page = waiting, *next = nullptr; page != nullptr; page = next) {
     next = page->next_waiting;
@@ -351,7 +351,7 @@ bool allocate_small(const Current& at, uint64_t bytes, void* out_address) {
 bool free_of_heap(uint64_t address, const Ordered& ordered, Result* out_result) {
   group();
   if (ordered.is) {
-    // A stream of another context is not waited for by that of the heap.
+    // The heap's context does not wait for a stream of another context.
     uint64_t context = 0;
     void* of_stream = nullptr;
     {

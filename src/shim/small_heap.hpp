@@ -47,10 +47,10 @@ inline bool free_small(uint64_t address, const Ordered& ordered, Result* out_res
 }
 // Whether the address lies in a chunk, and in which block of it; out_base 0: in none that the program has.
 bool find_small(uint64_t address, uint64_t* out_base, uint64_t* out_bytes);
-// Before memory of the device is refused: waits for the device, after which freed blocks can be used, and gives back
+// Called before memory of the device is refused. Waits for the device, so that freed blocks can be used, and gives back
 // chunks without blocks. True: one of the two happened.
 bool give_back_small(int place);
-// Before the context may go: gives its chunks back, but those in which the program still has blocks.
+// Called before the context may go. Gives its chunks back, except those in which the program still has blocks.
 void leave_small(uint64_t context);
 // The context is gone, and its chunks with it.
 void forget_small(uint64_t context);

@@ -114,7 +114,8 @@ base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std:
   return out;
 }
 
-// Classes of a layout that has none. Nobody there was promised to run as if alone, so without a part that is drawn all are opportunistic.
+// Gives classes to the jobs of a layout without classes. No job there was promised to run as if alone, so all are
+// opportunistic unless a part is drawn as guaranteed.
 void draw_classes(TrainingJobs& out, const TrainingFileOptions& options) {
   std::mt19937_64 random(options.seed);
   size_t guaranteed = 0;

@@ -222,7 +222,7 @@ TimedRequest of_tokens(uint64_t arrival_ns, uint64_t context, uint64_t generated
   return request;
 }
 
-// Requests whose arrivals are times since anything, such that the first one comes at 0. `failed` and `cut` were left out.
+// Shifts arrivals, which may count from any time, so that the first request comes at 0. `failed` and `cut` were left out.
 base::Result<std::vector<TimedRequest>> from_first(std::vector<TimedRequest> requests, uint64_t failed,
                                                    bool cut, std::vector<std::string>* notes) {
   std::stable_sort(requests.begin(), requests.end(),
