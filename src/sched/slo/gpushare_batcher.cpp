@@ -139,6 +139,8 @@ class Gpushare final : public BatcherBase {
       decision.wake_ns = until;
       return decision;
     }
+    models_[best_.model].last_class = best_.length_class;
+    models_[best_.model].last_size = best_.size;
     predict_misses(best_.ids.size(), 1 - std::min(best_.wins / best_.cost, 1.0));
     decision.batch = make_batch(best_.model, std::move(best_.ids), best_.mean_ns);
     return decision;
@@ -239,10 +241,13 @@ class Gpushare final : public BatcherBase {
   };
   // Quantiles of an application by which a batch size asks slack of its members.
   struct Quantiles {
+    struct OfSize {
+      double bears_ns;  // the duration of a batch with feasible_ns
+      double feasible_ns, safe_ns;
+      double share_ns;  // least time a request in batches of sizes up to this one
+    };
     uint64_t revision = 0, time_version = 0;
-    std::vector<double> bears_ns;              // durations of batches with feasible_ns
-    std::vector<double> feasible_ns, safe_ns;  // by index into sizes
-    std::vector<double> share_ns;              // least time a request in batches of sizes up to this one
+    std::vector<OfSize> sizes;  // by index into Model::sizes
   };
   struct Model {
     uint64_t version = 0;
@@ -250,6 +255,9 @@ class Gpushare final : public BatcherBase {
     Grid grid;
     std::vector<uint32_t> sizes;
     double backlog_ns = 0;  // device time that the pending take, when last looked at
+    // Of the batch chosen last: the longest class allowed, and the size's index.
+    uint32_t last_class = 0;
+    size_t last_size = 0;
     std::vector<double> feasible, safe,
         middle;  // by index into sizes: the quantile of one whose k-th power is asked for
     std::vector<Quantiles> quantiles;  // by application
@@ -273,7 +281,7 @@ class Gpushare final : public BatcherBase {
     double bears_ns;
   };
   struct Priced {
-    double cost;
+    uint32_t bits;  // of what it is ordered by
     uint32_t at, length_class;
   };
   // A length class present: means within 3% of each other.
@@ -283,12 +291,16 @@ class Gpushare final : public BatcherBase {
     uint32_t application = 0;  // the longest of it
     float mean_ns = -1;
     float least_ns = INFINITY;  // the least mean of it, and of the classes that it stands for
+    uint32_t up_to = 0;         // the pending of it and of the shorter classes that are weighed
+    uint32_t shorter = 0;       // the class before it that is weighed, 0: none
   };
   struct Choice {
     double worth = -INFINITY;
     double wins = 0;  // cost of the members that are expected to finish in time
     double cost = 0;  // of all its members
     uint32_t model = 0;
+    uint32_t length_class = 0;  // the longest that was allowed
+    size_t size = 0;            // index into Model::sizes
     std::vector<RequestId> ids;
     double mean_ns = 0;
     double spare_ns = 0;  // how long all of it could wait and still bear the batch
@@ -311,7 +323,9 @@ class Gpushare final : public BatcherBase {
   }
   // Whether it would almost surely miss if it ran alone now.
   static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
-    const Knowledge::Brief& brief = known.brief(application);
+    return hopeless(known, known.brief(application), slack_ns);
+  }
+  static bool hopeless(const Knowledge::Model& known, const Knowledge::Brief& brief, double slack_ns) {
     const std::span<const double> deviations = known.time.deviations();
     return brief.known() && slack_ns < (deviations.empty() ? 1 : std::min(deviations.front(), 1.0)) *
                                            known.time.duration_ns(1, static_cast<double>(brief.least_ns));
@@ -335,19 +349,16 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Model& known = knowledge_.model(index);
     Quantiles& of = model.quantiles[application];
     const uint64_t revision = known.brief(application).revision;
-    if (of.revision == revision && of.time_version == known.time.version() && !of.safe_ns.empty()) return of;
+    if (of.revision == revision && of.time_version == known.time.version() && !of.sizes.empty()) return of;
     const Distribution& alone = known.alone(application);
-    of.feasible_ns.clear();
-    of.safe_ns.clear();
-    of.share_ns.clear();
-    of.bears_ns.clear();
+    of.sizes.clear();
+    double least_share = INFINITY;
     for (size_t s = 0; s < model.sizes.size(); ++s) {
-      of.feasible_ns.push_back(alone.quantile_ns(model.feasible[s]));
-      of.safe_ns.push_back(alone.quantile_ns(model.safe[s]));
-      of.bears_ns.push_back(known.time.duration_ns(model.sizes[s], of.feasible_ns.back()));
-      const double median_ns = alone.quantile_ns(model.middle[s]);
-      const double share = known.time.duration_ns(model.sizes[s], median_ns) / model.sizes[s];
-      of.share_ns.push_back(s == 0 ? share : std::min(share, of.share_ns.back()));
+      const uint32_t k = model.sizes[s];
+      const double feasible_ns = alone.quantile_ns(model.feasible[s]);
+      least_share = std::min(least_share, known.time.duration_ns(k, alone.quantile_ns(model.middle[s])) / k);
+      of.sizes.push_back({known.time.duration_ns(k, feasible_ns), feasible_ns,
+                          alone.quantile_ns(model.safe[s]), least_share});
     }
     of.revision = revision;
     of.time_version = known.time.version();
@@ -411,7 +422,8 @@ class Gpushare final : public BatcherBase {
       const Key& each = *at;
       ++at;
       const double slack = slack_of(each);
-      if (!each.stepped && (slack <= 0 || hopeless(known, each.application, slack))) {
+      const Knowledge::Brief& brief = known.brief(each.application);
+      if (!each.stepped && (slack <= 0 || hopeless(known, brief, slack))) {
         hopeless_.emplace_back(each.id, slack <= 0 ? DropReason::kExpired : DropReason::kHopeless);
         continue;
       }
@@ -420,9 +432,8 @@ class Gpushare final : public BatcherBase {
         continue;
       }
       if (pending_.size() == look) break;
-      const float mean = known.brief(each.application).mean_ns;
-      pending_.push_back({slack, each.cost, each.id, mean, each.application, length_class(bits(mean)),
-                          each.stepped, 0, 0, nullptr, 0});
+      pending_.push_back({slack, each.cost, each.id, brief.mean_ns, each.application,
+                          length_class(bits(brief.mean_ns)), each.stepped, 0, 0, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
     if (!may_drop()) pending_.clear();  // not all were looked at: next() is called again
@@ -458,7 +469,16 @@ class Gpushare final : public BatcherBase {
     }
     std::sort(classes_.begin(), classes_.end(),
               [](const LengthClass& a, const LengthClass& b) { return a.number < b.number; });
-    if (classes_.size() <= kCaps) return;
+    if (classes_.size() > kCaps) thin_classes();
+    uint32_t shorter = 0, up_to = 0;
+    for (LengthClass& each : classes_) {
+      up_to += each.count;
+      each.up_to = up_to;
+      each.shorter = shorter;
+      shorter = each.number;
+    }
+  }
+  void thin_classes() {
     size_t kept = 0, seen = 0, counted = 0;
     float least_ns = INFINITY;
     for (const LengthClass& each : classes_) {
@@ -518,8 +538,8 @@ class Gpushare final : public BatcherBase {
     for (Pending& each : pending_) {
       const Quantiles& of = quantiles(index, each.application);
       size_t s = model.sizes.size() - 1;  // the largest size that it bears
-      while (s > 0 && of.bears_ns[s] > each.slack_ns) --s;
-      each.share_ns = of.share_ns[s];
+      while (s > 0 && of.sizes[s].bears_ns > each.slack_ns) --s;
+      each.share_ns = of.sizes[s].share_ns;
       model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
     }
     model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
@@ -549,8 +569,7 @@ class Gpushare final : public BatcherBase {
     refresh(index);
     gather(index, now_ns);
     if (pending_.empty()) return;
-    Model& model = models_[index];
-    const Knowledge::Model& known = knowledge_.model(index);
+    const Model& model = models_[index];
     const double price = options_.opportunity * goodput(), cost = pending_.front().cost;
     appraise(index, price);
     bool uniform = true, stepped = false;
@@ -562,41 +581,52 @@ class Gpushare final : public BatcherBase {
     uniform_ = uniform;
     if (!uniform) order_by_cost();
     find_classes();
-    uint32_t shorter = 0;  // the length class weighed before
-    size_t count = 0;      // of the pending up to the class
     if (!uniform) bound_by_size(UINT32_MAX, model.sizes.back(), most_of_all_);
-    for (const LengthClass& cap : classes_) {
-      count += cap.count;
-      const size_t end =
-          promising(model, known.time, model.sizes.size(), count, cap.least_ns, most_of_all_, price);
-      if (end > 0) weigh_class(index, cap, end, shorter, price);
-      shorter = cap.number;
-    }
+    // What was chosen last is often the best again, or almost: weighed first, it bounds all others.
+    const auto shorter = [](const LengthClass& each, uint32_t number) { return each.number < number; };
+    const auto found = std::lower_bound(classes_.begin(), classes_.end(), model.last_class, shorter);
+    const LengthClass& last = found == classes_.end() ? classes_.back() : *found;
+    weigh_class(index, last, price, true);
+    for (const LengthClass& cap : classes_)
+      if (&cap != &last) weigh_class(index, cap, price, false);
   }
-  // Weighs the batches of the requests up to the length class `cap`, of the first `end` sizes.
-  void weigh_class(uint32_t index, const LengthClass& cap, size_t end, uint32_t shorter, double price) {
+  // Weighs the batches of the requests up to the length class `cap`; those of the size chosen last first, if `last` says so.
+  void weigh_class(uint32_t index, const LengthClass& cap, double price, bool last) {
     const Model& model = models_[index];
     const BatchTimeModel& time = knowledge_.model(index).time;
-    const Quantiles& asked = quantiles(index, cap.application);
+    size_t end = promising(model, time, model.sizes.size(), cap.up_to, cap.least_ns, most_of_all_, price);
+    if (end == 0) return;
     allow(cap.number);
     if (!uniform_) {
       bound_by_size(cap.number, model.sizes.back(), most_of_);
       rank_by_cost(cap.number);
     }
     bearing_[0] = bearing_[1] = allowed_.size();
+    if (last && model.sizes[model.last_size] <= allowed_.size())
+      weigh_size(index, cap, model.last_size, price);
     // Large sizes first: under load they are mostly the better, and then bound the rest.
-    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
-      const uint32_t k = model.sizes[--end];
-      find_starts(time, k, asked.feasible_ns[end], asked.safe_ns[end]);
-      for (const Start& start : starts_) {
-        uint32_t longest = 0;
-        for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
-        weigh(index, std::span(allowed_).subspan(start.first, k), longest, start.bears_ns, shorter, price);
-        if (uniform_ || start.first + k == allowed_.size()) continue;
-        // Costs differ: also the k costliest of those who can bear it.
-        longest = costliest(k, allowed_[start.first]);
-        weigh(index, costly_, longest, start.bears_ns, shorter, price);
-      }
+    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0)
+      weigh_size(index, cap, --end, price);
+  }
+  // The same for the size at one place of Model::sizes.
+  void weigh_size(uint32_t index, const LengthClass& cap, size_t at, double price) {
+    const Model& model = models_[index];
+    const Quantiles& asked = quantiles(index, cap.application);
+    const uint32_t k = model.sizes[at];
+    const auto weigh_one = [&](std::span<const uint32_t> members, uint32_t longest, double bears_ns) {
+      if (!weigh(index, members, longest, bears_ns, cap.shorter, price)) return;
+      best_.length_class = cap.number;
+      best_.size = at;
+    };
+    find_starts(knowledge_.model(index).time, k, asked.sizes[at].feasible_ns, asked.sizes[at].safe_ns);
+    for (const Start& start : starts_) {
+      uint32_t longest = 0;
+      for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
+      weigh_one(std::span(allowed_).subspan(start.first, k), longest, start.bears_ns);
+      if (uniform_ || start.first + k == allowed_.size()) continue;
+      // Costs differ: also the k costliest of those who can bear it.
+      longest = costliest(k, allowed_[start.first]);
+      weigh_one(costly_, longest, start.bears_ns);
     }
   }
 
@@ -621,25 +651,50 @@ class Gpushare final : public BatcherBase {
     if (bearing_[0] != bearing_[1] && starts_.back().first < last) starts_.push_back({last, bears_ns[1]});
   }
 
-  // The pending by cost, and by value.
+  // The pending by cost, and by value as floats, which is exact enough for a bound.
   void order_by_cost() {
     by_cost_.clear();
     by_value_.clear();
     for (uint32_t i = 0; i < pending_.size(); ++i) {
-      by_cost_.push_back({pending_[i].cost, i, pending_[i].length_class});
-      by_value_.push_back({pending_[i].value, i, pending_[i].length_class});
+      const Pending& each = pending_[i];
+      by_cost_.push_back({bits(static_cast<float>(each.cost)), i, each.length_class});
+      by_value_.push_back({bits(static_cast<float>(each.value)), i, each.length_class});
     }
-    for (std::vector<Priced>* each : {&by_cost_, &by_value_})
-      std::sort(each->begin(), each->end(), [](const Priced& a, const Priced& b) {
-        return a.cost != b.cost ? a.cost > b.cost : a.at < b.at;
-      });
+    sort_priced(by_cost_);
+    sort_priced(by_value_);
+  }
+  // Greatest first, equal ones by place. They are counted into about as many buckets as there are of them, and sorted
+  // within each: a sort by comparisons alone would guess every other one of them wrongly.
+  void sort_priced(std::vector<Priced>& items) {
+    uint32_t least = UINT32_MAX, greatest = 0;
+    for (const Priced& each : items) {
+      least = std::min(least, each.bits);
+      greatest = std::max(greatest, each.bits);
+    }
+    const int shift = std::max(0, static_cast<int>(std::bit_width(greatest - least)) -
+                                      static_cast<int>(std::bit_width(items.size())));
+    const auto bucket = [&](const Priced& each) { return (greatest - each.bits) >> shift; };
+    ends_.assign(((greatest - least) >> shift) + size_t{2}, 0);
+    for (const Priced& each : items) ++ends_[bucket(each) + 1];
+    for (size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
+    sorted_.resize(items.size());
+    for (const Priced& each : items) sorted_[ends_[bucket(each)]++] = each;
+    uint32_t begin = 0;
+    for (const uint32_t end : ends_) {
+      if (end - begin > 1)
+        std::sort(sorted_.begin() + begin, sorted_.begin() + end, [](const Priced& a, const Priced& b) {
+          return a.bits != b.bits ? a.bits > b.bits : a.at < b.at;
+        });
+      begin = end;
+    }
+    items.swap(sorted_);
   }
   // The most that a batch of k of the pending up to the length class `cap` can win, by k up to the largest batch.
   void bound_by_size(uint32_t cap, uint32_t largest, std::vector<double>& most_of) const {
     most_of.assign(1, 0);
     for (const Priced& each : by_value_) {
       if (each.length_class > cap) continue;
-      most_of.push_back(most_of.back() + each.cost);
+      most_of.push_back(most_of.back() + pending_[each.at].value);
       if (most_of.size() > largest) break;
     }
   }
@@ -668,22 +723,19 @@ class Gpushare final : public BatcherBase {
     return longest;
   }
 
-  // Compares one batch with the best so far. `longest`: the bits of its members' greatest mean.
-  void weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
+  // Compares one batch with the best so far; true if it is better. `longest`: the bits of its members' greatest mean.
+  bool weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
              uint32_t shorter, double price) {
-    if (length_class(longest) <= shorter) return;  // the same batch was weighed under a shorter cap
+    if (length_class(longest) <= shorter) return false;  // the same batch was weighed under a shorter cap
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double cost = 0, most = 0;
-    for (uint32_t i : members) {
-      cost += pending_[i].cost;
-      most +=
-          pending_[i].stepped ? INFINITY : pending_[i].value;  // what later deadlines may add is not bounded
-    }
+    double most = 0;
+    for (uint32_t i : members)  // what later deadlines may add is not bounded
+      most += pending_[i].stepped ? INFINITY : pending_[i].value;
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
-    if (worth_of(most, least_ns, price) <= best_.worth) return;
+    if (worth_of(most, least_ns, price) <= best_.worth) return false;
     if (bounded_ && !uniform_ && k > 1) {
       // The batch is no faster than its longest member alone, whose CDF is at hand.
       uint32_t slowest = members.front();
@@ -693,13 +745,14 @@ class Gpushare final : public BatcherBase {
       most = 0;
       for (uint32_t i : members)
         most += pending_[i].value * chance_of(model.grid, row, time, k, pending_[i].slack_ns);
-      if (worth_of(most, least_ns, price) <= best_.worth) return;
+      if (worth_of(most, least_ns, price) <= best_.worth) return false;
     }
     take_rows(model.grid, known, members);
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
-    double gain = 0, wins = 0;
+    double cost = 0, gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
+      cost += each.cost;
       const double chance = chance_of(model.grid, row_.data(), time, k, each.slack_ns);
       gain += each.value * chance;
       wins += each.cost * chance;
@@ -708,7 +761,7 @@ class Gpushare final : public BatcherBase {
         gain += step.cost * chance_of(model.grid, row_.data(), time, k, each.slack_ns + step.after_ns);
     }
     const double worth = worth_of(gain, mean, price);
-    if (worth <= best_.worth) return;
+    if (worth <= best_.worth) return false;
     best_.worth = worth;
     best_.wins = wins;
     best_.cost = cost;
@@ -716,6 +769,7 @@ class Gpushare final : public BatcherBase {
     best_.mean_ns = mean;
     keep_members(members, bears);
     best_.full = k == model.sizes.back();
+    return true;
   }
 
   // The CDFs of the members, into rows_.
@@ -773,7 +827,9 @@ class Gpushare final : public BatcherBase {
   double most_value_ = 0;  // of the pending
   bool uniform_ = false;   // all pending cost the same
   bool bounded_ = false;   // no pending has later deadlines, so values are all that a batch can win
-  std::vector<Priced> by_cost_, by_value_;  // where costs differ; a value stands in `cost`
+  std::vector<Priced> by_cost_, by_value_;  // where costs differ
+  std::vector<Priced> sorted_;              // see sort_priced
+  std::vector<uint32_t> ends_;
   std::vector<double> most_of_all_,
       most_of_;  // see bound_by_size: of all the pending, of those up to a class
   std::vector<uint32_t> considered_;
