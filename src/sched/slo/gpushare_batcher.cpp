@@ -139,8 +139,6 @@ class Gpushare final : public BatcherBase {
       decision.wake_ns = until;
       return decision;
     }
-    models_[best_.model].last_class = best_.length_class;
-    models_[best_.model].last_size = best_.size;
     predict_misses(best_.ids.size(), 1 - std::min(best_.wins / best_.cost, 1.0));
     decision.batch = make_batch(best_.model, std::move(best_.ids), best_.mean_ns);
     return decision;
@@ -239,15 +237,24 @@ class Gpushare final : public BatcherBase {
       return std::pair(deadline_ns, id) < std::pair(other.deadline_ns, other.id);
     }
   };
-  // Quantiles of an application by which a batch size asks slack of its members.
-  struct Quantiles {
+  // Quantiles of an application by which a batch size asks slack of its members. A request that bears the largest size asks
+  // for no more than lies in its first cache line.
+  struct alignas(64) Quantiles {
     struct OfSize {
       double bears_ns;  // the duration of a batch with feasible_ns
       double feasible_ns, safe_ns;
       double share_ns;  // least time a request in batches of sizes up to this one
     };
     uint64_t revision = 0, time_version = 0;
-    std::vector<OfSize> sizes;  // by index into Model::sizes
+    double largest_bears_ns = 0, largest_share_ns = 0;  // of the last of sizes
+    std::vector<OfSize> sizes;                          // by index into Model::sizes
+    // The least device time of the request in batches that it bears.
+    double share_ns(double slack_ns) const {
+      if (slack_ns >= largest_bears_ns) return largest_share_ns;
+      size_t s = sizes.size() - 1;
+      while (s > 0 && sizes[s].bears_ns > slack_ns) --s;
+      return sizes[s].share_ns;
+    }
   };
   struct Model {
     uint64_t version = 0;
@@ -255,9 +262,6 @@ class Gpushare final : public BatcherBase {
     Grid grid;
     std::vector<uint32_t> sizes;
     double backlog_ns = 0;  // device time that the pending take, when last looked at
-    // Of the batch chosen last: the longest class allowed, and the size's index.
-    uint32_t last_class = 0;
-    size_t last_size = 0;
     std::vector<double> feasible, safe,
         middle;  // by index into sizes: the quantile of one whose k-th power is asked for
     std::vector<Quantiles> quantiles;  // by application
@@ -291,16 +295,12 @@ class Gpushare final : public BatcherBase {
     uint32_t application = 0;  // the longest of it
     float mean_ns = -1;
     float least_ns = INFINITY;  // the least mean of it, and of the classes that it stands for
-    uint32_t up_to = 0;         // the pending of it and of the shorter classes that are weighed
-    uint32_t shorter = 0;       // the class before it that is weighed, 0: none
   };
   struct Choice {
     double worth = -INFINITY;
     double wins = 0;  // cost of the members that are expected to finish in time
     double cost = 0;  // of all its members
     uint32_t model = 0;
-    uint32_t length_class = 0;  // the longest that was allowed
-    size_t size = 0;            // index into Model::sizes
     std::vector<RequestId> ids;
     double mean_ns = 0;
     double spare_ns = 0;  // how long all of it could wait and still bear the batch
@@ -311,16 +311,24 @@ class Gpushare final : public BatcherBase {
     const Request& r = held.request;
     return {r.deadline_ns, r.id, held.application, static_cast<float>(r.cost), !r.later_steps.empty()};
   }
-  // The chance that a batch whose longest member's CDF is `row` ends within the slack, over the deviations of batches.
-  static double chance_of(const Grid& grid, const double* row, const BatchTimeModel& time, uint32_t k,
-                          double slack_ns) {
-    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
-    const std::span<const double> deviations = time.deviations();
-    if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
-    double sum = 0;
-    for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
-    return sum / static_cast<double>(deviations.size());
-  }
+  // The chances of a batch of k.
+  struct Chances {
+    Chances(const Grid& of, const BatchTimeModel& time, uint32_t k)
+        : grid(of),
+          fixed_ns(time.fixed_ns(k)),
+          scale(1 / std::max(time.per_longest(k), 1e-12)),
+          deviations(time.deviations()) {}
+    // That it ends within the slack, its longest member's CDF being `row`, over the deviations of batches.
+    double within(const double* row, double slack_ns) const {
+      if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
+      double sum = 0;
+      for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
+      return sum / static_cast<double>(deviations.size());
+    }
+    const Grid& grid;
+    double fixed_ns, scale;
+    std::span<const double> deviations;
+  };
   // Whether it would almost surely miss if it ran alone now.
   static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
     return hopeless(known, known.brief(application), slack_ns);
@@ -360,6 +368,8 @@ class Gpushare final : public BatcherBase {
       of.sizes.push_back({known.time.duration_ns(k, feasible_ns), feasible_ns,
                           alone.quantile_ns(model.safe[s]), least_share});
     }
+    of.largest_bears_ns = of.sizes.back().bears_ns;
+    of.largest_share_ns = of.sizes.back().share_ns;
     of.revision = revision;
     of.time_version = known.time.version();
     return of;
@@ -469,16 +479,7 @@ class Gpushare final : public BatcherBase {
     }
     std::sort(classes_.begin(), classes_.end(),
               [](const LengthClass& a, const LengthClass& b) { return a.number < b.number; });
-    if (classes_.size() > kCaps) thin_classes();
-    uint32_t shorter = 0, up_to = 0;
-    for (LengthClass& each : classes_) {
-      up_to += each.count;
-      each.up_to = up_to;
-      each.shorter = shorter;
-      shorter = each.number;
-    }
-  }
-  void thin_classes() {
+    if (classes_.size() <= kCaps) return;
     size_t kept = 0, seen = 0, counted = 0;
     float least_ns = INFINITY;
     for (const LengthClass& each : classes_) {
@@ -536,10 +537,7 @@ class Gpushare final : public BatcherBase {
     backlog_ns_ -= model.backlog_ns;
     model.backlog_ns = 0;
     for (Pending& each : pending_) {
-      const Quantiles& of = quantiles(index, each.application);
-      size_t s = model.sizes.size() - 1;  // the largest size that it bears
-      while (s > 0 && of.sizes[s].bears_ns > each.slack_ns) --s;
-      each.share_ns = of.sizes[s].share_ns;
+      each.share_ns = quantiles(index, each.application).share_ns(each.slack_ns);
       model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
     }
     model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
@@ -569,7 +567,8 @@ class Gpushare final : public BatcherBase {
     refresh(index);
     gather(index, now_ns);
     if (pending_.empty()) return;
-    const Model& model = models_[index];
+    Model& model = models_[index];
+    const Knowledge::Model& known = knowledge_.model(index);
     const double price = options_.opportunity * goodput(), cost = pending_.front().cost;
     appraise(index, price);
     bool uniform = true, stepped = false;
@@ -581,52 +580,41 @@ class Gpushare final : public BatcherBase {
     uniform_ = uniform;
     if (!uniform) order_by_cost();
     find_classes();
+    uint32_t shorter = 0;  // the length class weighed before
+    size_t count = 0;      // of the pending up to the class
     if (!uniform) bound_by_size(UINT32_MAX, model.sizes.back(), most_of_all_);
-    // What was chosen last is often the best again, or almost: weighed first, it bounds all others.
-    const auto shorter = [](const LengthClass& each, uint32_t number) { return each.number < number; };
-    const auto found = std::lower_bound(classes_.begin(), classes_.end(), model.last_class, shorter);
-    const LengthClass& last = found == classes_.end() ? classes_.back() : *found;
-    weigh_class(index, last, price, true);
-    for (const LengthClass& cap : classes_)
-      if (&cap != &last) weigh_class(index, cap, price, false);
+    for (const LengthClass& cap : classes_) {
+      count += cap.count;
+      const size_t end =
+          promising(model, known.time, model.sizes.size(), count, cap.least_ns, most_of_all_, price);
+      if (end > 0) weigh_class(index, cap, end, shorter, price);
+      shorter = cap.number;
+    }
   }
-  // Weighs the batches of the requests up to the length class `cap`; those of the size chosen last first, if `last` says so.
-  void weigh_class(uint32_t index, const LengthClass& cap, double price, bool last) {
+  // Weighs the batches of the requests up to the length class `cap`, of the first `end` sizes.
+  void weigh_class(uint32_t index, const LengthClass& cap, size_t end, uint32_t shorter, double price) {
     const Model& model = models_[index];
     const BatchTimeModel& time = knowledge_.model(index).time;
-    size_t end = promising(model, time, model.sizes.size(), cap.up_to, cap.least_ns, most_of_all_, price);
-    if (end == 0) return;
+    const Quantiles& asked = quantiles(index, cap.application);
     allow(cap.number);
     if (!uniform_) {
       bound_by_size(cap.number, model.sizes.back(), most_of_);
       rank_by_cost(cap.number);
     }
     bearing_[0] = bearing_[1] = allowed_.size();
-    if (last && model.sizes[model.last_size] <= allowed_.size())
-      weigh_size(index, cap, model.last_size, price);
     // Large sizes first: under load they are mostly the better, and then bound the rest.
-    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0)
-      weigh_size(index, cap, --end, price);
-  }
-  // The same for the size at one place of Model::sizes.
-  void weigh_size(uint32_t index, const LengthClass& cap, size_t at, double price) {
-    const Model& model = models_[index];
-    const Quantiles& asked = quantiles(index, cap.application);
-    const uint32_t k = model.sizes[at];
-    const auto weigh_one = [&](std::span<const uint32_t> members, uint32_t longest, double bears_ns) {
-      if (!weigh(index, members, longest, bears_ns, cap.shorter, price)) return;
-      best_.length_class = cap.number;
-      best_.size = at;
-    };
-    find_starts(knowledge_.model(index).time, k, asked.sizes[at].feasible_ns, asked.sizes[at].safe_ns);
-    for (const Start& start : starts_) {
-      uint32_t longest = 0;
-      for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
-      weigh_one(std::span(allowed_).subspan(start.first, k), longest, start.bears_ns);
-      if (uniform_ || start.first + k == allowed_.size()) continue;
-      // Costs differ: also the k costliest of those who can bear it.
-      longest = costliest(k, allowed_[start.first]);
-      weigh_one(costly_, longest, start.bears_ns);
+    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
+      const uint32_t k = model.sizes[--end];
+      find_starts(time, k, asked.sizes[end].feasible_ns, asked.sizes[end].safe_ns);
+      for (const Start& start : starts_) {
+        uint32_t longest = 0;
+        for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
+        weigh(index, std::span(allowed_).subspan(start.first, k), longest, start.bears_ns, shorter, price);
+        if (uniform_ || start.first + k == allowed_.size()) continue;
+        // Costs differ: also the k costliest of those who can bear it.
+        longest = costliest(k, allowed_[start.first]);
+        weigh(index, costly_, longest, start.bears_ns, shorter, price);
+      }
     }
   }
 
@@ -723,10 +711,10 @@ class Gpushare final : public BatcherBase {
     return longest;
   }
 
-  // Compares one batch with the best so far; true if it is better. `longest`: the bits of its members' greatest mean.
-  bool weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
+  // Compares one batch with the best so far. `longest`: the bits of its members' greatest mean.
+  void weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
              uint32_t shorter, double price) {
-    if (length_class(longest) <= shorter) return false;  // the same batch was weighed under a shorter cap
+    if (length_class(longest) <= shorter) return;  // the same batch was weighed under a shorter cap
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
@@ -735,7 +723,8 @@ class Gpushare final : public BatcherBase {
     for (uint32_t i : members)  // what later deadlines may add is not bounded
       most += pending_[i].stepped ? INFINITY : pending_[i].value;
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
-    if (worth_of(most, least_ns, price) <= best_.worth) return false;
+    if (worth_of(most, least_ns, price) <= best_.worth) return;
+    const Chances chances(model.grid, time, k);
     if (bounded_ && !uniform_ && k > 1) {
       // The batch is no faster than its longest member alone, whose CDF is at hand.
       uint32_t slowest = members.front();
@@ -743,9 +732,8 @@ class Gpushare final : public BatcherBase {
         if (bits(pending_[i].mean_ns) == longest) slowest = i;
       const double* row = model.grid.row(known, pending_[slowest].application);
       most = 0;
-      for (uint32_t i : members)
-        most += pending_[i].value * chance_of(model.grid, row, time, k, pending_[i].slack_ns);
-      if (worth_of(most, least_ns, price) <= best_.worth) return false;
+      for (uint32_t i : members) most += pending_[i].value * chances.within(row, pending_[i].slack_ns);
+      if (worth_of(most, least_ns, price) <= best_.worth) return;
     }
     take_rows(model.grid, known, members);
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
@@ -753,15 +741,15 @@ class Gpushare final : public BatcherBase {
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
       cost += each.cost;
-      const double chance = chance_of(model.grid, row_.data(), time, k, each.slack_ns);
+      const double chance = chances.within(row_.data(), each.slack_ns);
       gain += each.value * chance;
       wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * chance_of(model.grid, row_.data(), time, k, each.slack_ns + step.after_ns);
+        gain += step.cost * chances.within(row_.data(), each.slack_ns + step.after_ns);
     }
     const double worth = worth_of(gain, mean, price);
-    if (worth <= best_.worth) return false;
+    if (worth <= best_.worth) return;
     best_.worth = worth;
     best_.wins = wins;
     best_.cost = cost;
@@ -769,7 +757,6 @@ class Gpushare final : public BatcherBase {
     best_.mean_ns = mean;
     keep_members(members, bears);
     best_.full = k == model.sizes.back();
-    return true;
   }
 
   // The CDFs of the members, into rows_.
