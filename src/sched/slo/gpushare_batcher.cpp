@@ -237,12 +237,24 @@ class Gpushare final : public BatcherBase {
       return std::pair(deadline_ns, id) < std::pair(other.deadline_ns, other.id);
     }
   };
-  // Quantiles of an application by which a batch size asks slack of its members.
-  struct Quantiles {
+  // Quantiles of an application by which a batch size asks slack of its members. A request that bears the largest size asks
+  // for no more than lies in its first cache line.
+  struct alignas(64) Quantiles {
+    struct OfSize {
+      double bears_ns;  // the duration of a batch with feasible_ns
+      double feasible_ns, safe_ns;
+      double share_ns;  // least time a request in batches of sizes up to this one
+    };
     uint64_t revision = 0, time_version = 0;
-    std::vector<double> bears_ns;              // durations of batches with feasible_ns
-    std::vector<double> feasible_ns, safe_ns;  // by index into sizes
-    std::vector<double> share_ns;              // least time a request in batches of sizes up to this one
+    double largest_bears_ns = 0, largest_share_ns = 0;  // of the last of sizes
+    std::vector<OfSize> sizes;                          // by index into Model::sizes
+    // The least device time of the request in batches that it bears.
+    double share_ns(double slack_ns) const {
+      if (slack_ns >= largest_bears_ns) return largest_share_ns;
+      size_t s = sizes.size() - 1;
+      while (s > 0 && sizes[s].bears_ns > slack_ns) --s;
+      return sizes[s].share_ns;
+    }
   };
   struct Model {
     uint64_t version = 0;
@@ -273,7 +285,7 @@ class Gpushare final : public BatcherBase {
     double bears_ns;
   };
   struct Priced {
-    double cost;
+    uint32_t bits;  // of what it is ordered by
     uint32_t at, length_class;
   };
   // A length class present: means within 3% of each other.
@@ -299,19 +311,29 @@ class Gpushare final : public BatcherBase {
     const Request& r = held.request;
     return {r.deadline_ns, r.id, held.application, static_cast<float>(r.cost), !r.later_steps.empty()};
   }
-  // The chance that a batch whose longest member's CDF is `row` ends within the slack, over the deviations of batches.
-  static double chance_of(const Grid& grid, const double* row, const BatchTimeModel& time, uint32_t k,
-                          double slack_ns) {
-    const double fixed_ns = time.fixed_ns(k), scale = 1 / std::max(time.per_longest(k), 1e-12);
-    const std::span<const double> deviations = time.deviations();
-    if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
-    double sum = 0;
-    for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
-    return sum / static_cast<double>(deviations.size());
-  }
+  // The chances of a batch of k.
+  struct Chances {
+    Chances(const Grid& of, const BatchTimeModel& time, uint32_t k)
+        : grid(of),
+          fixed_ns(time.fixed_ns(k)),
+          scale(1 / std::max(time.per_longest(k), 1e-12)),
+          deviations(time.deviations()) {}
+    // That it ends within the slack, its longest member's CDF being `row`, over the deviations of batches.
+    double within(const double* row, double slack_ns) const {
+      if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
+      double sum = 0;
+      for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
+      return sum / static_cast<double>(deviations.size());
+    }
+    const Grid& grid;
+    double fixed_ns, scale;
+    std::span<const double> deviations;
+  };
   // Whether it would almost surely miss if it ran alone now.
   static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
-    const Knowledge::Brief& brief = known.brief(application);
+    return hopeless(known, known.brief(application), slack_ns);
+  }
+  static bool hopeless(const Knowledge::Model& known, const Knowledge::Brief& brief, double slack_ns) {
     const std::span<const double> deviations = known.time.deviations();
     return brief.known() && slack_ns < (deviations.empty() ? 1 : std::min(deviations.front(), 1.0)) *
                                            known.time.duration_ns(1, static_cast<double>(brief.least_ns));
@@ -335,20 +357,19 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Model& known = knowledge_.model(index);
     Quantiles& of = model.quantiles[application];
     const uint64_t revision = known.brief(application).revision;
-    if (of.revision == revision && of.time_version == known.time.version() && !of.safe_ns.empty()) return of;
+    if (of.revision == revision && of.time_version == known.time.version() && !of.sizes.empty()) return of;
     const Distribution& alone = known.alone(application);
-    of.feasible_ns.clear();
-    of.safe_ns.clear();
-    of.share_ns.clear();
-    of.bears_ns.clear();
+    of.sizes.clear();
+    double least_share = INFINITY;
     for (size_t s = 0; s < model.sizes.size(); ++s) {
-      of.feasible_ns.push_back(alone.quantile_ns(model.feasible[s]));
-      of.safe_ns.push_back(alone.quantile_ns(model.safe[s]));
-      of.bears_ns.push_back(known.time.duration_ns(model.sizes[s], of.feasible_ns.back()));
-      const double median_ns = alone.quantile_ns(model.middle[s]);
-      const double share = known.time.duration_ns(model.sizes[s], median_ns) / model.sizes[s];
-      of.share_ns.push_back(s == 0 ? share : std::min(share, of.share_ns.back()));
+      const uint32_t k = model.sizes[s];
+      const double feasible_ns = alone.quantile_ns(model.feasible[s]);
+      least_share = std::min(least_share, known.time.duration_ns(k, alone.quantile_ns(model.middle[s])) / k);
+      of.sizes.push_back({known.time.duration_ns(k, feasible_ns), feasible_ns,
+                          alone.quantile_ns(model.safe[s]), least_share});
     }
+    of.largest_bears_ns = of.sizes.back().bears_ns;
+    of.largest_share_ns = of.sizes.back().share_ns;
     of.revision = revision;
     of.time_version = known.time.version();
     return of;
@@ -411,7 +432,8 @@ class Gpushare final : public BatcherBase {
       const Key& each = *at;
       ++at;
       const double slack = slack_of(each);
-      if (!each.stepped && (slack <= 0 || hopeless(known, each.application, slack))) {
+      const Knowledge::Brief& brief = known.brief(each.application);
+      if (!each.stepped && (slack <= 0 || hopeless(known, brief, slack))) {
         hopeless_.emplace_back(each.id, slack <= 0 ? DropReason::kExpired : DropReason::kHopeless);
         continue;
       }
@@ -420,9 +442,8 @@ class Gpushare final : public BatcherBase {
         continue;
       }
       if (pending_.size() == look) break;
-      const float mean = known.brief(each.application).mean_ns;
-      pending_.push_back({slack, each.cost, each.id, mean, each.application, length_class(bits(mean)),
-                          each.stepped, 0, 0, nullptr, 0});
+      pending_.push_back({slack, each.cost, each.id, brief.mean_ns, each.application,
+                          length_class(bits(brief.mean_ns)), each.stepped, 0, 0, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
     if (!may_drop()) pending_.clear();  // not all were looked at: next() is called again
@@ -516,10 +537,7 @@ class Gpushare final : public BatcherBase {
     backlog_ns_ -= model.backlog_ns;
     model.backlog_ns = 0;
     for (Pending& each : pending_) {
-      const Quantiles& of = quantiles(index, each.application);
-      size_t s = model.sizes.size() - 1;  // the largest size that it bears
-      while (s > 0 && of.bears_ns[s] > each.slack_ns) --s;
-      each.share_ns = of.share_ns[s];
+      each.share_ns = quantiles(index, each.application).share_ns(each.slack_ns);
       model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
     }
     model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
@@ -587,7 +605,7 @@ class Gpushare final : public BatcherBase {
     // Large sizes first: under load they are mostly the better, and then bound the rest.
     while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
       const uint32_t k = model.sizes[--end];
-      find_starts(time, k, asked.feasible_ns[end], asked.safe_ns[end]);
+      find_starts(time, k, asked.sizes[end].feasible_ns, asked.sizes[end].safe_ns);
       for (const Start& start : starts_) {
         uint32_t longest = 0;
         for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
@@ -621,25 +639,50 @@ class Gpushare final : public BatcherBase {
     if (bearing_[0] != bearing_[1] && starts_.back().first < last) starts_.push_back({last, bears_ns[1]});
   }
 
-  // The pending by cost, and by value.
+  // The pending by cost, and by value as floats, which is exact enough for a bound.
   void order_by_cost() {
     by_cost_.clear();
     by_value_.clear();
     for (uint32_t i = 0; i < pending_.size(); ++i) {
-      by_cost_.push_back({pending_[i].cost, i, pending_[i].length_class});
-      by_value_.push_back({pending_[i].value, i, pending_[i].length_class});
+      const Pending& each = pending_[i];
+      by_cost_.push_back({bits(static_cast<float>(each.cost)), i, each.length_class});
+      by_value_.push_back({bits(static_cast<float>(each.value)), i, each.length_class});
     }
-    for (std::vector<Priced>* each : {&by_cost_, &by_value_})
-      std::sort(each->begin(), each->end(), [](const Priced& a, const Priced& b) {
-        return a.cost != b.cost ? a.cost > b.cost : a.at < b.at;
-      });
+    sort_priced(by_cost_);
+    sort_priced(by_value_);
+  }
+  // Greatest first, equal ones by place. They are counted into about as many buckets as there are of them, and sorted
+  // within each: a sort by comparisons alone would guess every other one of them wrongly.
+  void sort_priced(std::vector<Priced>& items) {
+    uint32_t least = UINT32_MAX, greatest = 0;
+    for (const Priced& each : items) {
+      least = std::min(least, each.bits);
+      greatest = std::max(greatest, each.bits);
+    }
+    const int shift = std::max(0, static_cast<int>(std::bit_width(greatest - least)) -
+                                      static_cast<int>(std::bit_width(items.size())));
+    const auto bucket = [&](const Priced& each) { return (greatest - each.bits) >> shift; };
+    ends_.assign(((greatest - least) >> shift) + size_t{2}, 0);
+    for (const Priced& each : items) ++ends_[bucket(each) + 1];
+    for (size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
+    sorted_.resize(items.size());
+    for (const Priced& each : items) sorted_[ends_[bucket(each)]++] = each;
+    uint32_t begin = 0;
+    for (const uint32_t end : ends_) {
+      if (end - begin > 1)
+        std::sort(sorted_.begin() + begin, sorted_.begin() + end, [](const Priced& a, const Priced& b) {
+          return a.bits != b.bits ? a.bits > b.bits : a.at < b.at;
+        });
+      begin = end;
+    }
+    items.swap(sorted_);
   }
   // The most that a batch of k of the pending up to the length class `cap` can win, by k up to the largest batch.
   void bound_by_size(uint32_t cap, uint32_t largest, std::vector<double>& most_of) const {
     most_of.assign(1, 0);
     for (const Priced& each : by_value_) {
       if (each.length_class > cap) continue;
-      most_of.push_back(most_of.back() + each.cost);
+      most_of.push_back(most_of.back() + pending_[each.at].value);
       if (most_of.size() > largest) break;
     }
   }
@@ -676,14 +719,12 @@ class Gpushare final : public BatcherBase {
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double cost = 0, most = 0;
-    for (uint32_t i : members) {
-      cost += pending_[i].cost;
-      most +=
-          pending_[i].stepped ? INFINITY : pending_[i].value;  // what later deadlines may add is not bounded
-    }
+    double most = 0;
+    for (uint32_t i : members)  // what later deadlines may add is not bounded
+      most += pending_[i].stepped ? INFINITY : pending_[i].value;
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
     if (worth_of(most, least_ns, price) <= best_.worth) return;
+    const Chances chances(model.grid, time, k);
     if (bounded_ && !uniform_ && k > 1) {
       // The batch is no faster than its longest member alone, whose CDF is at hand.
       uint32_t slowest = members.front();
@@ -691,21 +732,21 @@ class Gpushare final : public BatcherBase {
         if (bits(pending_[i].mean_ns) == longest) slowest = i;
       const double* row = model.grid.row(known, pending_[slowest].application);
       most = 0;
-      for (uint32_t i : members)
-        most += pending_[i].value * chance_of(model.grid, row, time, k, pending_[i].slack_ns);
+      for (uint32_t i : members) most += pending_[i].value * chances.within(row, pending_[i].slack_ns);
       if (worth_of(most, least_ns, price) <= best_.worth) return;
     }
     take_rows(model.grid, known, members);
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
-    double gain = 0, wins = 0;
+    double cost = 0, gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
-      const double chance = chance_of(model.grid, row_.data(), time, k, each.slack_ns);
+      cost += each.cost;
+      const double chance = chances.within(row_.data(), each.slack_ns);
       gain += each.value * chance;
       wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * chance_of(model.grid, row_.data(), time, k, each.slack_ns + step.after_ns);
+        gain += step.cost * chances.within(row_.data(), each.slack_ns + step.after_ns);
     }
     const double worth = worth_of(gain, mean, price);
     if (worth <= best_.worth) return;
@@ -773,7 +814,9 @@ class Gpushare final : public BatcherBase {
   double most_value_ = 0;  // of the pending
   bool uniform_ = false;   // all pending cost the same
   bool bounded_ = false;   // no pending has later deadlines, so values are all that a batch can win
-  std::vector<Priced> by_cost_, by_value_;  // where costs differ; a value stands in `cost`
+  std::vector<Priced> by_cost_, by_value_;  // where costs differ
+  std::vector<Priced> sorted_;              // see sort_priced
+  std::vector<uint32_t> ends_;
   std::vector<double> most_of_all_,
       most_of_;  // see bound_by_size: of all the pending, of those up to a class
   std::vector<uint32_t> considered_;
