@@ -51,7 +51,8 @@ std::string answer(const std::string& path, const std::string& request) {
   return rest_of(reader);
 }
 std::string reply(const std::string& status, const std::string& body) {
-  return "HTTP/1.1 " + status + "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: " +
+  return "HTTP/1.1 " + status +
+         "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\nConnection: close\r\n\r\n" + body;
 }
 base::Result<std::unique_ptr<MetricsServer>> started(const std::string& path) {
@@ -84,7 +85,8 @@ TEST_CASE("a reader gets the figures whole, however it asks for them, and others
   const auto failing = MetricsServer::start(
       path, [] { return base::Result<std::string>(base::Status(GPUSHARE_UNAVAILABLE, "no figures yet")); });
   REQUIRE_OK(failing.status());
-  CHECK(answer(path, "GET /metrics HTTP/1.1\r\n\r\n") == reply("503 Service Unavailable", "no figures yet\n"));
+  CHECK(answer(path, "GET /metrics HTTP/1.1\r\n\r\n") ==
+        reply("503 Service Unavailable", "no figures yet\n"));
 }
 
 TEST_CASE("connections that say nothing make room for readers, the oldest first") {
@@ -123,7 +125,8 @@ TEST_CASE("the socket of a server that is gone is replaced; another server's and
 }
 
 TEST_CASE("an address names an IP and a port, or a path") {
-  for (const char* wrong : {"", "9477", "localhost:9477", "127.0.0.1:", "127.0.0.1:65536", "[::1:9477", "[x]:1"})
+  for (const char* wrong :
+       {"", "9477", "localhost:9477", "127.0.0.1:", "127.0.0.1:65536", "[::1:9477", "[x]:1"})
     CHECK(started(wrong).status().code() == GPUSHARE_INVALID_ARGUMENT);
   CHECK(started("/" + std::string(107, 'x')).status().code() == GPUSHARE_INVALID_ARGUMENT);
   const auto server = started("127.0.0.1:0");
