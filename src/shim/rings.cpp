@@ -15,6 +15,13 @@ constexpr uint64_t kPriorNs = 100'000, kMostUnmeasuredNs = 200'000;
 // never measured counts as much, so it gets events.
 constexpr uint64_t kSparseNs = 2'500'000;
 
+// The most work in flight, in estimated time. Others wait so long for the device that want it during a turn without an end, or an
+// opportunistic one: kMostInFlightNs. In a turn with an end they wait for that, and the device must not wait for the host
+// meanwhile: kMostOfLongNs, but no more than up to the end, and, while others want the device, kMostAlike pieces. Work that
+// takes much longer than it did holds them up so often.
+constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
+constexpr uint32_t kMostAlike = 16;
+
 constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;
 constexpr Result kNotReady = 600;
 
@@ -236,6 +243,13 @@ Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number) 
   store(piece.state, kReserved);
   *out_number = head;
   return &piece;
+}
+
+void bound_flight(int seat, Others others, bool is_opportunistic) {
+  Turn& now = turn(seat);
+  const bool is_short = others == Others::may_come || (others == Others::wait && is_opportunistic);
+  store(now.most_ns, is_short ? kMostInFlightNs : kMostOfLongNs);
+  store(now.most_alike, others == Others::wait ? kMostAlike : 0U);
 }
 
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {

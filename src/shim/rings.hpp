@@ -37,6 +37,14 @@ Piece* reserve(const Work& work, Ring* ring, bool sparse, uint64_t* out_number);
 // While nobody else wants the device: whether the work needs events. If not, it is added to what its stream's next piece
 // stands for.
 bool needs_events(const Work& work, int seat);
+// Who else wants the device in this turn.
+enum class Others : uint32_t {
+  none,      // nobody, or nobody for as long as the turn lasts
+  may_come,  // they find what is in flight before them
+  wait,      // for the end of the turn
+};
+// Sets how much of the process's work may be in flight in this turn. The session's thread calls it.
+void bound_flight(int seat, Others others, bool is_opportunistic);
 // Call before the driver gets the work. False: the work goes without events, which is noted.
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number);
 // Call after the driver has answered.

@@ -22,6 +22,7 @@
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
 #include "shim/process.hpp"
+#include "shim/rings.hpp"
 #include "shim/settings.hpp"
 #include "shim/words.hpp"
 
@@ -34,12 +35,6 @@ using client::MessageType;
 
 // Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// The most work in flight, in estimated time. In a turn without an end, and in an opportunistic one, whoever comes waits for
-// this work: kMostInFlightNs. In a turn with an end others wait for the end, and the device must not wait for the host
-// before it: kMostOfLongNs, at most up to the end, and at most kMostAlike pieces while others want the device, because each
-// piece may take much longer than it did.
-constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
-constexpr uint32_t kMostAlike = 16;
 // A process that has waited for its work needs a moment to come back with more. While it usually comes within
 // kPatienceNs its turn goes on so long; else for kImpatienceNs only.
 constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
@@ -88,9 +83,7 @@ void set_budget(Session& session) {
   Turn& now = turn(session.seat);
   const uint64_t said_ns = session.lease->turn_ns();
   store(now.budget_ns, session.free_ns + (said_ns != 0 ? said_ns : kQuantumNs));
-  const bool is_long = said_ns > kQuantumNs;  // nobody waits for it
-  store(now.most_ns, is_long || session.options.cls != 1 ? kMostOfLongNs : kMostInFlightNs);
-  store(now.most_alike, is_long ? 0U : kMostAlike);
+  bound_flight(session.seat, said_ns > kQuantumNs ? Others::none : Others::wait, session.options.cls == 1);
 }
 
 // Work of an opportunistic process is always bounded: others are not to wait for what it had given the device before they came.
@@ -107,8 +100,7 @@ void begin_quantum(Session& session, bool contended) {
   store(now.over, 0);
   store(now.polled, 0);
   store(now.budget_ns, UINT64_MAX);
-  store(now.most_ns, kMostInFlightNs);
-  store(now.most_alike, 0U);
+  bound_flight(session.seat, Others::may_come, session.options.cls == 1);
   if (contended) set_budget(session);
   session.turn_began_ns = host_ns();
   store(now.active_ns, session.turn_began_ns);
@@ -121,8 +113,7 @@ void open_turn(Session& session) {
   store(now.unmeasured, 1);
   store(now.over, 0);
   store(now.budget_ns, UINT64_MAX);
-  store(now.most_ns, kMostOfLongNs);
-  store(now.most_alike, 0U);
+  bound_flight(session.seat, Others::none, session.options.cls == 1);
   change_phase(session.seat, Phase::open);
 }
 

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -214,6 +215,40 @@ TEST_CASE("what a kind of work takes is learned as a mean in which the last time
     mean_ns = mean_ns - mean_ns / 4 + last_ns / 4;
     CHECK(learned_ns() == mean_ns);
   }
+}
+
+TEST_CASE("an opportunistic process has little in flight in a turn that others wait for, another one much") {
+  Working program;
+  void *module = nullptr, *kernel = nullptr;
+  char image[] = "image", name[] = "spin_1ms";
+  REQUIRE(real(kEntry_cuModuleLoadData, &module, static_cast<P>(image)) == kSuccess);
+  REQUIRE(real(kEntry_cuModuleGetFunction, &kernel, module, static_cast<P>(name)) == kSuccess);
+  program.work.signature = 17;
+  program.run([&] {
+    return real(kEntry_cuLaunchKernel, kernel, I{1}, I{1}, I{1}, I{1}, I{1}, I{1}, I{0}, program.stream,
+                static_cast<P>(nullptr), static_cast<P>(nullptr));
+  });
+  program.drain();
+  uint64_t learned_ns = 0;
+  const auto goes = [&](Others others, bool is_opportunistic) {
+    bound_flight(kSeat, others, is_opportunistic);
+    uint64_t number = 0;
+    std::vector<Piece*> went;
+    while (Piece* const piece = reserve(program.work, program.ring, false, &number)) went.push_back(piece);
+    if (!went.empty()) learned_ns = went.front()->estimate_ns;
+    for (Piece* const piece : went) end(*piece, kSeat, program.work, 1);
+    program.drain();
+    return went.size();
+  };
+  // A piece takes a millisecond, or more where the machine was late. One piece goes whatever it takes.
+  const size_t when_they_may_come = goes(Others::may_come, false);
+  const auto up_to = [&](uint64_t ns) { return std::max<size_t>(1, ns / learned_ns); };
+  CHECK(when_they_may_come == up_to(200'000));
+  CHECK(goes(Others::may_come, true) == up_to(200'000));
+  CHECK(goes(Others::wait, true) == up_to(200'000));
+  CHECK(goes(Others::wait, false) == std::min<size_t>(16, up_to(20'000'000)));
+  CHECK(goes(Others::none, false) == up_to(20'000'000));
+  CHECK(goes(Others::none, true) == up_to(20'000'000));
 }
 
 TEST_CASE(

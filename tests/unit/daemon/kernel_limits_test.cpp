@@ -217,6 +217,22 @@ TEST_CASE(
   CHECK(cleared());
 }
 
+TEST_CASE("a limit that the driver refused is not cleared, because another's may stand there") {
+  const Processes processes;
+  processes.add(7, kOwn);
+  processes.add(8, "0::/system.slice/daemon.scope/gpushare-exec-8\n");
+  KernelLimits limits(kDevice, processes.places());
+  const uint64_t before = limits_set().calls;
+  GPUSHARE_RECORDER_CALL(recorder_set_limits)(4);
+  limits.set(1, 7, kGiB);
+  eventually([&] { return limits_set().calls == before + 1; });
+  GPUSHARE_RECORDER_CALL(recorder_set_limits)(0);
+  limits.clear(1);
+  limits.set(2, 8, kGiB);  // comes after the other
+  eventually([&] { return limits.holds(2); });
+  CHECK(limits_set().calls == before + 2);
+}
+
 TEST_CASE("a limit is set on a cgroup that is the group's own, and only where the driver takes it") {
   const Processes processes;
   processes.add(7, "0::/user.slice/user-1000.slice/session-1.scope\n");

@@ -54,6 +54,9 @@ struct RawDaemon {
       if (!type.ok()) continue;
       if (*type == client::MessageType::kArrive)
         arrive_flags = client::fields_of<client::Arrive>(*message).flags;
+      if (*type == client::MessageType::kHello)
+        hello_flags = client::fields_of<client::Hello>(*message).flags;
+      if (*type == client::MessageType::kWorkBegan) target = client::fields_of<client::Work>(*message).target;
       if (*type == client::MessageType::kSetWorth) {
         const auto message_of = client::fields_of<client::Worth>(*message);
         worth = message_of.worth;
@@ -107,8 +110,10 @@ struct RawDaemon {
   client::Listener listener;
   client::Descriptor socket;
   std::shared_ptr<client::LeasePage> page;
-  std::atomic<uint64_t> session{0};        // the last one
-  std::atomic<uint32_t> arrive_flags{0};   // of the last session
+  std::atomic<uint64_t> session{0};       // the last one
+  std::atomic<uint32_t> arrive_flags{0};  // of the last session
+  std::atomic<uint32_t> hello_flags{0};
+  std::atomic<double> target{-1};          // of the last iteration that began
   std::atomic<uint64_t> context_bytes{0};  // as the process says
   std::atomic<int> page_done{0}, unplaced{0}, rooms_used{0}, worths{0}, gate_opens{0}, work_begins{0},
       work_ends{0};

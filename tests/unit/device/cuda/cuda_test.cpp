@@ -599,6 +599,13 @@ TEST_CASE("where the driver unmaps one handle a call, a run is unmapped one by o
     REQUIRE_OK(device->va_map(*range, 2 * granule, memories[0], 0));
     REQUIRE_OK(device->va_unmap(*range, 2 * granule));
   }
+  // A mapping of one handle has no parts: what the driver says is the answer.
+  REQUIRE_OK(device->va_map(*range, 2 * granule, memories[0], 0));
+  const uint64_t calls = standin_calls("cuMemUnmap");
+  standin_fail_call("cuMemUnmap", 1, CUDA_ERROR_INVALID_VALUE);
+  CHECK_FALSE(device->va_unmap(*range, 2 * granule).ok());
+  CHECK(standin_calls("cuMemUnmap") == calls + 1);
+  REQUIRE_OK(device->va_unmap(*range, 2 * granule));
   for (auto* memory : memories) REQUIRE_OK(device->phys_release(memory));
   REQUIRE_OK(device->va_free(*range, 4 * granule));
   REQUIRE_OK(device->close());
