@@ -15,10 +15,10 @@ constexpr uint64_t kPriorNs = 100'000, kMostUnmeasuredNs = 200'000;
 // never measured counts as much, so it gets events.
 constexpr uint64_t kSparseNs = 2'500'000;
 
-// The most work in flight, in estimated time. Others wait so long for the device that want it during a turn without an end, or an
-// opportunistic one: kMostInFlightNs. In a turn with an end they wait for that, and the device must not wait for the host
-// meanwhile: kMostOfLongNs, but no more than up to the end, and, while others want the device, kMostAlike pieces. Work that
-// takes much longer than it did holds them up so often.
+// The most work in flight, in estimated time. In a turn without an end, and in an opportunistic one, whoever comes waits for
+// this work: kMostInFlightNs. In a turn with an end others wait for the end, and the device must not wait for the host
+// before it: kMostOfLongNs, at most up to the end, and at most kMostAlike pieces while others want the device, because each
+// piece may take much longer than it did.
 constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
 constexpr uint32_t kMostAlike = 16;
 
