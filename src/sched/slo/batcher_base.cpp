@@ -119,13 +119,15 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
 
 BatcherBase::Held& BatcherBase::hold(const Request& request, Held held) {
   by_deadline_.emplace(KeyedOrder::Key(request.deadline_ns, request.id), request.cost);
-  waiting_.add(request.cost, request.deadline_ns, last_expected_ns_);
+  if (!holds_back_) waiting_.add(request.cost, request.deadline_ns, last_expected_ns_);
   return held_.emplace(request.id, std::move(held)).first->second;
 }
 
 void BatcherBase::foresee_next(uint64_t now_ns) {
   waiting_.clear();
   const uint64_t begins_ns = std::max(now_ns, last_batch_ends_ns_);
+  holds_back_ = holds_back(begins_ns);
+  if (holds_back_) return;
   auto at = by_deadline_.lower_bound({base::add_saturated(begins_ns, last_expected_ns_), 0});
   size_t left = std::min<size_t>(Waiting::kMost,
                                  size_t{2} * largest_batch_);  // the first may be too late when it is asked
