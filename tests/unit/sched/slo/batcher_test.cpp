@@ -288,6 +288,47 @@ TEST_CASE("an idle device runs what is more likely to miss than not") {
   }
 }
 
+TEST_CASE("after three batches in a row that stalled every policy soon serves again") {
+  for (const char* policy : batcher_names()) {
+    INFO(policy);
+    auto batcher = std::move(*make_batcher(policy));
+    REQUIRE(batcher->add_model({.c0_ns = 0, .c1 = 1}).ok());
+    std::vector<Batch> sent;  // the first one runs if `ends_ms` is not 0
+    std::vector<Drop> drops;
+    uint64_t ends_ms = 0, took_ms = 0;
+    int batches = 0, in_time = 0;
+    for (uint64_t now_ms = 0; now_ms < 4000; ++now_ms) {
+      const uint64_t now = now_ms * kMs;
+      if (ends_ms != 0 && ends_ms <= now_ms) {
+        for (const RequestId id : sent.front().requests)  // the ids are the times of arrival
+          if (id >= 3000 && now_ms <= id + 100) ++in_time;
+        batcher->finished_run(sent.front().id, {}, took_ms * kMs, now);
+        sent.erase(sent.begin());
+        ends_ms = 0;
+      }
+      if (now_ms % 10 == 0) {
+        Request one = request(now_ms, now_ms, now_ms + 100);
+        one.execution_ns = 4 * kMs;
+        (void)batcher->arrive(one, now);
+      }
+      for (Decision next; (next = batcher->next(now, static_cast<uint32_t>(sent.size()))).batch;)
+        sent.push_back(*next.batch);
+      while (!sent.empty() && ends_ms == 0 && now > sent.front().latest_start_ns) {
+        batcher->rejected(sent.front().id, now);
+        sent.erase(sent.begin());
+      }
+      if (!sent.empty() && ends_ms == 0 && now >= sent.front().not_before_ns) {
+        batcher->started(sent.front().id, now);
+        ++batches;
+        took_ms = batches >= 5 && batches <= 7 ? 300 : 4;
+        ends_ms = now_ms + took_ms;
+      }
+      batcher->take_drops(drops);
+    }
+    CHECK(in_time >= 80);  // of 100 that came in the last second
+  }
+}
+
 TEST_CASE("stalled batches and noise leave what is learned sane") {
   for (const bool stalls : {true, false}) {
     INFO((stalls ? "one batch in ten stalls" : "noise of 0.1") << ", seed " << test::seed());
