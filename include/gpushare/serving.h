@@ -45,7 +45,6 @@ typedef struct gpushare_batcher_params {
   uint32_t bins;      /* bins of the distributions that decisions use, up to 4,096; 32 */
   uint32_t flags;     /* GPUSHARE_BATCHER_* */
   double opportunity; /* gpushare: price of device time as a share of the recent goodput per busy time; 1 */
-  double hold; /* has no effect any more: a device that would otherwise do nothing is never left idle */
   double feasible_quantile;     /* gpushare: quantile of a batch's duration that must fit into each member's
                                    slack; 0.7 */
   double delay_rate_per_ms;     /* orloj: b; 1e-4 */
@@ -57,7 +56,7 @@ typedef struct gpushare_batcher_params {
   uint64_t nexus_overhead_ns;   /* nexus: taken off each deadline; 0 */
 } gpushare_batcher_params;
 #define GPUSHARE_BATCHER_PARAMS_INIT \
-  { sizeof(gpushare_batcher_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_batcher_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 enum {
   GPUSHARE_BATCHER_EARLIEST_FIRST = 1 << 0, /* orloj: batch sizes in order of the earliest deadline (as in
                                                the paper's text), not descending */

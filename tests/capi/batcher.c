@@ -385,35 +385,29 @@ static void drops_one_by_one(void) {
 }
 
 /* Three requests in ten take 10 ms, the others 30 ms. With 20 ms left a request is more likely to miss than not, and runs all
- * the same, because the device would otherwise do nothing, whatever `hold` says. */
-static void hold(void) {
-  const double settings[2] = {0, 0.9};
-  int s;
-  for (s = 0; s < 2; ++s) {
-    gpushare_batcher batcher = NULL;
-    gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
-    gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
-    gpushare_batch batch = GPUSHARE_BATCH_INIT;
-    uint64_t ids[16], i;
-    uint32_t index = 0;
-    params.hold = settings[s];
-    params.feasible_quantile = 0.2;
-    CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
-    CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
-    for (i = 0; i < 100; ++i)
-      CHECK_STATUS(gpushare_batcher_observe(batcher, index, 0, i % 10 < 3 ? 10 * kMs : 30 * kMs),
-                   GPUSHARE_OK);
-    arrive(batcher, 1, 1, 1000 * kMs);
-    CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_OK);
-    CHECK_STATUS(gpushare_batcher_finished(batcher, batch.id, 10 * kMs, 10 * kMs), GPUSHARE_OK);
-    arrive(batcher, 2, 1, 30 * kMs);
-    CHECK_STATUS(gpushare_batcher_next(batcher, 10 * kMs, 0, &batch, ids, 16), GPUSHARE_OK);
-    CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
-  }
+ * the same, because the device would otherwise do nothing. */
+static void doubtful(void) {
+  gpushare_batcher batcher = NULL;
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_batch batch = GPUSHARE_BATCH_INIT;
+  uint64_t ids[16], i;
+  uint32_t index = 0;
+  params.feasible_quantile = 0.2;
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  for (i = 0; i < 100; ++i)
+    CHECK_STATUS(gpushare_batcher_observe(batcher, index, 0, i % 10 < 3 ? 10 * kMs : 30 * kMs), GPUSHARE_OK);
+  arrive(batcher, 1, 1, 1000 * kMs);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_finished(batcher, batch.id, 10 * kMs, 10 * kMs), GPUSHARE_OK);
+  arrive(batcher, 2, 1, 30 * kMs);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 10 * kMs, 0, &batch, ids, 16), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
 }
 
 int main(void) {
-  hold();
+  doubtful();
   settings();
   sizes();
   drops_one_by_one();

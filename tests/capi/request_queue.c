@@ -293,7 +293,6 @@ static void refuses(gpushare_runtime runtime, gpushare_session session) {
   params.opportunity = -1;
   CHECK_STATUS(gpushare_request_queue_create(runtime, &params, &queue), GPUSHARE_INVALID_ARGUMENT);
   params.opportunity = 0.5;
-  params.hold = -1; /* none */
   CHECK_STATUS(gpushare_request_queue_create(runtime, &params, &queue), GPUSHARE_OK);
   CHECK_STATUS(gpushare_request_queue_submit(queue, &one, NULL, NULL),
                GPUSHARE_INVALID_ARGUMENT); /* no model */

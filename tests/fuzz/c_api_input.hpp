@@ -92,7 +92,6 @@ inline gpushare_batcher_params batcher_params(Input& input) {
   if (input.byte() % 4 == 0) {
     params.flags = input.byte() % 5;
     params.window = input.byte();
-    params.hold = input.number();
     params.opportunity = input.number();
     params.feasible_quantile = input.number();
     params.delay_rate_per_ms = input.number();

@@ -29,7 +29,6 @@ class BatcherOptions(TypedDict, total=False):
     bins: int
     flags: int
     opportunity: float
-    hold: float
     feasible_quantile: float
     delay_rate_per_ms: float
     estimate_quantile: float

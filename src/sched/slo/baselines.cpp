@@ -25,9 +25,8 @@ class Ordered : public BatcherBase {
   Decision decide(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
     if (in_flight > 0) return decision;
-    const uint32_t model = order_.first_model();
-    if (model == order_.models() || !may_drop()) return decision;
-    const uint64_t at = ready_at(model, now_ns);
+    if (!may_drop()) return decision;
+    const auto [model, at] = first_ready(now_ns);
     if (at > now_ns) {
       decision.wake_ns = at;
       return decision;
@@ -36,7 +35,7 @@ class Ordered : public BatcherBase {
     std::vector<RequestId> ids;
     take(model, size, now_ns, ids);
     if (ids.empty()) {
-      if (order_.first_model() != order_.models())
+      if (first_ready(now_ns).second != kNever)
         decision.wake_ns = now_ns + 1;  // others may be left, of another model
       return decision;
     }
@@ -48,7 +47,24 @@ class Ordered : public BatcherBase {
 
  protected:
   virtual uint32_t size_limit(uint32_t model, uint64_t /*now_ns*/) { return max_batch(model); }
+  // When the requests of this model that wait may run.
   virtual uint64_t ready_at(uint32_t /*model*/, uint64_t now_ns) { return now_ns; }
+  // The model with the least first key of those that may run, and now; else the one that may run first, and when; kNever if
+  // nothing waits. So a model that waits for more keeps no other from an idle device.
+  std::pair<uint32_t, uint64_t> first_ready(uint64_t now_ns) {
+    std::pair<uint32_t, uint64_t> first{0, kNever};
+    const KeyedOrder::Key* first_key = nullptr;
+    for (uint32_t model = 0; model < order_.models(); ++model) {
+      if (order_.of(model).empty()) continue;
+      const KeyedOrder::Key& its_key = *order_.of(model).begin();
+      const uint64_t at = std::max(now_ns, ready_at(model, now_ns));
+      if (first_key != nullptr && std::pair(at, its_key) >= std::pair(first.second, *first_key)) continue;
+      first = {model, at};
+      first_key = &its_key;
+    }
+    return first;
+  }
+  bool holds_back(uint64_t begins_ns) override { return first_ready(begins_ns).second > begins_ns; }
   virtual void dispatched(uint32_t /*model*/, uint64_t /*now_ns*/) {}
   virtual void take(uint32_t model, uint32_t size, uint64_t /*now_ns*/, std::vector<RequestId>& ids) {
     for (const auto& [key, id] : order_.of(model)) {

@@ -145,7 +145,6 @@ struct BatcherOptions {
   double feasible_quantile =
       0.7;  // a request joins a batch if its slack is at least this quantile of the batch's duration
   double opportunity = 1;   // share of the recent goodput per busy time that device time is priced at
-  double hold = 0;          // has no effect: a device that would otherwise do nothing is never left idle
   double max_defer_ms = 0;  // how long an unfilled batch may wait for more requests while no deadline suffers
   // maxdelay, clockwork, nexus, clipper.
   double max_delay_ms = 10;

@@ -119,13 +119,15 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
 
 BatcherBase::Held& BatcherBase::hold(const Request& request, Held held) {
   by_deadline_.emplace(KeyedOrder::Key(request.deadline_ns, request.id), request.cost);
-  waiting_.add(request.cost, request.deadline_ns, last_expected_ns_);
+  if (!holds_back_) waiting_.add(request.cost, request.deadline_ns, last_expected_ns_);
   return held_.emplace(request.id, std::move(held)).first->second;
 }
 
 void BatcherBase::foresee_next(uint64_t now_ns) {
   waiting_.clear();
   const uint64_t begins_ns = std::max(now_ns, last_batch_ends_ns_);
+  holds_back_ = holds_back(begins_ns);
+  if (holds_back_) return;
   auto at = by_deadline_.lower_bound({base::add_saturated(begins_ns, last_expected_ns_), 0});
   size_t left = std::min<size_t>(Waiting::kMost,
                                  size_t{2} * largest_batch_);  // the first may be too late when it is asked
@@ -173,15 +175,16 @@ Decision BatcherBase::run_probe(Decision decision) {
 }
 
 void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns) {
-  // Share of the device that late probes get: half of a device that wins nothing, a twentieth of one that does
-  // but is idle now and then, and of a busy one a fiftieth and less and less.
+  // Share of the device that late probes get: half of a device that wins nothing, less and less down to a twentieth of one
+  // that does but is idle now and then, and of a busy one a fiftieth and less and less.
   constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
   if (flight.won > 0 || flight.cold) {
     confirmed_ = 0;
     idle_probe_ns_ = busy_probe_ns_ = now_ns;
   } else {
     confirmed_ = std::min(confirmed_ + 1, 16u);
-    idle_probe_ns_ = base::add_saturated(now_ns, device_ns * (won_since_probe_ ? kWinning : 1));
+    const uint64_t winning = std::min(kWinning, uint64_t{1} << (confirmed_ - 1));
+    idle_probe_ns_ = base::add_saturated(now_ns, device_ns * (won_since_probe_ ? winning : 1));
     busy_probe_ns_ = base::add_saturated(now_ns, device_ns * std::min(kBusy << (confirmed_ - 1), kMost));
   }
   won_since_probe_ = false;

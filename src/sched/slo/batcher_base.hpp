@@ -26,13 +26,6 @@ class KeyedOrder {
   void remove(uint32_t model, uint64_t key, RequestId id) { of_[model].erase({key, id}); }
   const absl::btree_set<Key>& of(uint32_t model) const { return of_[model]; }
   size_t models() const { return of_.size(); }
-  // The model with the least first key, or models() when all are empty.
-  uint32_t first_model() const {
-    uint32_t first = static_cast<uint32_t>(of_.size());
-    for (uint32_t i = 0; i < of_.size(); ++i)
-      if (!of_[i].empty() && (first == of_.size() || *of_[i].begin() < *of_[first].begin())) first = i;
-    return first;
-  }
 
  private:
   std::vector<absl::btree_set<Key>> of_;
@@ -108,6 +101,8 @@ class BatcherBase : public Batcher {
   // The request was lost: refused at the door or dropped, for its deadline.
   virtual void lost(const Held& /*held*/) {}
   virtual double price_per_ns() const { return 0; }
+  // True if no batch of those that wait would begin at this time, were the device idle then.
+  virtual bool holds_back(uint64_t /*begins_ns*/) { return false; }
 
   // ---- services --------------------------------------------------------------------------------------------
   Held* find(RequestId id);
@@ -155,6 +150,8 @@ class BatcherBase : public Batcher {
   bool predicts_ = false;                     // the policy calls predict_misses
   BatchId next_batch_ = 1;
   Waiting waiting_;
+  bool holds_back_ =
+      false;  // the policy, as of the last call of next(): then nothing waits for the next batch
   uint32_t largest_batch_ = 0;
   uint64_t last_expected_ns_ = 0;    // of the last batch
   uint64_t last_batch_ends_ns_ = 0;  // as expected

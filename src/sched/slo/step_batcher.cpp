@@ -70,7 +70,9 @@ void StepTime::observe(const StepWork& work, double took_ns) {
   if (samples_.size() < 16 || seen_ % 16 == 0) fit();
 }
 
-// Least squares of relative errors. Steps that are far from the fit count less in a second pass, so that stalls do not move it.
+// Least squares of relative errors. Steps that are far from the fit count less in a second pass, so that stalls do not move it. What was told
+// counts less, too, where it is off by more than a step: else a figure that is a thousand times too high would make every step look
+// far from the fit, and stay.
 void StepTime::fit() {
   const double each = 1e-3 * static_cast<double>(samples_.size()) + 0.1;
   for (int pass = 0; pass < 3; ++pass) {
@@ -93,8 +95,10 @@ void StepTime::fit() {
     std::array<bool, kTerms> open{};
     for (size_t i = 0; i < kTerms; ++i) {
       open[i] = scale[i] > 0;
-      rows[i][i] += each * scale[i] * scale[i] * (told_[i] > 0 ? 1 : 1e-3);
-      rows[i][kTerms] += each * scale[i] * scale[i] * (told_[i] > 0 ? told_[i] : 0);
+      const double off = pass > 0 ? std::max(1.0, scale[i] * std::abs(value_[i] - told_[i])) : 1;
+      const double weight = each * scale[i] * scale[i] / (off * off);
+      rows[i][i] += weight * (told_[i] > 0 ? 1 : 1e-3);
+      rows[i][kTerms] += weight * told_[i];
     }
     Terms found{};
     for (int again = 0; again < static_cast<int>(kTerms); ++again) {

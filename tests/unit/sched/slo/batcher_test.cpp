@@ -288,6 +288,47 @@ TEST_CASE("an idle device runs what is more likely to miss than not") {
   }
 }
 
+TEST_CASE("after three batches in a row that stalled every policy soon serves again") {
+  for (const char* policy : batcher_names()) {
+    INFO(policy);
+    auto batcher = std::move(*make_batcher(policy));
+    REQUIRE(batcher->add_model({.c0_ns = 0, .c1 = 1}).ok());
+    std::vector<Batch> sent;  // the first one runs if `ends_ms` is not 0
+    std::vector<Drop> drops;
+    uint64_t ends_ms = 0, took_ms = 0;
+    int batches = 0, in_time = 0;
+    for (uint64_t now_ms = 0; now_ms < 4000; ++now_ms) {
+      const uint64_t now = now_ms * kMs;
+      if (ends_ms != 0 && ends_ms <= now_ms) {
+        for (const RequestId id : sent.front().requests)  // the ids are the times of arrival
+          if (id >= 3000 && now_ms <= id + 100) ++in_time;
+        batcher->finished_run(sent.front().id, {}, took_ms * kMs, now);
+        sent.erase(sent.begin());
+        ends_ms = 0;
+      }
+      if (now_ms % 10 == 0) {
+        Request one = request(now_ms, now_ms, now_ms + 100);
+        one.execution_ns = 4 * kMs;
+        (void)batcher->arrive(one, now);
+      }
+      for (Decision next; (next = batcher->next(now, static_cast<uint32_t>(sent.size()))).batch;)
+        sent.push_back(*next.batch);
+      while (!sent.empty() && ends_ms == 0 && now > sent.front().latest_start_ns) {
+        batcher->rejected(sent.front().id, now);
+        sent.erase(sent.begin());
+      }
+      if (!sent.empty() && ends_ms == 0 && now >= sent.front().not_before_ns) {
+        batcher->started(sent.front().id, now);
+        ++batches;
+        took_ms = batches >= 5 && batches <= 7 ? 300 : 4;
+        ends_ms = now_ms + took_ms;
+      }
+      batcher->take_drops(drops);
+    }
+    CHECK(in_time >= 80);  // of 100 that came in the last second
+  }
+}
+
 TEST_CASE("stalled batches and noise leave what is learned sane") {
   for (const bool stalls : {true, false}) {
     INFO((stalls ? "one batch in ten stalls" : "noise of 0.1") << ", seed " << test::seed());
@@ -695,6 +736,72 @@ TEST_CASE("edf takes the earliest deadlines, fifo the earliest arrivals, maxdela
           (std::string(policy) == "edf" ? std::vector<RequestId>{2, 3} : std::vector<RequestId>{1, 2}));
     CHECK_FALSE(batcher->next(2 * kMs, 1).batch.has_value());  // busy
   }
+}
+
+TEST_CASE("a model whose requests wait for more keeps no other model from an idle device") {
+  BatcherOptions options;
+  options.max_delay_ms = 50;
+  const ModelSpec spec{.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}};
+  const auto run = [](Batcher& batcher, uint64_t now_ns) {
+    const Decision decision = batcher.next(now_ns, 0);
+    REQUIRE(decision.batch.has_value());
+    batcher.started(decision.batch->id, now_ns);
+    batcher.finished(decision.batch->id, 10 * kMs, now_ns + 10 * kMs);
+    return decision.batch->requests;
+  };
+  const auto of_second = [](RequestId id, uint64_t arrival_ms, uint64_t deadline_ms) {
+    Request out = request(id, arrival_ms, deadline_ms);
+    out.model = 1;
+    return out;
+  };
+  SECTION("maxdelay: a full batch goes before one request that has come earlier") {
+    auto batcher = make("maxdelay", options, spec);
+    REQUIRE(batcher->add_model(spec).ok());
+    REQUIRE(batcher->arrive(request(1, 0, 300), 0).ok());
+    REQUIRE(batcher->arrive(of_second(2, 1, 300), 1 * kMs).ok());
+    CHECK(batcher->next(1 * kMs, 0).wake_ns == 50 * kMs);
+    REQUIRE(batcher->arrive(of_second(3, 2, 300), 2 * kMs).ok());
+    CHECK(run(*batcher, 2 * kMs) == std::vector<RequestId>{2, 3});
+    CHECK(batcher->next(12 * kMs, 0).wake_ns == 50 * kMs);
+    CHECK(run(*batcher, 50 * kMs) == std::vector<RequestId>{1});
+  }
+  SECTION("nexus-cycle: a model waits for the end of its cycle alone") {
+    auto batcher = make("nexus-cycle", options, spec);
+    REQUIRE(batcher->add_model(spec).ok());
+    REQUIRE(batcher->arrive(request(1, 0, 300), 0).ok());
+    CHECK(run(*batcher, 0) == std::vector<RequestId>{1});
+    REQUIRE(batcher->arrive(request(2, 100, 400), 100 * kMs).ok());
+    CHECK(run(*batcher, 100 * kMs) ==
+          std::vector<RequestId>{2});  // two of them come in 200 ms: that is the cycle
+    REQUIRE(batcher->arrive(request(3, 111, 411), 111 * kMs).ok());
+    CHECK(batcher->next(111 * kMs, 0).wake_ns == 300 * kMs);
+    REQUIRE(batcher->arrive(of_second(4, 112, 500), 112 * kMs).ok());
+    CHECK(run(*batcher, 112 * kMs) == std::vector<RequestId>{4});
+    CHECK(batcher->next(123 * kMs, 0).wake_ns == 300 * kMs);
+  }
+}
+
+TEST_CASE("requests that their policy holds back are not said to wait for the next batch") {
+  BatcherOptions options;
+  options.max_delay_ms = 50;
+  auto batcher = make("maxdelay", options, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}});
+  const auto worth = [&](uint64_t now_ns) {
+    return batcher->waiting().worth(batcher->largest_batch(), now_ns).cost;
+  };
+  for (RequestId id = 1; id <= 3; ++id) REQUIRE(batcher->arrive(request(id, 0, 900, 0, 7), 0).ok());
+  const Decision first = batcher->next(0, 0);
+  REQUIRE(first.batch.has_value());
+  CHECK(worth(0) == 0);  // the third has no companion, and 50 ms are far from over when the batch ends
+  REQUIRE(batcher->arrive(request(4, 1, 900, 0, 5), 1 * kMs).ok());
+  CHECK_FALSE(batcher->next(1 * kMs, 1).batch.has_value());
+  CHECK(worth(1 * kMs) == 12);  // the next batch is full
+  REQUIRE(batcher->cancel(4, 2 * kMs));
+  CHECK_FALSE(batcher->next(2 * kMs, 1).batch.has_value());
+  CHECK(worth(2 * kMs) == 0);
+  CHECK_FALSE(batcher->next(45 * kMs, 1).batch.has_value());  // the batch takes longer than expected
+  CHECK(worth(45 * kMs) == 0);
+  CHECK_FALSE(batcher->next(51 * kMs, 1).batch.has_value());
+  CHECK(worth(51 * kMs) == 7);
 }
 
 TEST_CASE("clipper takes the size that its line of latencies gives for the time left") {
