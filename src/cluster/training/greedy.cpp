@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
+#include <tuple>
 
 #include "cluster/training/forward.hpp"
 #include "cluster/training/schedulers.hpp"
@@ -24,19 +26,30 @@ class Greedy final : public Lending {
   Greedy(std::shared_ptr<Knowledge> known, bool by_arrival, bool fill)
       : Lending(std::move(known)), by_arrival_(by_arrival), fill_(fill) {}
 
+  void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
+    Lending::device_changed(device, info, up, now_s);
+    speeds_known_ = false;
+  }
+  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
+    Lending::take_over(jobs, devices);
+    speeds_known_ = false;
+  }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     give_back(actions);
     prepare(now_s);
+    order(now_s);
     std::vector<JobId> wait;
-    for (const JobId job : ordered(now_s)) {
-      if (wait.size() >= kMostReserved) break;
+    for (auto at = order_.begin(); at != order_.end() && wait.size() < kMostReserved;) {
+      const JobId job = std::get<JobId>(*at);
       std::vector<DeviceIndex> devices = decide(job, now_s);
       if (devices.empty()) {
         wait.push_back(job);
+        ++at;
         continue;
       }
-      queue_.erase(job);
+      at = order_.erase(at);
+      patience_.erase({waiting_[job].starves_s, job});
       enter_classes(job, std::move(devices), actions);
       for (const DeviceIndex d : jobs_[job].devices) free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
     }
@@ -53,7 +66,8 @@ class Greedy final : public Lending {
       return devices_[d].jobs.empty() ? -devices_[d].info.speed : kNever;
     });
     if (devices.empty()) return;
-    queue_.erase(job);
+    order_.erase(waiting_[job].key);
+    patience_.erase({waiting_[job].starves_s, job});
     enter(job, std::move(devices), false, actions);
   }
 
@@ -68,32 +82,76 @@ class Greedy final : public Lending {
     held_s_.assign(devices_.size(), kNever);
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+    if (!speeds_known_) learn_speeds();
+  }
+
+  // What depends on the devices alone. All keys do.
+  void learn_speeds() {
+    speeds_known_ = true;
     speeds_.clear();
-    for (const BookDevice& device : devices_)
-      if (device.up) speeds_.push_back(device.info.speed);
-    if (std::any_of(speeds_.begin(), speeds_.end(), [&](double speed) { return speed != speeds_[0]; }))
-      std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
+    fastest_.clear();
+    std::vector<std::pair<uint64_t, double>> all;
+    for (const BookDevice& device : devices_) {
+      if (!device.up) continue;
+      speeds_.push_back(device.info.speed);
+      all.emplace_back(device.info.memory_bytes, device.info.speed);
+    }
+    std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
+    std::sort(all.begin(), all.end(), std::greater<>());
+    for (const auto& [bytes, speed] : all)
+      if (fastest_.empty() || speed > fastest_.back().second) fastest_.emplace_back(bytes, speed);
+    for (const Key& one : order_) fresh_.push_back(std::get<JobId>(one));
+    order_.clear();
+    patience_.clear();
   }
 
   // The pace of a gang on the fastest devices: that of the slowest of these.
   double pace_of(uint32_t gang) const { return gang <= speeds_.size() ? speeds_[gang - 1] : 1; }
 
-  std::vector<JobId> ordered(double now_s) const {
-    using Key = std::tuple<int32_t, bool, double, JobId>;
-    std::vector<Key> keys;
-    for (const JobId job : queue_) {
-      const BookJob& entry = jobs_[job];
-      const bool first = starves(entry, devices_, now_s);
-      // A gang holds all its devices at the pace of the slowest.
-      const double length = entry.remaining_s / pace_of(entry.info.gang) *
-                            std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
-      keys.emplace_back(-entry.info.priority, !first,
-                        by_arrival_ || first ? static_cast<double>(job) : length, job);
+  void waiting_again(JobId job, double) override { fresh_.push_back(job); }
+
+  // Brings order_ up to date: a waiting job's key changes only when it begins to starve.
+  void order(double now_s) {
+    if (waiting_.size() < jobs_.size()) waiting_.resize(jobs_.size());
+    for (const JobId job : fresh_) {
+      if (jobs_[job].gone || jobs_[job].running) continue;
+      constexpr double kEarlier = 1 - 1e-9;  // for rounding
+      const double starves_s = starves_at(jobs_[job], fastest_for(jobs_[job].info.memory_bytes)) * kEarlier;
+      waiting_[job] = {key(job, false), starves_s};
+      order_.insert(waiting_[job].key);
+      patience_.emplace(starves_s, job);
     }
-    std::sort(keys.begin(), keys.end());
-    std::vector<JobId> out;
-    for (const Key& key : keys) out.push_back(std::get<3>(key));
-    return out;
+    fresh_.clear();
+    for (auto at = patience_.begin(); at != patience_.end() && at->first <= now_s;) {
+      const JobId job = at->second;
+      if (!starves(jobs_[job], devices_, now_s)) {
+        ++at;
+        continue;
+      }
+      order_.erase(waiting_[job].key);
+      waiting_[job].key = key(job, true);
+      order_.insert(waiting_[job].key);
+      at = patience_.erase(at);
+    }
+  }
+
+  // Least first: of greater priority, then who starves, then by arrival or the shortest.
+  using Key = std::tuple<int32_t, bool, double, JobId>;
+  Key key(JobId job, bool starving) const {
+    const BookJob& entry = jobs_[job];
+    if (by_arrival_ || starving) return {-entry.info.priority, !starving, static_cast<double>(job), job};
+    // A gang holds all its devices at the pace of the slowest.
+    const double length = entry.remaining_s / pace_of(entry.info.gang) *
+                          std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
+    return {-entry.info.priority, true, length, job};
+  }
+
+  // The speed of the fastest device with that much memory; 0: there is none.
+  double fastest_for(uint64_t memory_bytes) const {
+    double speed = 0;
+    for (const auto& [bytes, fastest] : fastest_)
+      if (bytes >= memory_bytes) speed = fastest;
+    return speed;
   }
 
   double slowdown(JobId job, bool opportunistic, const std::vector<JobId>& here, JobId newcomer,
@@ -241,6 +299,16 @@ class Greedy final : public Lending {
   std::vector<double> speeds_;  // of the devices that are up, the fastest first
   std::vector<double> held_s_;  // when the first of those that have it reserved begins
   std::vector<Beside> others_;
+  struct Waiting {
+    Key key;
+    double starves_s = 0;  // the job does not starve before
+  };
+  std::vector<Waiting> waiting_;                      // by job; of those in order_
+  std::set<Key> order_;                               // jobs that wait
+  std::set<std::pair<double, JobId>> patience_;       // those of order_ that do not starve, by starves_s
+  std::vector<JobId> fresh_;                          // that wait, and are not in order_ yet
+  bool speeds_known_ = false;                         // and so fastest_ and the keys
+  std::vector<std::pair<uint64_t, double>> fastest_;  // of devices with at least that memory; memory descends
 };
 
 class Anew final : public Sharing {
