@@ -19,6 +19,7 @@ constexpr size_t kMostBeside = 16;  // jobs on a device
 constexpr size_t kMostReserved =
     64;  // jobs that wait for devices, after which the rest waits for the next event
 constexpr double kGreedyGangExponent = 0.8;
+constexpr double kLeastLeft = 1e-3;  // of its speed that a job has, whoever goes first
 
 class Greedy final : public Lending {
  public:
@@ -51,7 +52,10 @@ class Greedy final : public Lending {
       at = order_.erase(at);
       patience_.erase({waiting_[job].starves_s, job});
       enter_classes(job, std::move(devices), actions);
-      for (const DeviceIndex d : jobs_[job].devices) free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
+      for (const DeviceIndex d : jobs_[job].devices) {
+        free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
+        facts_[d] = facts_of(d);
+      }
     }
     if (fill_)
       for (const JobId job : wait) fill(job, actions);
@@ -80,8 +84,11 @@ class Greedy final : public Lending {
   void prepare(double now_s) {
     free_s_.assign(devices_.size(), now_s);
     held_s_.assign(devices_.size(), kNever);
-    for (DeviceIndex d = 0; d < devices_.size(); ++d)
+    facts_.resize(devices_.size());
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      facts_[d] = facts_of(d);
       if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+    }
     if (!speeds_known_) learn_speeds();
   }
 
@@ -195,7 +202,7 @@ class Greedy final : public Lending {
     if (here.size() >= kMostBeside) return {};
     const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
     const double slow = slowdown(newcomer, after && !own.info.guaranteed, here, kNobody, after);
-    std::vector<std::array<double, 4>> others;  // remaining, time a second before and after, weight
+    beside_.clear();
     double last_s = 0;
     for (const JobId job : here) {
       const BookJob& other = jobs_[job];
@@ -205,7 +212,7 @@ class Greedy final : public Lending {
       // A gang waits for its slowest device: company on a faster one may cost it nothing.
       const double held = held_back(other, devices_[d].info.speed);
       const double there = devices_[d].info.speed * other.pace;
-      others.push_back(
+      beside_.push_back(
           {other.remaining_s, std::max(was, held) / there, std::max(then, held) / there, other.info.weight});
       last_s = std::max(last_s, other.remaining_s * std::max(then, held) / there);
     }
@@ -216,7 +223,7 @@ class Greedy final : public Lending {
         std::min(own.remaining_s, last_s * speed / slow) * (slow / alone - 1) > may_lose(own) * (1 + 1e-9))
       return {};
     for (size_t i = 0; i < here.size(); ++i) {
-      const auto& [remaining, was, then, weight] = others[i];
+      const auto& [remaining, was, then, weight] = beside_[i];
       const double harm_s = std::max(0.0, std::min(remaining * (then - was), cost.own_s * (1 - was / then)));
       const BookJob& other = jobs_[here[i]];
       if (other.info.guaranteed && harm_s > may_lose(other) * was * (1 + 1e-9)) return {};
@@ -225,15 +232,104 @@ class Greedy final : public Lending {
     return cost;
   }
 
+  // What a bound of cost_on() needs of a device; demands are of the first resource.
+  struct Facts {
+    bool up = false, guaranteed = false;  // some of its jobs
+    bool one = false;                     // it has one job, without a choice of batch sizes
+    uint64_t free_bytes = 0;
+    size_t jobs = 0;
+    double speed = 1;
+    double guaranteed_demand = 0, other_demand = 0;
+    double last_s = 0;  // until its last job ends, at the least
+    // Of the one job.
+    bool one_resource = false;
+    double remaining_s = 0, weight = 0, may_lose_s = 0, held = 0, there = 0;
+  };
+  Facts facts_of(DeviceIndex d) const {
+    const BookDevice& device = devices_[d];
+    Facts out;
+    out.up = device.up && device.used_bytes <= device.info.memory_bytes;
+    out.free_bytes = out.up ? device.info.memory_bytes - device.used_bytes : 0;
+    out.jobs = device.jobs.size();
+    out.speed = device.info.speed;
+    for (const JobId job : device.jobs) {
+      const BookJob& entry = jobs_[job];
+      const double demand = entry.info.demands.empty() ? 0 : entry.info.demands[0];
+      (entry.info.guaranteed ? out.guaranteed_demand : out.other_demand) += demand;
+      out.guaranteed = out.guaranteed || entry.info.guaranteed;
+      const double alone = alone_slowdown(entry.info);
+      out.held = held_back(entry, out.speed);
+      out.there = out.speed * entry.pace;
+      out.last_s = std::max(out.last_s, entry.remaining_s * std::max(alone, out.held) / out.there);
+      out.one = out.jobs == 1 && entry.info.batch_sizes.size() < 2;
+      out.one_resource = entry.info.demands.size() == 1;
+      out.remaining_s = entry.remaining_s;
+      out.weight = entry.info.weight;
+      out.may_lose_s = may_lose(entry);
+    }
+    return out;
+  }
+
+  // Whether bounds hold for the job: nothing was ever measured beside it, and only its demands say what it suffers.
+  static bool plain(const BookJob& job) {
+    return job.attained_s == 0 && job.pauses == 0 && job.info.config.empty() &&
+           job.info.batch_sizes.size() < 2;
+  }
+
+  // No more than what cost_on() says of a plain job, from demands alone; no cost only where that has none. It spares the
+  // thousands of pairs that come to nothing.
+  Cost least_cost(const BookJob& own, const Facts& there) const {
+    constexpr double kLess = 1 - 1e-9;  // for rounding
+    const double speed = there.speed * own.pace, alone_s = own.remaining_s / speed;
+    if (there.jobs == 0 || own.info.demands.empty()) return {alone_s * kLess, 0};
+    const double demand = own.info.demands[0];
+    const bool mine = own.info.guaranteed;
+    double slow = std::max(1.0, demand + (mine ? there.guaranteed_demand : there.other_demand));
+    if (!mine && there.guaranteed && own.info.demands.size() == 1)
+      slow /= left_of(there.guaranteed_demand, demand);
+    Cost least{std::min(alone_s * slow, there.last_s * (1 - 1 / slow) + alone_s) * kLess, 0};
+    if (mine && std::min(own.remaining_s, there.last_s * speed / slow) * (slow - 1) * kLess >
+                    may_lose(own) * (1 + 1e-9))
+      return {};
+    if (!there.one || (there.guaranteed && !mine)) return least;
+    double then = 1;
+    if (mine == there.guaranteed)
+      then = std::max(1.0, demand + there.guaranteed_demand + there.other_demand);
+    else if (there.one_resource)
+      then = 1 / left_of(demand, there.other_demand);
+    const double was = std::max(1.0, there.held) / there.there;
+    then = std::max(then, there.held) / there.there;
+    const double harm_s =
+        std::max(0.0, std::min(there.remaining_s * (then - was), least.own_s * (1 - was / then))) * kLess;
+    if (there.guaranteed && harm_s * kLess > there.may_lose_s * was * (1 + 1e-9)) return {};
+    least.harm_s = there.weight * harm_s;
+    return least;
+  }
+  // The part of its speed that a job has beside those that go first.
+  static double left_of(double above, double demand) {
+    return above > 0 ? std::clamp((1 - above) / std::max(demand, 1e-6), kLeastLeft, 1.0) : 1.0;
+  }
+
   // The devices to place the job on now; none: it waits, with devices reserved where it will be.
   std::vector<DeviceIndex> decide(JobId job, double now_s) {
-    const JobInfo& info = jobs_[job].info;
+    const BookJob& entry = jobs_[job];
+    const JobInfo& info = entry.info;
+    const Later later = find_later(job);
+    if (later.devices.empty()) return {};
+    // What costs more than to wait is not looked at: no device costs more than all that are chosen.
+    const double most = info.weight * (later.end_s - now_s) * (1 + 1e-9);
+    const bool bounded = plain(entry);
+    const auto too_dear = [&](const Cost& cost, DeviceIndex d) {
+      return !(cost.own_s < kNever) || info.weight * cost.own_s + cost.harm_s > most ||
+             (held_s_[d] < kNever && now_s + cost.own_s > held_s_[d]);
+    };
     std::vector<std::tuple<double, DeviceIndex, Cost>> now;
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      if (!fits(d, info)) continue;
+      const Facts& there = facts_[d];
+      if (!there.up || there.free_bytes < info.memory_bytes) continue;
+      if (bounded && too_dear(least_cost(entry, there), d)) continue;
       const Cost cost = cost_on(job, d);
-      if (!(cost.own_s < kNever)) continue;
-      if (held_s_[d] < kNever && (now_s + cost.own_s > held_s_[d] || cost.harm_s > 1e-9)) continue;
+      if (too_dear(cost, d) || (held_s_[d] < kNever && cost.harm_s > 1e-9)) continue;
       now.emplace_back(info.weight * cost.own_s + cost.harm_s, d, cost);
     }
     double cost_now = kNever;
@@ -256,7 +352,12 @@ class Greedy final : public Lending {
       if (info.gang > 1 && nodes_ > 1) devices = near(info.gang, now);
       cost_now = info.weight * own_s + harm_s;
     }
-    return later(job, now_s, cost_now) ? std::vector<DeviceIndex>() : devices;
+    if (cost_now <= most) return devices;
+    for (const DeviceIndex d : later.devices) {
+      held_s_[d] = std::min(held_s_[d], later.start_s);
+      free_s_[d] = later.end_s;
+    }
+    return {};
   }
 
   // Of those that cost no more than the dearest that is needed, devices of few nodes.
@@ -268,29 +369,30 @@ class Greedy final : public Lending {
     return of_few_nodes(gang, std::move(same));
   }
 
-  // Whether waiting for whole devices costs less; reserves them then.
-  bool later(JobId job, double now_s, double cost_now) {
+  // Whole devices that end the job soonest; none if there are too few.
+  struct Later {
+    std::vector<DeviceIndex> devices;
+    double start_s = 0, end_s = 0;
+  };
+  Later find_later(JobId job) const {
     const BookJob& entry = jobs_[job];
     const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
     std::vector<std::tuple<double, double, DeviceIndex>> all;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (devices_[d].up && devices_[d].info.memory_bytes >= entry.info.memory_bytes)
         all.emplace_back(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
-    if (all.size() < entry.info.gang) return true;
+    Later out;
+    if (all.size() < entry.info.gang) return out;
     std::partial_sort(all.begin(), all.begin() + entry.info.gang, all.end());
-    double start = 0, speed = kNever;
-    for (uint32_t i = 0; i < entry.info.gang; ++i) {
-      start = std::max(start, std::get<1>(all[i]));
-      speed = std::min(speed, devices_[std::get<2>(all[i])].info.speed);
-    }
-    const double end = start + alone / speed;
-    if (cost_now <= entry.info.weight * (end - now_s) * (1 + 1e-9)) return false;
+    double speed = kNever;
     for (uint32_t i = 0; i < entry.info.gang; ++i) {
       const DeviceIndex d = std::get<2>(all[i]);
-      held_s_[d] = std::min(held_s_[d], start);
-      free_s_[d] = end;
+      out.start_s = std::max(out.start_s, std::get<1>(all[i]));
+      speed = std::min(speed, devices_[d].info.speed);
+      out.devices.push_back(d);
     }
-    return true;
+    out.end_s = out.start_s + alone / speed;
+    return out;
   }
 
   static constexpr JobId kNobody = UINT32_MAX;
@@ -299,6 +401,8 @@ class Greedy final : public Lending {
   std::vector<double> speeds_;  // of the devices that are up, the fastest first
   std::vector<double> held_s_;  // when the first of those that have it reserved begins
   std::vector<Beside> others_;
+  std::vector<std::array<double, 4>> beside_;  // remaining, time a second before and after, weight
+  std::vector<Facts> facts_;                   // by device
   struct Waiting {
     Key key;
     double starves_s = 0;  // the job does not starve before
