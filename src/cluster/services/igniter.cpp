@@ -234,8 +234,16 @@ bool raise_shares(const IgniterProfile& profile, const std::vector<Wanted>& all,
   }
 }
 
-// The batch that a rate needs within half the SLO, and the least share that serves it alone. Steps beyond a whole device if
-// there is none.
+// The batch that a rate needs within half the SLO.
+double batch_of(const IgniterProfile& profile, const IgniterModel& model, const Service& service,
+                double rate_rps) {
+  const double rate = rate_rps / 1e3;  // requests a ms
+  return std::max(1.0, std::ceil(service.slo_ms / 2 * rate * profile.bytes_per_ms /
+                                     (profile.bytes_per_ms + model.input_bytes * rate) -
+                                 kShareEps));
+}
+
+// That batch, and the least share that serves it alone. Steps beyond a whole device if there is none.
 Wanted want(const IgniterProfile& profile, const IgniterModel& model, const Service& service,
             double rate_rps) {
   const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
@@ -243,10 +251,7 @@ Wanted want(const IgniterProfile& profile, const IgniterModel& model, const Serv
   wanted.rate_rps = rate_rps;
   wanted.limit_ms = service.slo_ms / 2;
   wanted.task.model = &model;
-  const double rate = rate_rps / 1e3;  // requests a ms
-  wanted.task.batch = std::max(1.0, std::ceil(wanted.limit_ms * rate * profile.bytes_per_ms /
-                                                  (profile.bytes_per_ms + model.input_bytes * rate) -
-                                              kShareEps));
+  wanted.task.batch = batch_of(profile, model, service, rate_rps);
   for (wanted.steps = 1; wanted.steps <= most; ++wanted.steps) {
     wanted.task.share = wanted.steps * profile.share_step;
     if (igniter_latency_ms(profile, {wanted.task}, 1)[0] <= wanted.limit_ms) break;
@@ -260,19 +265,23 @@ std::vector<Wanted> replicas_of(const IgniterProfile& profile, const IgniterMode
                                 const Service& service, size_t devices) {
   constexpr size_t kMostReplicas = 4096;
   const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
+  double refused = 0;  // the batch that even a whole device does not serve: it alone decides
   for (size_t count = 1; count <= kMostReplicas; ++count) {
-    const Wanted wanted = want(profile, model, service, service.rate_rps / static_cast<double>(count));
-    if (wanted.steps <= most) return std::vector<Wanted>(std::min(count, devices), wanted);
-    if (wanted.task.batch == 1) break;
+    const double rate_rps = service.rate_rps / static_cast<double>(count);
+    const double batch = batch_of(profile, model, service, rate_rps);
+    if (batch != refused) {
+      const Wanted wanted = want(profile, model, service, rate_rps);
+      if (wanted.steps <= most) return std::vector<Wanted>(std::min(count, devices), wanted);
+      refused = batch;
+    }
+    if (batch == 1) break;
   }
   return {};
 }
 
-}  // namespace
-
-Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Service>& services,
-                           const std::vector<Device>& devices) {
-  Placement placement;
+// The replicas of all services, those of the largest shares first; tells `placement` which services have too few.
+std::vector<Wanted> all_replicas(const IgniterProfile& profile, const std::vector<Service>& services,
+                                 const std::vector<Device>& devices, Placement& placement) {
   std::vector<Wanted> all;
   const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
   for (size_t s = 0; s < services.size(); ++s) {
@@ -304,7 +313,18 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const Wanted& a, const Wanted& b) { return a.steps > b.steps; });
+  return all;
+}
+
+}  // namespace
+
+Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Service>& services,
+                           const std::vector<Device>& devices) {
+  Placement placement;
+  const std::vector<Wanted> all = all_replicas(profile, services, devices, placement);
+  const int most = static_cast<int>(std::floor(1 / profile.share_step + kShareEps));
   std::vector<Host> hosts(devices.size());
+  std::vector<int> used(devices.size(), 0);  // steps of a device's shares
   for (size_t w = 0; w < all.size(); ++w) {
     size_t best_device = devices.size();
     int best_growth = 0;
@@ -315,12 +335,12 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
       if (hosts[d].wanted.empty() && (best_device < devices.size() || (tried_empty && devices[d].speed <= 1)))
         continue;
       tried_empty |= hosts[d].wanted.empty();
+      if (used[d] + all[w].steps > most) continue;
       Host host = hosts[d];
-      const int before = std::accumulate(host.steps.begin(), host.steps.end(), 0);
       host.wanted.push_back(w);
       host.steps.push_back(all[w].steps);
       if (!raise_shares(profile, all, host, devices[d].speed)) continue;
-      const int growth = std::accumulate(host.steps.begin(), host.steps.end(), 0) - before;
+      const int growth = std::accumulate(host.steps.begin(), host.steps.end(), 0) - used[d];
       const bool opens = hosts[d].wanted.empty(),
                  best_opens = best_device < devices.size() && hosts[best_device].wanted.empty();
       if (best_device == devices.size() || (best_opens && !opens) ||
@@ -335,9 +355,12 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
           placement.unserved.back().first != all[w].service)  // once for all its replicas
         placement.unserved.emplace_back(
             all[w].service, "no device can take it, or a replica of it, and keep half of every slo_ms");
+      // Its other replicas come next, and are the same.
+      while (w + 1 < all.size() && all[w + 1].service == all[w].service) ++w;
       continue;
     }
     hosts[best_device] = std::move(best_host);
+    used[best_device] += best_growth;
   }
   for (size_t d = 0; d < devices.size(); ++d) {
     std::vector<IgniterTask> tasks;

@@ -264,7 +264,6 @@ double believed_slowdown(const Knowledge& known, const Beside& job, const std::v
   }
   const size_t main = most_wanted(own);
   double most = 1, corrected = 0, above = 0;
-  std::vector<double> sum = own.demands;
   for (const Beside& other : others) {
     if (other.opportunistic && !job.opportunistic) continue;  // gives way
     const JobInfo& theirs = other.job->info;
@@ -272,12 +271,17 @@ double believed_slowdown(const Knowledge& known, const Beside& job, const std::v
       if (main < theirs.demands.size()) above += theirs.demands[main];
       continue;
     }
-    for (size_t r = 0; r < sum.size() && r < theirs.demands.size(); ++r) sum[r] += theirs.demands[r];
     if (own.config.empty() || theirs.config.empty()) continue;  // nothing was learned of it
     corrected += std::max(0.0, (1 + known.slowdowns.excess(own, theirs).mean) / alone - 1) -
                  SlowdownModel::guessed(own, theirs);
   }
-  for (const double value : sum) most = std::max(most, value);
+  for (size_t r = 0; r < own.demands.size(); ++r) {
+    double sum = own.demands[r];
+    for (const Beside& other : others)
+      if (other.opportunistic == job.opportunistic && r < other.job->info.demands.size())
+        sum += other.job->info.demands[r];
+    most = std::max(most, sum);
+  }
   double slowdown = std::max(1.0, most + corrected);
   if (above > 0)
     slowdown /= std::clamp((1 - above) / std::max(main < own.demands.size() ? own.demands[main] : 1.0, 1e-6),

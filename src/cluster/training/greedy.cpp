@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
+#include <tuple>
 
 #include "cluster/training/forward.hpp"
 #include "cluster/training/schedulers.hpp"
@@ -17,6 +19,7 @@ constexpr size_t kMostBeside = 16;  // jobs on a device
 constexpr size_t kMostReserved =
     64;  // jobs that wait for devices, after which the rest waits for the next event
 constexpr double kGreedyGangExponent = 0.8;
+constexpr double kLeastLeft = 1e-3;  // of its speed that a job has, whoever goes first
 
 class Greedy final : public Lending {
  public:
@@ -24,21 +27,35 @@ class Greedy final : public Lending {
   Greedy(std::shared_ptr<Knowledge> known, bool by_arrival, bool fill)
       : Lending(std::move(known)), by_arrival_(by_arrival), fill_(fill) {}
 
+  void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
+    Lending::device_changed(device, info, up, now_s);
+    speeds_known_ = false;
+  }
+  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
+    Lending::take_over(jobs, devices);
+    speeds_known_ = false;
+  }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     give_back(actions);
     prepare(now_s);
+    order(now_s);
     std::vector<JobId> wait;
-    for (const JobId job : ordered(now_s)) {
-      if (wait.size() >= kMostReserved) break;
+    for (auto at = order_.begin(); at != order_.end() && wait.size() < kMostReserved;) {
+      const JobId job = std::get<JobId>(*at);
       std::vector<DeviceIndex> devices = decide(job, now_s);
       if (devices.empty()) {
         wait.push_back(job);
+        ++at;
         continue;
       }
-      queue_.erase(job);
+      at = order_.erase(at);
+      patience_.erase({waiting_[job].starves_s, job});
       enter_classes(job, std::move(devices), actions);
-      for (const DeviceIndex d : jobs_[job].devices) free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
+      for (const DeviceIndex d : jobs_[job].devices) {
+        free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
+        facts_[d] = facts_of(d);
+      }
     }
     if (fill_)
       for (const JobId job : wait) fill(job, actions);
@@ -53,7 +70,8 @@ class Greedy final : public Lending {
       return devices_[d].jobs.empty() ? -devices_[d].info.speed : kNever;
     });
     if (devices.empty()) return;
-    queue_.erase(job);
+    order_.erase(waiting_[job].key);
+    patience_.erase({waiting_[job].starves_s, job});
     enter(job, std::move(devices), false, actions);
   }
 
@@ -66,34 +84,81 @@ class Greedy final : public Lending {
   void prepare(double now_s) {
     free_s_.assign(devices_.size(), now_s);
     held_s_.assign(devices_.size(), kNever);
-    for (DeviceIndex d = 0; d < devices_.size(); ++d)
+    facts_.resize(devices_.size());
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      facts_[d] = facts_of(d);
       if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+    }
+    if (!speeds_known_) learn_speeds();
+  }
+
+  // What depends on the devices alone. All keys do.
+  void learn_speeds() {
+    speeds_known_ = true;
     speeds_.clear();
-    for (const BookDevice& device : devices_)
-      if (device.up) speeds_.push_back(device.info.speed);
-    if (std::any_of(speeds_.begin(), speeds_.end(), [&](double speed) { return speed != speeds_[0]; }))
-      std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
+    fastest_.clear();
+    std::vector<std::pair<uint64_t, double>> all;
+    for (const BookDevice& device : devices_) {
+      if (!device.up) continue;
+      speeds_.push_back(device.info.speed);
+      all.emplace_back(device.info.memory_bytes, device.info.speed);
+    }
+    std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
+    std::sort(all.begin(), all.end(), std::greater<>());
+    for (const auto& [bytes, speed] : all)
+      if (fastest_.empty() || speed > fastest_.back().second) fastest_.emplace_back(bytes, speed);
+    for (const Key& one : order_) fresh_.push_back(std::get<JobId>(one));
+    order_.clear();
+    patience_.clear();
   }
 
   // The pace of a gang on the fastest devices: that of the slowest of these.
   double pace_of(uint32_t gang) const { return gang <= speeds_.size() ? speeds_[gang - 1] : 1; }
 
-  std::vector<JobId> ordered(double now_s) const {
-    using Key = std::tuple<int32_t, bool, double, JobId>;
-    std::vector<Key> keys;
-    for (const JobId job : queue_) {
-      const BookJob& entry = jobs_[job];
-      const bool first = starves(entry, devices_, now_s);
-      // A gang holds all its devices at the pace of the slowest.
-      const double length = entry.remaining_s / pace_of(entry.info.gang) *
-                            std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
-      keys.emplace_back(-entry.info.priority, !first,
-                        by_arrival_ || first ? static_cast<double>(job) : length, job);
+  void waiting_again(JobId job, double) override { fresh_.push_back(job); }
+
+  // Brings order_ up to date: a waiting job's key changes only when it begins to starve.
+  void order(double now_s) {
+    if (waiting_.size() < jobs_.size()) waiting_.resize(jobs_.size());
+    for (const JobId job : fresh_) {
+      if (jobs_[job].gone || jobs_[job].running) continue;
+      constexpr double kEarlier = 1 - 1e-9;  // for rounding
+      const double starves_s = starves_at(jobs_[job], fastest_for(jobs_[job].info.memory_bytes)) * kEarlier;
+      waiting_[job] = {key(job, false), starves_s};
+      order_.insert(waiting_[job].key);
+      patience_.emplace(starves_s, job);
     }
-    std::sort(keys.begin(), keys.end());
-    std::vector<JobId> out;
-    for (const Key& key : keys) out.push_back(std::get<3>(key));
-    return out;
+    fresh_.clear();
+    for (auto at = patience_.begin(); at != patience_.end() && at->first <= now_s;) {
+      const JobId job = at->second;
+      if (!starves(jobs_[job], devices_, now_s)) {
+        ++at;
+        continue;
+      }
+      order_.erase(waiting_[job].key);
+      waiting_[job].key = key(job, true);
+      order_.insert(waiting_[job].key);
+      at = patience_.erase(at);
+    }
+  }
+
+  // Least first: of greater priority, then who starves, then by arrival or the shortest.
+  using Key = std::tuple<int32_t, bool, double, JobId>;
+  Key key(JobId job, bool starving) const {
+    const BookJob& entry = jobs_[job];
+    if (by_arrival_ || starving) return {-entry.info.priority, !starving, static_cast<double>(job), job};
+    // A gang holds all its devices at the pace of the slowest.
+    const double length = entry.remaining_s / pace_of(entry.info.gang) *
+                          std::pow(entry.info.gang, kGreedyGangExponent) / entry.info.weight;
+    return {-entry.info.priority, true, length, job};
+  }
+
+  // The speed of the fastest device with that much memory; 0: there is none.
+  double fastest_for(uint64_t memory_bytes) const {
+    double speed = 0;
+    for (const auto& [bytes, fastest] : fastest_)
+      if (bytes >= memory_bytes) speed = fastest;
+    return speed;
   }
 
   double slowdown(JobId job, bool opportunistic, const std::vector<JobId>& here, JobId newcomer,
@@ -137,7 +202,7 @@ class Greedy final : public Lending {
     if (here.size() >= kMostBeside) return {};
     const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
     const double slow = slowdown(newcomer, after && !own.info.guaranteed, here, kNobody, after);
-    std::vector<std::array<double, 4>> others;  // remaining, time a second before and after, weight
+    beside_.clear();
     double last_s = 0;
     for (const JobId job : here) {
       const BookJob& other = jobs_[job];
@@ -147,7 +212,7 @@ class Greedy final : public Lending {
       // A gang waits for its slowest device: company on a faster one may cost it nothing.
       const double held = held_back(other, devices_[d].info.speed);
       const double there = devices_[d].info.speed * other.pace;
-      others.push_back(
+      beside_.push_back(
           {other.remaining_s, std::max(was, held) / there, std::max(then, held) / there, other.info.weight});
       last_s = std::max(last_s, other.remaining_s * std::max(then, held) / there);
     }
@@ -158,7 +223,7 @@ class Greedy final : public Lending {
         std::min(own.remaining_s, last_s * speed / slow) * (slow / alone - 1) > may_lose(own) * (1 + 1e-9))
       return {};
     for (size_t i = 0; i < here.size(); ++i) {
-      const auto& [remaining, was, then, weight] = others[i];
+      const auto& [remaining, was, then, weight] = beside_[i];
       const double harm_s = std::max(0.0, std::min(remaining * (then - was), cost.own_s * (1 - was / then)));
       const BookJob& other = jobs_[here[i]];
       if (other.info.guaranteed && harm_s > may_lose(other) * was * (1 + 1e-9)) return {};
@@ -167,15 +232,104 @@ class Greedy final : public Lending {
     return cost;
   }
 
+  // What a bound of cost_on() needs of a device; demands are of the first resource.
+  struct Facts {
+    bool up = false, guaranteed = false;  // some of its jobs
+    bool one = false;                     // it has one job, without a choice of batch sizes
+    uint64_t free_bytes = 0;
+    size_t jobs = 0;
+    double speed = 1;
+    double guaranteed_demand = 0, other_demand = 0;
+    double last_s = 0;  // until its last job ends, at the least
+    // Of the one job.
+    bool one_resource = false;
+    double remaining_s = 0, weight = 0, may_lose_s = 0, held = 0, there = 0;
+  };
+  Facts facts_of(DeviceIndex d) const {
+    const BookDevice& device = devices_[d];
+    Facts out;
+    out.up = device.up && device.used_bytes <= device.info.memory_bytes;
+    out.free_bytes = out.up ? device.info.memory_bytes - device.used_bytes : 0;
+    out.jobs = device.jobs.size();
+    out.speed = device.info.speed;
+    for (const JobId job : device.jobs) {
+      const BookJob& entry = jobs_[job];
+      const double demand = entry.info.demands.empty() ? 0 : entry.info.demands[0];
+      (entry.info.guaranteed ? out.guaranteed_demand : out.other_demand) += demand;
+      out.guaranteed = out.guaranteed || entry.info.guaranteed;
+      const double alone = alone_slowdown(entry.info);
+      out.held = held_back(entry, out.speed);
+      out.there = out.speed * entry.pace;
+      out.last_s = std::max(out.last_s, entry.remaining_s * std::max(alone, out.held) / out.there);
+      out.one = out.jobs == 1 && entry.info.batch_sizes.size() < 2;
+      out.one_resource = entry.info.demands.size() == 1;
+      out.remaining_s = entry.remaining_s;
+      out.weight = entry.info.weight;
+      out.may_lose_s = may_lose(entry);
+    }
+    return out;
+  }
+
+  // Whether bounds hold for the job: nothing was ever measured beside it, and only its demands say what it suffers.
+  static bool plain(const BookJob& job) {
+    return job.attained_s == 0 && job.pauses == 0 && job.info.config.empty() &&
+           job.info.batch_sizes.size() < 2;
+  }
+
+  // No more than what cost_on() says of a plain job, from demands alone; no cost only where that has none. It spares the
+  // thousands of pairs that come to nothing.
+  Cost least_cost(const BookJob& own, const Facts& there) const {
+    constexpr double kLess = 1 - 1e-9;  // for rounding
+    const double speed = there.speed * own.pace, alone_s = own.remaining_s / speed;
+    if (there.jobs == 0 || own.info.demands.empty()) return {alone_s * kLess, 0};
+    const double demand = own.info.demands[0];
+    const bool mine = own.info.guaranteed;
+    double slow = std::max(1.0, demand + (mine ? there.guaranteed_demand : there.other_demand));
+    if (!mine && there.guaranteed && own.info.demands.size() == 1)
+      slow /= left_of(there.guaranteed_demand, demand);
+    Cost least{std::min(alone_s * slow, there.last_s * (1 - 1 / slow) + alone_s) * kLess, 0};
+    if (mine && std::min(own.remaining_s, there.last_s * speed / slow) * (slow - 1) * kLess >
+                    may_lose(own) * (1 + 1e-9))
+      return {};
+    if (!there.one || (there.guaranteed && !mine)) return least;
+    double then = 1;
+    if (mine == there.guaranteed)
+      then = std::max(1.0, demand + there.guaranteed_demand + there.other_demand);
+    else if (there.one_resource)
+      then = 1 / left_of(demand, there.other_demand);
+    const double was = std::max(1.0, there.held) / there.there;
+    then = std::max(then, there.held) / there.there;
+    const double harm_s =
+        std::max(0.0, std::min(there.remaining_s * (then - was), least.own_s * (1 - was / then))) * kLess;
+    if (there.guaranteed && harm_s * kLess > there.may_lose_s * was * (1 + 1e-9)) return {};
+    least.harm_s = there.weight * harm_s;
+    return least;
+  }
+  // The part of its speed that a job has beside those that go first.
+  static double left_of(double above, double demand) {
+    return above > 0 ? std::clamp((1 - above) / std::max(demand, 1e-6), kLeastLeft, 1.0) : 1.0;
+  }
+
   // The devices to place the job on now; none: it waits, with devices reserved where it will be.
   std::vector<DeviceIndex> decide(JobId job, double now_s) {
-    const JobInfo& info = jobs_[job].info;
+    const BookJob& entry = jobs_[job];
+    const JobInfo& info = entry.info;
+    const Later later = find_later(job);
+    if (later.devices.empty()) return {};
+    // What costs more than to wait is not looked at: no device costs more than all that are chosen.
+    const double most = info.weight * (later.end_s - now_s) * (1 + 1e-9);
+    const bool bounded = plain(entry);
+    const auto too_dear = [&](const Cost& cost, DeviceIndex d) {
+      return !(cost.own_s < kNever) || info.weight * cost.own_s + cost.harm_s > most ||
+             (held_s_[d] < kNever && now_s + cost.own_s > held_s_[d]);
+    };
     std::vector<std::tuple<double, DeviceIndex, Cost>> now;
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      if (!fits(d, info)) continue;
+      const Facts& there = facts_[d];
+      if (!there.up || there.free_bytes < info.memory_bytes) continue;
+      if (bounded && too_dear(least_cost(entry, there), d)) continue;
       const Cost cost = cost_on(job, d);
-      if (!(cost.own_s < kNever)) continue;
-      if (held_s_[d] < kNever && (now_s + cost.own_s > held_s_[d] || cost.harm_s > 1e-9)) continue;
+      if (too_dear(cost, d) || (held_s_[d] < kNever && cost.harm_s > 1e-9)) continue;
       now.emplace_back(info.weight * cost.own_s + cost.harm_s, d, cost);
     }
     double cost_now = kNever;
@@ -198,7 +352,12 @@ class Greedy final : public Lending {
       if (info.gang > 1 && nodes_ > 1) devices = near(info.gang, now);
       cost_now = info.weight * own_s + harm_s;
     }
-    return later(job, now_s, cost_now) ? std::vector<DeviceIndex>() : devices;
+    if (cost_now <= most) return devices;
+    for (const DeviceIndex d : later.devices) {
+      held_s_[d] = std::min(held_s_[d], later.start_s);
+      free_s_[d] = later.end_s;
+    }
+    return {};
   }
 
   // Of those that cost no more than the dearest that is needed, devices of few nodes.
@@ -210,29 +369,30 @@ class Greedy final : public Lending {
     return of_few_nodes(gang, std::move(same));
   }
 
-  // Whether waiting for whole devices costs less; reserves them then.
-  bool later(JobId job, double now_s, double cost_now) {
+  // Whole devices that end the job soonest; none if there are too few.
+  struct Later {
+    std::vector<DeviceIndex> devices;
+    double start_s = 0, end_s = 0;
+  };
+  Later find_later(JobId job) const {
     const BookJob& entry = jobs_[job];
     const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
     std::vector<std::tuple<double, double, DeviceIndex>> all;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (devices_[d].up && devices_[d].info.memory_bytes >= entry.info.memory_bytes)
         all.emplace_back(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
-    if (all.size() < entry.info.gang) return true;
+    Later out;
+    if (all.size() < entry.info.gang) return out;
     std::partial_sort(all.begin(), all.begin() + entry.info.gang, all.end());
-    double start = 0, speed = kNever;
-    for (uint32_t i = 0; i < entry.info.gang; ++i) {
-      start = std::max(start, std::get<1>(all[i]));
-      speed = std::min(speed, devices_[std::get<2>(all[i])].info.speed);
-    }
-    const double end = start + alone / speed;
-    if (cost_now <= entry.info.weight * (end - now_s) * (1 + 1e-9)) return false;
+    double speed = kNever;
     for (uint32_t i = 0; i < entry.info.gang; ++i) {
       const DeviceIndex d = std::get<2>(all[i]);
-      held_s_[d] = std::min(held_s_[d], start);
-      free_s_[d] = end;
+      out.start_s = std::max(out.start_s, std::get<1>(all[i]));
+      speed = std::min(speed, devices_[d].info.speed);
+      out.devices.push_back(d);
     }
-    return true;
+    out.end_s = out.start_s + alone / speed;
+    return out;
   }
 
   static constexpr JobId kNobody = UINT32_MAX;
@@ -241,6 +401,18 @@ class Greedy final : public Lending {
   std::vector<double> speeds_;  // of the devices that are up, the fastest first
   std::vector<double> held_s_;  // when the first of those that have it reserved begins
   std::vector<Beside> others_;
+  std::vector<std::array<double, 4>> beside_;  // remaining, time a second before and after, weight
+  std::vector<Facts> facts_;                   // by device
+  struct Waiting {
+    Key key;
+    double starves_s = 0;  // the job does not starve before
+  };
+  std::vector<Waiting> waiting_;                      // by job; of those in order_
+  std::set<Key> order_;                               // jobs that wait
+  std::set<std::pair<double, JobId>> patience_;       // those of order_ that do not starve, by starves_s
+  std::vector<JobId> fresh_;                          // that wait, and are not in order_ yet
+  bool speeds_known_ = false;                         // and so fastest_ and the keys
+  std::vector<std::pair<uint64_t, double>> fastest_;  // of devices with at least that memory; memory descends
 };
 
 class Anew final : public Sharing {

@@ -314,7 +314,7 @@ class Best final : public Lending {
   }
   // The devices' jobs are others than they were.
   void changed() {
-    by_length_.clear();
+    lengths_known_ = false;
     open_known_ = false;
   }
 
@@ -520,23 +520,25 @@ class Best final : public Lending {
   // Finds devices for the job by pausing jobs that need much longer, the longest first; empty if that is not enough.
   std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
-    if (by_length_.empty()) {
-      for (const JobId other : running_.jobs()) by_length_.emplace_back(key(other), other);
-      std::make_heap(by_length_.begin(), by_length_.end(), ends_before);
-      sorted_ = 0;
-    }
+    if (!lengths_known_) learn_lengths();
     const Key own = key(job);
-    const auto much_longer = [&](const std::pair<Key, JobId>& other) {
+    const auto much_longer = [&](const std::pair<Key, uint32_t>& other) {
       return own < Key{other.first.priority, other.first.length * kPreemptRatio};
     };
-    if (by_length_.empty() || !much_longer(longest(0))) return {};
+    size_t enough = 0;  // devices that pauses would free, as far as they are needed
+    for (size_t i = 0; i < by_shortest_.size() && enough < info.gang; ++i) {
+      const std::pair<Key, DeviceIndex>& device = by_shortest_.longest(i);
+      if (!much_longer(device)) break;
+      if (devices_[device.second].info.memory_bytes >= info.memory_bytes) ++enough;
+    }
+    if (enough < info.gang) return {};
     std::set<DeviceIndex> freed;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (devices_[d].jobs.empty() && fits(d, info)) freed.insert(d);
     std::vector<JobId> chosen;
     chosen_.resize(jobs_.size());
     for (size_t i = 0; i < by_length_.size(); ++i) {
-      const std::pair<Key, JobId> victim = longest(i);
+      const std::pair<Key, JobId> victim = by_length_.longest(i);
       if (freed.size() >= info.gang || !much_longer(victim)) break;
       chosen.push_back(victim.second);
       chosen_[victim.second] = true;
@@ -564,23 +566,63 @@ class Best final : public Lending {
     return devices;
   }
 
-  // Whether `b` comes before `a` where the longest is wanted first.
-  static bool ends_before(const std::pair<Key, JobId>& a, const std::pair<Key, JobId>& b) {
-    return a.first < b.first || (!(b.first < a.first) && b.second < a.second);
+  // Lengths of running jobs, and for each device that is up that of its shortest: it is free once that job is paused,
+  // and with it all others there. An idle device is longer than any job.
+  void learn_lengths() {
+    lengths_known_ = true;
+    lengths_.resize(jobs_.size());
+    by_length_.clear();
+    by_shortest_.clear();
+    for (const JobId job : running_.jobs()) {
+      lengths_[job] = key(job);
+      by_length_.add(lengths_[job], job);
+    }
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (!devices_[d].up) continue;
+      Key shortest{INT32_MIN, kNever};
+      for (const JobId job : devices_[d].jobs) shortest = std::min(shortest, lengths_[job]);
+      by_shortest_.add(shortest, d);
+    }
   }
-  // The i-th of by_length_, of which only as many are sorted as anybody asks for.
-  std::pair<Key, JobId> longest(size_t i) {
-    for (; sorted_ <= i; ++sorted_)
-      std::pop_heap(by_length_.begin(), by_length_.end() - static_cast<std::ptrdiff_t>(sorted_), ends_before);
-    return by_length_[by_length_.size() - 1 - i];
-  }
+
+  // Numbers by key, of which only as many are sorted as anybody asks for.
+  class Longest {
+   public:
+    void clear() {
+      all_.clear();
+      heap_ = false;
+    }
+    void add(const Key& key, uint32_t number) { all_.emplace_back(key, number); }
+    size_t size() const { return all_.size(); }
+    // The i-th of the longest; of equal ones, the least number is first.
+    const std::pair<Key, uint32_t>& longest(size_t i) {
+      if (!heap_) {
+        std::make_heap(all_.begin(), all_.end(), ends_before);
+        heap_ = true;
+        sorted_ = 0;
+      }
+      for (; sorted_ <= i; ++sorted_)
+        std::pop_heap(all_.begin(), all_.end() - static_cast<std::ptrdiff_t>(sorted_), ends_before);
+      return all_[all_.size() - 1 - i];
+    }
+
+   private:
+    static bool ends_before(const std::pair<Key, uint32_t>& a, const std::pair<Key, uint32_t>& b) {
+      return a.first < b.first || (!(b.first < a.first) && a.second > b.second);
+    }
+    std::vector<std::pair<Key, uint32_t>>
+        all_;  // a heap, and behind it, the longest last, what was taken out of it
+    size_t sorted_ = 0;
+    bool heap_ = false;
+  };
 
   std::set<std::pair<Key, JobId>> order_;
   JobSet running_;
   std::vector<JobId> paused_, crowded_;
-  // Running jobs: a heap, and behind it, the longest last, `sorted_` that were taken out of it. Empty: not known.
-  std::vector<std::pair<Key, JobId>> by_length_;
-  size_t sorted_ = 0;
+  std::vector<Key> lengths_;  // by job, of running ones
+  Longest by_length_;         // running jobs
+  Longest by_shortest_;       // devices
+  bool lengths_known_ = false;
   std::vector<Open> open_, empty_;  // by device
   bool open_known_ = false;
   double pair_gain_ = 0, nameless_factor_ = 0, nameless_least_ = 0;  // of the model, now
