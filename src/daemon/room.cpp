@@ -20,7 +20,8 @@ base::Status SharedDevice::make_room(RemoteSession& session, sched::RoomAsk ask)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
   // In line as they came.
   const auto at = std::find_if(room_line_.begin(), room_line_.end(), [&](const auto& other) {
-    return sched::served_before({cls, ask.commit}, {cls, other.second.commit});
+    const auto use = [](bool commit) { return commit ? sched::Use::kCommit : sched::Use::kAllocation; };
+    return sched::served_before({cls, use(ask.commit)}, {cls, use(other.second.commit)});
   });
   room_line_.emplace(at, session.claim->id, ask);
   return {};
