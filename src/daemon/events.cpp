@@ -126,8 +126,7 @@ void SharedDevice::on_page_part(RemoteSession& session, const SessionMessage& me
 }
 
 void SharedDevice::on_room_used(RemoteSession& session, const SessionMessage&, const Request&) {
-  session.claim->has_room = false;
-  scheduler_.room_used(session.claim->id, host_now_ns());
+  room_used(session, host_now_ns());
 }
 
 void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage& message, const Request&) {

@@ -43,6 +43,12 @@ void Gates::open(uint64_t session, base::GateSlot& slot, double weight, uint64_t
   gate.seen_entries = slot.entries();
   gate.seen_held_up = slot.held_up();
   controller_.arrive(session, sched::SessionClass::kOpportunistic, weight, 0, false);
+  if (guaranteed_
+          .empty()) {  // nothing is measured and nothing held up, so the other gates need not be looked at
+    slot.publish({});
+    if (slot.bell().expected()) slot.bell().ring();
+    return;
+  }
   look(now_ns, now_ns);
   publish(now_ns);
 }
@@ -123,10 +129,13 @@ void Gates::left(uint64_t session, uint64_t now_ns) {
     gate->second.slot->publish({});
     gate->second.slot->bell().ring();
     gates_.erase(gate);
-  } else if (guaranteed_.erase(session) == 0) {
+    controller_.leave(session);
+    if (guaranteed_.empty()) return;  // the others have no terms
+  } else if (guaranteed_.erase(session) > 0) {
+    controller_.leave(session);
+  } else {
     return;
   }
-  controller_.leave(session);
   publish(now_ns);
 }
 

@@ -17,12 +17,6 @@ uint64_t need_of(const Claim& claim) {
   return base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
 }
 
-uint64_t needed_bytes(const GroupLimits& limits) {
-  uint64_t bytes = 0;
-  for (const Claim* claim : limits.claims) bytes = base::add_saturated(bytes, need_of(*claim));
-  return bytes;
-}
-
 // The preloaded programs of the group, if they count on a page; else null.
 Claim* lender_of(const GroupLimits& limits) {
   const auto found = std::find_if(limits.claims.begin(), limits.claims.end(),
@@ -56,7 +50,8 @@ std::shared_ptr<GroupLimits> SharedDevice::limits_of(const client::Arrive& messa
 base::Status SharedDevice::within(const GroupLimits* limits, const Claim* asks, const std::string& session,
                                   uint64_t more_bytes, uint64_t now_ns) {
   if (limits == nullptr || limits->memory_bytes == 0) return {};
-  const uint64_t needed = needed_bytes(*limits), wanted = base::add_saturated(needed, more_bytes);
+  const uint64_t needed = scheduler_.group_needs(limits->group),
+                 wanted = base::add_saturated(needed, more_bytes);
   if (wanted <= limits->memory_bytes) return {};
   Claim* const lender = lender_of(*limits);
   if (lender != nullptr && lender != asks && lend(*lender, wanted - limits->memory_bytes, now_ns)) return {};
@@ -84,6 +79,7 @@ bool SharedDevice::lend(Claim& lender, uint64_t bytes, uint64_t now_ns) {
   if (!lender.page->set_lent(limit.lent_bytes + bytes)) return false;
   lender.persistent_bytes -= bytes;
   (void)scheduler_.set_need(lender.id, need_of(lender), 0, now_ns);  // less is never refused
+  owe(lender);
   return true;
 }
 
@@ -95,17 +91,25 @@ void SharedDevice::follow_limit(const Claim& claim) {
                       base::add_saturated(limit.bytes, limit.lent_bytes));
 }
 
-void SharedDevice::take_back_loan(const GroupLimits* limits, uint64_t now_ns) {
-  Claim* const lender = limits != nullptr ? lender_of(*limits) : nullptr;
-  if (lender == nullptr) return;
-  const GroupPage::Limit limit = lender->page->limit();
-  const uint64_t needed = needed_bytes(*limits);
-  uint64_t bytes = limit.lent_bytes;
-  if (limits->memory_bytes != 0)
-    bytes = std::min(bytes, limits->memory_bytes - std::min(limits->memory_bytes, needed));
-  if (bytes == 0 || !scheduler_.set_need(lender->id, need_of(*lender) + bytes, 0, now_ns).ok()) return;
-  lender->persistent_bytes += bytes;
-  lender->page->set_lent(limit.lent_bytes - bytes);
+// What the group's other sessions no longer need.
+uint64_t SharedDevice::loan_to_take_back(const Claim& lender) const {
+  const GroupLimits* const limits = lender.limits.get();
+  if (limits == nullptr || !lender.lends()) return 0;
+  const uint64_t lent = lender.page->limit().lent_bytes;
+  if (limits->memory_bytes == 0) return lent;
+  return std::min(
+      lent, limits->memory_bytes - std::min(limits->memory_bytes, scheduler_.group_needs(limits->group)));
+}
+
+bool SharedDevice::take_back_loan(Claim& lender, uint64_t bytes, uint64_t now_ns) {
+  const uint64_t before = need_of(lender);
+  if (!scheduler_.set_need(lender.id, before + bytes, 0, now_ns).ok()) return false;
+  if (!lender.page->set_lent(lender.page->limit().lent_bytes - bytes)) {
+    (void)scheduler_.set_need(lender.id, before, 0, now_ns);  // less is never refused
+    return false;
+  }
+  lender.persistent_bytes += bytes;
+  return true;
 }
 
 uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page,
@@ -114,7 +118,8 @@ uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, 
   const uint64_t all = base::add_saturated(limit.bytes, limit.lent_bytes);
   uint64_t left = all;
   if (limits != nullptr && limits->memory_bytes != 0)
-    left = std::min(all, limits->memory_bytes - std::min(limits->memory_bytes, needed_bytes(*limits)));
+    left = std::min(
+        all, limits->memory_bytes - std::min(limits->memory_bytes, scheduler_.group_needs(limits->group)));
   else if (limits == nullptr && now_ns - began_ns_ < kComeBackNs)
     return bytes;
   if (left == limit.bytes || left == 0) return bytes;

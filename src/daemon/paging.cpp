@@ -114,7 +114,7 @@ void SharedDevice::end_in_part(Claim& claim, uint64_t now_ns) {
   const uint64_t of_p = std::min(gone, claim.persistent_bytes);
   claim.persistent_bytes -= of_p;
   claim.ephemeral_bytes -= std::min(claim.ephemeral_bytes, gone - of_p);
-  if (std::find(short_.begin(), short_.end(), claim.id) == short_.end()) short_.push_back(claim.id);
+  owe(claim);
   // This order makes sure that no bytes count as gone any more when the page-out ends.
   (void)set_need(claim, claim.persistent_bytes, claim.ephemeral_bytes, now_ns);  // less is never refused
   scheduler_.page_out_failed(claim.id, now_ns);
@@ -139,26 +139,45 @@ bool SharedDevice::regrow(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::come_home(Claim& claim) {
   claim.short_bytes = 0;
-  std::erase(short_, claim.id);
   // Otherwise all of the claim is to come in.
   if (claim.pages_now() || scheduler_.state(claim.id) != sched::SessionState::kResident) return;
   start_paging(claim, Claim::Bytes::kHoming);
 }
 
-// Room that is being made for another claim comes first.
-bool SharedDevice::regrow_all(uint64_t now_ns) {
-  if (short_.empty() || room_for_ != 0 ||
-      std::any_of(claims_.begin(), claims_.end(), [](const auto& each) { return each.second->has_room; }))
-    return false;
+void SharedDevice::owe(Claim& claim) {
+  if (std::find(owed_.begin(), owed_.end(), &claim) == owed_.end()) owed_.push_back(&claim);
+}
+
+uint64_t SharedDevice::owed_bytes(const Claim& claim) const {
+  if (claim.short_bytes == 0) return loan_to_take_back(claim);
+  return claim.pages_now() || scheduler_.state(claim.id) != sched::SessionState::kResident
+             ? 0
+             : claim.short_bytes;
+}
+
+// Bytes that are kept for who waits for room are not free for this. Nobody passes a claim that misses free bytes.
+bool SharedDevice::give_back(uint64_t now_ns) {
+  if (owed_.empty() || room_for_ != nullptr) return false;
+  std::stable_sort(owed_.begin(), owed_.end(), [](const Claim* a, const Claim* b) {
+    return sched::served_before({a->counts_as, sched::Use::kReturn}, {b->counts_as, sched::Use::kReturn});
+  });
   bool any = false;
-  for (const uint64_t id : std::vector<uint64_t>(short_)) {
-    const auto found = claims_.find(id);
-    if (found == claims_.end())
-      std::erase(short_, id);
-    else if (!found->second->pages_now() && scheduler_.state(id) == sched::SessionState::kResident)
-      any = regrow(*found->second, now_ns) || any;
+  for (Claim* claim : std::vector<Claim*>(owed_)) {
+    const uint64_t bytes = owed_bytes(*claim);
+    if (bytes == 0) continue;
+    if ((scheduler_.lane_of(claim->id) != sched::kNoLane && bytes > free_bytes(scheduler_)) || has_room())
+      break;
+    any = (claim->short_bytes > 0 ? regrow(*claim, now_ns) : take_back_loan(*claim, bytes, now_ns)) || any;
   }
+  std::erase_if(owed_, [](const Claim* claim) { return claim->short_bytes == 0 && !claim->lends(); });
   return any;
+}
+
+bool SharedDevice::has_room() const {
+  return std::any_of(claims_.begin(), claims_.end(), [](const auto& each) {
+    const auto& members = each.second->members;
+    return std::any_of(members.begin(), members.end(), [](const auto& member) { return member->has_room; });
+  });
 }
 
 }  // namespace gpushare::daemon

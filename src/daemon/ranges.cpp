@@ -110,15 +110,18 @@ void Ranges::end_wait(Range& range) {
 void Ranges::close(RemoteSession& session) {
   if (session.range == 0) return;
   end_wait(ranges_.at(session.range));
+  const bool was_silent = elastic_.silent(session.range);
   elastic_.close(session.range);
   ranges_.erase(std::exchange(session.range, 0));
+  if (was_silent) refresh_class(session, base::host_now_ns());
   tell_waits();
 }
 
 uint64_t Ranges::kept_from(const Range& range, uint64_t now_ns) const {
   uint64_t kept = 0;
   const auto in_line = [](const Range& of) {
-    return sched::InLine{of.session->claim->counts_as, of.commit,
+    return sched::InLine{of.session->claim->counts_as,
+                         of.commit ? sched::Use::kCommit : sched::Use::kAllocation,
                          of.want == 0 ? sched::InLine::kNowhere : of.since};
   };
   for (const auto& [id, other] : ranges_)

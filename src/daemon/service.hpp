@@ -144,6 +144,7 @@ struct RemoteSession {
   std::vector<uint64_t> wanted_images;      // caches of the scheduler, kept by Images
   sched::RangeId range = 0;                 // its number in Ranges; 0: it has reported no range
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
+  bool has_room = false;  // it was told that room is made, and has not said yet that it has used the room
 
   bool ready() const { return turn == Turn::kReady; }
   bool leased() const { return turn == Turn::kLeased; }
@@ -191,7 +192,6 @@ struct Claim {
   // Bytes that its members have moved out, and that are promised to no other session yet.
   uint64_t part_bytes = 0;
   uint64_t short_bytes = 0;  // bytes that it uses from the host: a page-out ended in part (end_in_part())
-  bool has_room = false;     // it was told that room is made, and has not said yet that it has used the room
   uint64_t granted_ns = 0;
   uint64_t believed_ns = 0;      // service since granted_ns
   uint64_t wanted_since_ns = 0;  // since when others want its turn; 0 = no other does
@@ -208,6 +208,7 @@ struct Claim {
   bool leased() const { return turn == Turn::kHolds || turn == Turn::kKept; }
   bool goes_out() const { return bytes == Bytes::kGoing || bytes == Bytes::kFailing; }
   bool comes_in() const { return bytes == Bytes::kComing || bytes == Bytes::kReturning; }
+  bool lends() const { return page != nullptr && page->limit().lent_bytes > 0; }
   bool pages_now() const { return goes_out() || comes_in() || bytes == Bytes::kHomingThenOut; }
 };
 
@@ -307,8 +308,9 @@ class SharedDevice {
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
   // Sets the driver's own limit to the limit on the page of the claim's preloaded programs, if they have one.
   void follow_limit(const Claim& claim);
-  // Gives preloaded programs back what the group's other sessions no longer need.
-  void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
+  // The bytes that preloaded programs can have back; and gives them back. False: they cannot be promised.
+  uint64_t loan_to_take_back(const Claim& lender) const;
+  bool take_back_loan(Claim& lender, uint64_t bytes, uint64_t now_ns);
   // The part of the declared bytes that the first of a group's preloaded programs is promised: at most what the other
   // sessions leave.
   uint64_t left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page, uint64_t now_ns) const;
@@ -347,7 +349,11 @@ class SharedDevice {
                        client::MessageType type);  // sends the message to members that have begun to go out
   bool regrow(Claim& claim, uint64_t now_ns);      // asks for all of its bytes again; false: there is no room
   void come_home(Claim& claim);                    // called when it has been promised them
-  bool regrow_all(uint64_t now_ns);                // true if a claim has grown
+  // Claims that are owed bytes get them when they are free: those that they use from the host (regrow()), then what they have
+  // lent. give_back() returns true if a claim has grown.
+  void owe(Claim& claim);
+  uint64_t owed_bytes(const Claim& claim) const;
+  bool give_back(uint64_t now_ns);
   // Answers for members whose connections have closed: they do not go out, and members that can go out do. True if
   // there were any.
   bool answer_for_silent();
@@ -408,14 +414,16 @@ class SharedDevice {
   std::string why_not_on(const RemoteSession& session, std::string* out_state) const;
   std::string why_no_turn(const Claim& claim) const;  // for a session that waits for one
   // room.cpp
-  base::Status make_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
+  base::Status make_room(RemoteSession& session, const sched::RoomAsk& ask, uint64_t now_ns);
   bool may_give(const Claim& claim, const sched::RoomAsk& ask) const {
     return ask.from != sched::Giver::kSpare || scheduler_.is_spare(claim.id);
   }
-  void next_room(uint64_t now_ns);                   // starts to make room for the first in the line
-  void tell_room(Claim& claim);                      // says that the room is made, or that there is none
-  void give_up_room(Claim& claim, uint64_t now_ns);  // called when no process is left to use the room
-  base::Status start_room(const Claim& claim, const sched::RoomAsk& ask, uint64_t now_ns);
+  void next_room(uint64_t now_ns);                // starts to make room for the first in the line
+  static void tell_room(RemoteSession& session);  // says that the room is made, or that there is none
+  bool has_room() const;                          // room is kept for some session
+  void room_used(RemoteSession& session, uint64_t now_ns);
+  void give_up_room(RemoteSession& session, uint64_t now_ns);  // called when nobody is left to use the room
+  base::Status start_room(RemoteSession& session, const sched::RoomAsk& ask, uint64_t now_ns);
   // Called when every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
@@ -473,14 +481,18 @@ class SharedDevice {
   std::vector<Claim*> in_debt_;  // claims that wait for a turn and whose caps have a debt
   size_t ready_ = 0;             // claims that wait for a turn
   bool contended_ = false;       // contended(), as of the last look
-  // Guaranteed claims that want room after that, by sched::served_before().
-  std::deque<std::pair<uint64_t, sched::RoomAsk>> room_line_;
-  bool room_for_lower_ = false;  // room_for_ waits only for turns of opportunistic claims
-  uint64_t room_for_ = 0;        // the claim for which others are paged out, and these: claims and caches
-  std::vector<uint64_t> room_victims_;
-  uint64_t room_free_bytes_ = 0;  // the free bytes that are enough for room_for_
+  // Guaranteed sessions that want room after room_for_, by sched::served_before().
+  struct RoomWait {
+    RemoteSession* session;
+    sched::RoomAsk ask;
+  };
+  std::deque<RoomWait> room_line_;
+  bool room_for_lower_ = false;         // room_for_ waits only for turns of opportunistic claims
+  RemoteSession* room_for_ = nullptr;   // the session for which others are paged out
+  std::vector<uint64_t> room_victims_;  // those: claims and caches
+  uint64_t room_free_bytes_ = 0;        // the free bytes that are enough for room_for_
   std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
-  std::vector<uint64_t> short_;   // claims with short bytes
+  std::vector<Claim*> owed_;      // claims that are owed bytes
   sched::RoomAsk room_ask_;       // of room_for_
   uint64_t room_until_ns_ = 0;    // room_for_ first waits for turns to end, until then; 0 = it does not wait
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0, page_outs_ = 0, page_ins_ = 0;

@@ -118,6 +118,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     GPUSHARE_ASSIGN_OR_RETURN(claim, make_claim(process, message, session.name, page.get(), now_ns));
   }
   if (claim->group != 0 && claim->page == nullptr) claim->page = std::move(page);
+  if (claim->lends()) owe(*claim);
   if (claim->cap == nullptr) claim->cap = cap_of(process, message.group, message.cap, now_ns);
   session.claim = claim;
   claim->members.push_back(std::move(owned));
@@ -155,7 +156,6 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
     // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
     // of its own sessions, and then asks again.
     carry_out_all();
-    take_back_loan(limits.get(), now_ns);
     return arrived;
   }
   claims_.emplace(claim.id, std::move(made));
@@ -171,6 +171,7 @@ sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::A
   sched::SessionSpec spec;
   spec.id = claim.id;
   spec.name = name;
+  spec.group = message.group;
   spec.named = name.rfind("session-", 0) != 0;  // what executors call sessions without a name
   spec.cls = claim.counts_as;
   spec.priority = options_.ranks.priority(message.priority);
@@ -246,7 +247,6 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
     set = {GPUSHARE_DEVICE_OUT_OF_MEMORY,
            "session '" + session.name + "': the device has no memory for its lane to grow"};
   }
-  if (!set.ok() || wanted_bytes < before_bytes) take_back_loan(claim.limits.get(), now_ns);
   follow_limit(claim);
   return set;
 }
@@ -393,6 +393,7 @@ void SharedDevice::remove(RemoteSession& session) {
   if (session.overdue()) set_overdue(session, false);
   images_.left(session);
   ranges_.close(session);
+  give_up_room(session, now_ns);
   gates_.left(session.at_gates, now_ns);
   tell_gates();
   process.leases->used[session.slot] = false;
@@ -406,12 +407,11 @@ void SharedDevice::remove(RemoteSession& session) {
   }
   if (kernel_limits_ != nullptr) kernel_limits_->clear(claim.id);
   scheduler_.leave(claim.id, now_ns);
-  give_up_room(claim, now_ns);
   room_step(claim.id);
   const std::shared_ptr<GroupLimits> limits = std::move(claim.limits);
   if (limits != nullptr) std::erase(limits->claims, &claim);
+  std::erase(owed_, &claim);
   claims_.erase(claim.id);
-  take_back_loan(limits.get(), now_ns);
   divide_weight(limits.get(), now_ns);
 }
 
@@ -422,7 +422,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   ranges_.close(session);  // no process is left to answer
   gates_.left(session.at_gates, now_ns);
   tell_gates();
-  if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
+  give_up_room(session, now_ns);
   if (session.pages()) silent_.push_back(session.claim->id);
   if (session.leased()) (void)want_back(*session.claim, now_ns);
 }
@@ -436,7 +436,7 @@ void SharedDevice::pump() {
     moved = carry_out_all();
     moved = answer_for_silent() || moved;
     const uint64_t now_ns = base::host_now_ns();
-    moved = regrow_all(now_ns) || moved;
+    moved = give_back(now_ns) || moved;
     if (!std::exchange(contended_, contended()) &&
         contended_)  // a holder that was asked before has the whole lease from now on
       for (Claim* holder : holders_)

@@ -287,7 +287,8 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, sched::Need& need, const 
 
 bool RangeWait::is_before(const RangeWait& other) const {
   const auto in_line = [](const RangeWait& wait) {
-    return sched::InLine{wait.session->options_.cls, wait.range != nullptr, wait.place};
+    return sched::InLine{wait.session->options_.cls,
+                         wait.range != nullptr ? sched::Use::kCommit : sched::Use::kAllocation, wait.place};
   };
   return sched::served_before(in_line(*this), in_line(other));
 }

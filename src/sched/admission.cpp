@@ -93,7 +93,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
     if (!suits(lane, session) || lane.closing || lane.held_up() || lane.is_left()) continue;
-    views.push_back({id, lane.held, finder == LaneFinderKind::kBalanced ? backlog_ns(lane) : 0,
+    views.push_back({id, lane.held(), finder == LaneFinderKind::kBalanced ? backlog_ns(lane) : 0,
                      static_cast<uint32_t>(lane.members.size())});
   }
   Placement found = find_lane(finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
@@ -104,7 +104,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   if (session.spec.profiling && found.kind != Placement::Kind::kNone) {
     // All that is free, on top of what the lane has.
     const uint64_t room = free_bytes() - session.persistent_bytes;
-    found.bytes = found.kind == Placement::Kind::kOpen ? room : lanes[found.lane].held + room;
+    found.bytes = found.kind == Placement::Kind::kOpen ? room : lanes[found.lane].held() + room;
     const uint64_t quota = quota_of(session);
     if (found.kind == Placement::Kind::kOpen)
       found.bytes = std::clamp(quota - std::min(quota, session.persistent_bytes), session.ephemeral_bytes,
@@ -139,10 +139,11 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
     lane = LaneRecord{};
     touch(lane);
     lane.open = true;
-    lane.bytes = lane.held = found.bytes;
+    lane.bytes = found.bytes;
+    lane.claim = ClaimNode(tree.lanes);
+    lane.claim.promise(found.bytes);
     lane.compute_units = session.compute_units;
     lane.trust_group = session.spec.trust_group;
-    lane_bytes += lane.held;
     compute_units += lane.compute_units;
     ++lanes_open;
     actions.push_back({ActionKind::kOpenLane, id, kNoSession, lane.bytes, lane.compute_units});
@@ -151,10 +152,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
   LaneRecord& lane = lanes[id];
   if (session.ephemeral_bytes > lane.bytes) {
     lane.bytes = session.ephemeral_bytes;
-    if (lane.bytes > lane.held) {
-      lane_bytes += lane.bytes - lane.held;
-      lane.held = lane.bytes;
-    }
+    if (lane.bytes > lane.held()) lane.claim.promise(lane.bytes);
     actions.push_back({ActionKind::kResizeLane, id, kNoSession, lane.bytes});
   }
   join(session, id);
@@ -175,7 +173,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
 void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   join_lane(session, id);
   session.wake = session.turned_back = false;
-  persistent_bytes += session.persistent_bytes;
+  promise(session);
   ++residents;
   if (session.view.share.kind == Share::Kind::kWhole) ++whole;
   start_with_others(session);
@@ -188,8 +186,8 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   session.paused_since_ns = kUnknown;
   set_overdue(session, false);
   quit_lane(session);
-  persistent_bytes -= session.held_bytes();
   session.gone_bytes = 0;
+  promise(session);
   gave_back();
   --residents;
   if (session.view.share.kind == Share::Kind::kWhole) --whole;
@@ -223,11 +221,11 @@ void Scheduler::Impl::shrink_or_close(LaneId id) {
   LaneRecord& lane = lanes[id];
   if (lane.members.empty()) {
     hold_back(lane, kUnknown);
-    lane_bytes -= lane.held;
+    lane.claim.promise(0);
     gave_back();
     compute_units -= lane.compute_units;
     lane.open = false;
-    lane.held = lane.bytes = 0;
+    lane.bytes = 0;
     lane.compute_units = 0;
     lane.closing = false;
     --lanes_open;
@@ -247,9 +245,8 @@ void Scheduler::Impl::shrink_or_close(LaneId id) {
 bool Scheduler::Impl::boundary(LaneId id) {
   LaneRecord& lane = lanes[id];
   const uint64_t least = options.shared_lanes ? std::max(lane.bytes, lane.applied) : lane.bytes;
-  if (!lane.open || lane.held <= least || lane.completed < lane.settles_at) return false;
-  lane_bytes -= lane.held - least;
-  lane.held = least;
+  if (!lane.open || lane.held() <= least || lane.completed < lane.settles_at) return false;
+  lane.claim.promise(least);
   gave_back();
   return true;
 }
@@ -261,7 +258,7 @@ WaitingList::Room Scheduler::Impl::room() const {
   for (const LaneRecord& lane : lanes) {
     if (!lane.open || lane.closing || lane.compute_units != 0 || lane.held_up()) continue;
     choice = true;
-    largest = std::max(largest, lane.held);
+    largest = std::max(largest, lane.held());
   }
   return {choice, free_bytes(), free_bytes() + largest};
 }
@@ -406,8 +403,8 @@ std::string Scheduler::Impl::shortage(const SessionRecord& session) const {
       spec.name.c_str(), base::format_bytes(session.persistent_bytes + session.ephemeral_bytes).c_str(),
       base::format_bytes(session.persistent_bytes).c_str(),
       base::format_bytes(session.ephemeral_bytes).c_str(), base::format_bytes(free_bytes()).c_str(),
-      base::format_bytes(capacity.target_bytes).c_str(), base::format_bytes(persistent_bytes).c_str(),
-      residents, base::format_bytes(lane_bytes).c_str(), lanes_open);
+      base::format_bytes(capacity.target_bytes).c_str(), base::format_bytes(tree.sessions.promised()).c_str(),
+      residents, base::format_bytes(tree.lanes.promised()).c_str(), lanes_open);
 }
 
 }  // namespace gpushare::sched

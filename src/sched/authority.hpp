@@ -48,6 +48,7 @@ struct SessionSpec {
   uint32_t compute_units = 0;
   uint64_t trust_group =
       0;  // its trust group: it shares a lane only with sessions of that group; SchedulerOptions::shared_lanes
+  uint64_t group = 0;     // see Scheduler::group_needs(); 0: none
   bool may_queue = true;  // false: arrive() refuses a session that cannot be admitted at once
   bool may_page = true;   // false: the session is not paged out before allow_paging()
   bool may_claim = true;  // false: nothing is dropped or paged out so that it gets in

@@ -43,10 +43,14 @@ uint64_t Scheduler::promised_bytes() const {
   return impl_->promised();
 }
 uint64_t Scheduler::context_bytes() const {
-  return impl_->context_bytes;
+  return impl_->tree.contexts.promised();
 }
 uint64_t Scheduler::persistent_bytes() const {
-  return impl_->persistent_bytes;
+  return impl_->tree.sessions.promised();
+}
+uint64_t Scheduler::group_needs(uint64_t group) const {
+  const auto found = impl_->groups.find(group);
+  return found == impl_->groups.end() ? 0 : found->second.claim.needed();
 }
 uint64_t Scheduler::gone_bytes(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
@@ -62,7 +66,7 @@ bool Scheduler::lane_is_open(LaneId lane) const {
   return lane < impl_->lanes.size() && impl_->lanes[lane].open;
 }
 uint64_t Scheduler::lane_bytes(LaneId lane) const {
-  return lane_is_open(lane) ? impl_->lanes[lane].held : 0;
+  return lane_is_open(lane) ? impl_->lanes[lane].held() : 0;
 }
 uint64_t Scheduler::lane_size(LaneId lane) const {
   return lane_is_open(lane) ? impl_->lanes[lane].bytes : 0;

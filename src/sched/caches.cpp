@@ -41,6 +41,14 @@ Claim Scheduler::Impl::claim_of(const CacheRecord& cache, uint64_t now_ns) const
   return {cache.bytes, rank, cache.restore_ns * requests_at(cache, now_ns)};
 }
 
+void Scheduler::Impl::stand_in_line(CacheRecord& cache) {
+  if (std::exchange(cache.waiting, true)) std::erase(cache_line, &cache);
+  const auto behind = std::find_if(cache_line.begin(), cache_line.end(), [&](const CacheRecord* other) {
+    return served_before({cache.cls, Use::kCache}, {other->cls, Use::kCache});
+  });
+  cache_line.insert(behind, &cache);
+}
+
 bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   while (!cache_line.empty()) {
     CacheRecord& cache = *cache_line.front();
@@ -48,7 +56,7 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
     if (cache.bytes <= free_bytes()) {
       cache.waiting = false;
       cache.held = true;
-      cache_bytes += cache.bytes;
+      cache.claim.promise(cache.bytes);
       cache_line.erase(cache_line.begin());
       actions.push_back({ActionKind::kFillCache, kNoLane, cache.id, cache.bytes});
       continue;
@@ -82,6 +90,7 @@ base::Status Scheduler::add_cache(uint64_t id, uint64_t bytes, double restore_ns
             base::format("%s do not fit: the capacity is %s", base::format_bytes(bytes).c_str(),
                          base::format_bytes(most).c_str())};
   auto cache = std::make_unique<CacheRecord>();
+  cache->claim = ClaimNode(impl_->tree.caches);
   cache->id = id;
   cache->bytes = impl_->rounded(bytes);
   cache->first_part = first_part;
@@ -93,7 +102,6 @@ base::Status Scheduler::add_cache(uint64_t id, uint64_t bytes, double restore_ns
 void Scheduler::remove_cache(uint64_t id, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
   if (cache == nullptr) return;
-  if (cache->held) impl_->cache_bytes -= cache->bytes;
   if (cache->dropping) --impl_->evicting;
   std::erase(impl_->cache_line, cache);
   std::erase_if(impl_->actions, [id](const Action& action) { return action.session == id; });
@@ -107,12 +115,16 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   if (cache == nullptr) return;
   cache->requests = requests_at(*cache, now_ns) + 1;
   cache->requested_ns = now_ns;
-  cache->wanted_by = session;
-  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->bytes_cls;
   ++cache->users;
-  if (cache->waiting || (cache->held && !cache->dropping)) return;
-  cache->waiting = true;
-  impl_->cache_line.push_back(cache);
+  const bool waits = !cache->held || cache->dropping;
+  const SessionRecord* by = impl_->find(session);
+  // While it waits, it waits for the session of the best class that wants it.
+  if (cache->waiting && (by == nullptr || by->bytes_cls > cache->cls)) return;
+  const SessionClass before = cache->cls;
+  cache->wanted_by = session;
+  if (by != nullptr) cache->cls = by->bytes_cls;
+  if (!waits || (cache->waiting && cache->cls == before)) return;
+  impl_->stand_in_line(*cache);
   impl_->admit_waiting(now_ns);
 }
 
@@ -134,7 +146,7 @@ void Scheduler::cache_dropped(uint64_t id, uint64_t now_ns) {
   if (cache == nullptr || !cache->held) return;
   if (std::exchange(cache->dropping, false)) --impl_->evicting;
   cache->held = false;
-  impl_->cache_bytes -= cache->bytes;
+  cache->claim.promise(0);
   impl_->gave_back();
   impl_->freed(now_ns);
 }
@@ -150,7 +162,7 @@ bool Scheduler::cache_going(uint64_t id) const {
 }
 
 uint64_t Scheduler::cached_bytes() const {
-  return impl_->cache_bytes;
+  return impl_->tree.caches.promised();
 }
 
 void Scheduler::set_link(double ns_per_byte) {

@@ -29,8 +29,8 @@ base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
 }
 
 void Scheduler::set_context_bytes(uint64_t bytes, uint64_t now_ns) {
-  if (bytes == impl_->context_bytes) return;
-  impl_->context_bytes = bytes;
+  if (bytes == impl_->tree.contexts.promised()) return;
+  impl_->tree.contexts.promise(bytes);
   impl_->capacity.effective_bytes = std::max(impl_->capacity.target_bytes, impl_->promised());
   if (impl_->coordinator) impl_->coordinator->set_capacity(impl_->beside_contexts(), now_ns);
   impl_->coordinate(now_ns);
@@ -86,7 +86,7 @@ void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
   candidates.erase(largest);
   std::sort(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {
     const auto rank = [this](LaneId id) {
-      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held, id);
+      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held(), id);
     };
     return rank(a) < rank(b);
   });

@@ -37,32 +37,30 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
                      base::format_bytes(most).c_str())};
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
-    const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
+    const uint64_t grown_lane = e > lane.held() ? e - lane.held() : 0;
     const uint64_t grown = grown_lane + (p > session->persistent_bytes ? p - session->persistent_bytes : 0);
     // Bytes that the session does not need any more may be out already.
     const uint64_t forgone = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
     const uint64_t gone = session->gone_bytes - std::min(session->gone_bytes, forgone);
     uint64_t shrunk = forgone - (session->gone_bytes - gone);
     const uint64_t lane_need = std::max(e, lane.need_without(session->ephemeral_bytes));
-    if (lane_need < lane.held && lane.completed == lane.dispatched && !impl_->options.shared_lanes)
-      shrunk += lane.held - lane_need;  // settles at once
+    if (lane_need < lane.held() && lane.completed == lane.dispatched && !impl_->options.shared_lanes)
+      shrunk += lane.held() - lane_need;  // settles at once
     if (grown > impl_->free_bytes() + shrunk)
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               base::format("session '%s' would grow by %s; %s of %s can be promised: persistent %s of %zu "
                            "sessions, lanes %s (%u)",
                            spec.name.c_str(), base::format_bytes(grown).c_str(),
                            base::format_bytes(impl_->free_bytes()).c_str(), base::format_bytes(most).c_str(),
-                           base::format_bytes(impl_->persistent_bytes).c_str(), impl_->residents,
-                           base::format_bytes(impl_->lane_bytes).c_str(), impl_->lanes_open)};
-    impl_->persistent_bytes -= session->held_bytes();
+                           base::format_bytes(impl_->tree.sessions.promised()).c_str(), impl_->residents,
+                           base::format_bytes(impl_->tree.lanes.promised()).c_str(), impl_->lanes_open)};
     session->gone_bytes = gone;
-    impl_->persistent_bytes += p - gone;
-    impl_->lane_bytes += grown_lane;
-    lane.held += grown_lane;
+    lane.claim.promise(lane.held() + grown_lane);
   }
   session->spec = std::move(spec);
   session->spec.profiling = false;
   session->persistent_bytes = p;
+  impl_->promise(*session);
   impl_->set_ephemeral(*session, e);
   if (session->slot != SessionRecord::kNoSlot)
     impl_->lanes[session->lane].least_ready_bytes =

@@ -6,6 +6,8 @@
 #if defined(GPUSHARE_CHECKS)
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
@@ -14,7 +16,6 @@ namespace gpushare::sched {
 namespace {
 
 struct Totals {
-  uint64_t persistent = 0, lane_bytes = 0, cached = 0;
   size_t residents = 0, ready = 0, lanes_ready = 0, waiting = 0, slots = 0, spares = 0, out = 0;
   size_t held_back = 0, with_deadline = 0;
   uint32_t open = 0, units = 0, overdue = 0, evicting = 0;
@@ -45,11 +46,10 @@ std::string check_lane(const auto& of, LaneId id, Totals& totals) {
       return base::format("a ready session of lane %u needs less than the least", id);
   if (!lane.open) return lane.members.empty() ? "" : base::format("closed lane %u has sessions", id);
   if (lane.members.empty()) return base::format("open lane %u is empty", id);
-  if (lane.held < lane.bytes) return base::format("lane %u holds less than its size", id);
-  if (of.options.shared_lanes && lane.held < lane.applied)
+  if (lane.held() < lane.bytes) return base::format("lane %u holds less than its size", id);
+  if (of.options.shared_lanes && lane.held() < lane.applied)
     return base::format("lane %u has more memory than is promised to it", id);
   ++totals.open;
-  totals.lane_bytes += lane.held;
   totals.units += lane.compute_units;
   totals.ready += lane.ready.size();
   totals.residents += lane.members.size();
@@ -62,6 +62,9 @@ std::string check_session(const auto& of, const SessionRecord& session) {
   if (session.bytes == Bytes::kGone) return "a session that has left is in the books";
   if (session.holds_promise() != has_promise(session.bytes))
     return "a session without bytes on the device holds a promise, or the other way round";
+  if (session.claim.needed() != session.persistent_bytes + session.ephemeral_bytes ||
+      session.claim.promised() != session.held_bytes())
+    return "its claim has other bytes than it needs or is promised";
   if (session.gone_bytes > 0 && session.bytes != Bytes::kGoing)
     return "a session that is not being paged out has bytes that are gone";
   const bool candidate = session.slot != SessionRecord::kNoSlot;
@@ -79,7 +82,41 @@ std::string check_session(const auto& of, const SessionRecord& session) {
   return {};
 }
 
+struct Sum {
+  uint64_t needed = 0, promised = 0;
+  void add(const ClaimNode& claim) {
+    needed += claim.needed();
+    promised += claim.promised();
+  }
+  bool is(const ClaimNode& claim) const { return needed == claim.needed() && promised == claim.promised(); }
+};
+
+// That each node of the tree of claims is the sum of those below it.
+std::string check_tree(const auto& of) {
+  Sum sessions, lanes, caches, device;
+  std::map<uint64_t, std::pair<Sum, size_t>> groups;
+  for (const auto& [id, session] : of.sessions) {
+    sessions.add(session->claim);
+    if (session->spec.group == 0) continue;
+    groups[session->spec.group].first.add(session->claim);
+    ++groups[session->spec.group].second;
+  }
+  for (const LaneRecord& lane : of.lanes) lanes.add(lane.claim);
+  for (const auto& cache : of.caches) caches.add(cache->claim);
+  for (const ClaimNode* each : {&of.tree.sessions, &of.tree.lanes, &of.tree.caches, &of.tree.contexts})
+    device.add(*each);
+  if (!sessions.is(of.tree.sessions) || !lanes.is(of.tree.lanes) || !caches.is(of.tree.caches) ||
+      !device.is(of.tree.device))
+    return "a claim is not the sum of those below it";
+  if (groups.size() != of.groups.size()) return "a group has no session";
+  for (const auto& [id, group] : of.groups)
+    if (!groups[id].first.is(group.claim) || groups[id].second != group.sessions)
+      return "a group's claim is not the sum of its sessions'";
+  return {};
+}
+
 std::string check_cache(const auto& of, const CacheRecord& cache) {
+  if (cache.claim.promised() != (cache.held ? cache.bytes : 0)) return "a cache's claim has other bytes";
   if (cache.dropping && !cache.held) return "a cache that is not held is being dropped";
   if (cache.waiting && cache.users == 0) return "a cache waits that nobody wants";
   const CacheRecord* first = of.find_cache(cache.first_part);
@@ -94,15 +131,13 @@ std::string check_totals(const auto& of, const Totals& totals) {
   if (totals.held_back != of.held_back) return "the lanes that are held back are miscounted";
   if (totals.with_deadline != of.with_deadline) return "the sessions with a deadline are miscounted";
   if (totals.out != of.paged_out) return "the sessions that are paged out are miscounted";
-  if (totals.cached != of.cache_bytes) return "the bytes of caches are miscounted";
-  if (totals.persistent != of.persistent_bytes || totals.lane_bytes != of.lane_bytes ||
-      totals.residents != of.residents || totals.open != of.lanes_open ||
+  if (totals.residents != of.residents || totals.open != of.lanes_open ||
       totals.waiting != of.waiting.size() + of.idle.size() || totals.slots != totals.ready ||
       totals.evicting != of.evicting || totals.spares != of.spares)
     return "a running total is wrong";
   if (totals.units != of.compute_units || totals.units > of.options.compute_units)
     return base::format("lanes have %u compute units of %u", totals.units, of.options.compute_units);
-  const uint64_t promised = totals.persistent + totals.lane_bytes + totals.cached + of.context_bytes;
+  const uint64_t promised = of.promised();
   if (promised > of.capacity.effective_bytes)
     return base::format("promised %s of %s", base::format_bytes(promised).c_str(),
                         base::format_bytes(of.capacity.effective_bytes).c_str());
@@ -186,7 +221,6 @@ std::string Scheduler::check() const {
       return base::format("session %llu, %s: ", static_cast<unsigned long long>(id),
                           kBytesNames[static_cast<size_t>(session->bytes)]) +
              wrong;
-    totals.persistent += session->holds_promise() ? session->held_bytes() : 0;
     totals.waiting += session->holds_promise() ? 0 : 1;
     totals.slots += session->slot != SessionRecord::kNoSlot ? 1 : 0;
     totals.evicting += session->goes_out() ? 1 : 0;
@@ -196,10 +230,10 @@ std::string Scheduler::check() const {
   }
   for (const auto& cache : of.caches) {
     if (std::string wrong = check_cache(of, *cache); !wrong.empty()) return wrong;
-    totals.cached += cache->held ? cache->bytes : 0;
     totals.evicting += cache->dropping ? 1 : 0;
   }
   if (std::string wrong = check_totals(of, totals); !wrong.empty()) return wrong;
+  if (std::string wrong = check_tree(of); !wrong.empty()) return wrong;
   return impl_->check_peers();
 }
 

@@ -304,7 +304,7 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   // does not take.
   if (waits && victims->empty() && evicting == 0)
     waits = std::any_of(lanes.begin(), lanes.end(),
-                        [](const LaneRecord& lane) { return lane.open && lane.held != lane.bytes; });
+                        [](const LaneRecord& lane) { return lane.open && lane.held() != lane.bytes; });
   set_claiming(session, waits);
   if (!waits) return false;
   for (const SessionRecord* victim : victims->sessions)
@@ -493,7 +493,7 @@ void Scheduler::Impl::join_lanes(uint64_t now_ns) {
              other.bytes >= lane.bytes;
     });
     if (kept == lanes.end()) continue;
-    const uint64_t room = free_bytes() + lane.held;
+    const uint64_t room = free_bytes() + lane.held();
     const auto all = waiting.sessions();
     if (std::none_of(all.begin(), all.end(), [&](const SessionRecord* waits) {
           const uint64_t there = suits(lane, *waits) ? std::min(kept->bytes, waits->ephemeral_bytes) : 0;

@@ -33,7 +33,7 @@ WaitingList::Room Scheduler::Impl::mergeable_room(const SessionRecord& session) 
   if (kept == kNoLane) return {};
   uint64_t bytes = free_bytes();
   for (LaneId id = 0; id < lanes.size(); ++id)
-    if (id != kept && (lanes[id].closing || may_merge(lanes[id], session))) bytes += lanes[id].held;
+    if (id != kept && (lanes[id].closing || may_merge(lanes[id], session))) bytes += lanes[id].held();
   return {true, bytes, bytes + lanes[kept].bytes};
 }
 
@@ -73,13 +73,13 @@ void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
   for (LaneId id = 0; id < lanes.size(); ++id) {
     if (id == kept || !lanes[id].open) continue;
     if (lanes[id].closing)
-      room += lanes[id].held;
+      room += lanes[id].held();
     else if (may_merge(lanes[id], session))
       candidates.push_back(id);
   }
   std::sort(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {
     const auto rank = [this](LaneId id) {
-      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held, id);
+      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held(), id);
     };
     return rank(a) < rank(b);
   });
@@ -87,7 +87,7 @@ void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
   for (size_t i = 0; i < candidates.size() && room < need; ++i) {
     lanes[candidates[i]].closing = true;
     closing.push_back(candidates[i]);
-    room += lanes[candidates[i]].held;
+    room += lanes[candidates[i]].held();
   }
   bool came_back = false;
   for (const LaneId id : closing) came_back = drain(id, now_ns) || came_back;

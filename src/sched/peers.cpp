@@ -96,6 +96,7 @@ void Scheduler::Impl::set_ephemeral(SessionRecord& session, uint64_t bytes) {
     lane.forget_need(session.ephemeral_bytes);
   }
   session.ephemeral_bytes = bytes;
+  session.claim.need(base::add_saturated(session.persistent_bytes, bytes));
 }
 
 void Scheduler::Impl::join_lane(SessionRecord& session, LaneId id) {

@@ -78,16 +78,23 @@ class Need {
   uint8_t left_ = (1u << kGivers) - 1;  // bits, by giver
 };
 
+// The use of bytes for which somebody waits, in the order in which they are served.
+enum class Use : uint8_t {
+  kAllocation,  // it holds an iteration up
+  kCommit,      // to an elastic range
+  kCache,
+  kReturn  // bytes that a session has lent, or uses from the host because its page-out ended in part
+};
 // A place in a line for room.
 struct InLine {
   static constexpr uint64_t kNowhere = UINT64_MAX;
   SessionClass cls = SessionClass::kGuaranteed;
-  bool commit = false;
+  Use use = Use::kAllocation;
   uint64_t place = kNowhere;  // who came first has the lowest
 };
-// The class counts first. Allocations hold iterations up, so they are served before commits; then the place counts.
+// The class counts first, then the use, then the place.
 inline bool served_before(const InLine& a, const InLine& b) {
-  return std::tuple(a.cls, a.commit, a.place) < std::tuple(b.cls, b.commit, b.place);
+  return std::tuple(a.cls, a.use, a.place) < std::tuple(b.cls, b.use, b.place);
 }
 
 }  // namespace gpushare::sched

@@ -159,6 +159,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   auto owned = std::make_unique<SessionRecord>();
   SessionRecord& session = *owned;
   session.spec = spec;
+  impl_->join_group(session);
   session.persistent_bytes = impl_->rounded(spec.persistent_bytes);
   impl_->set_ephemeral(session, impl_->rounded(spec.ephemeral_bytes));
   session.compute_units = static_cast<uint32_t>(impl_->rounded_units(spec.compute_units));
@@ -206,8 +207,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   impl_->dequeue(session);
   if (spec.alternates) --impl_->alternating;
   if (impl_->measured != nullptr) impl_->measured->left(spec.id);
-  impl_->join_peers(session, nullptr);
-  impl_->sessions.erase(spec.id);
+  impl_->forget(session);
   if (impl_->coordinator) {
     impl_->coordinator->leave(spec.id, now_ns);
     impl_->coordinate(now_ns);
@@ -366,6 +366,23 @@ void Scheduler::progressed(SessionId id, uint64_t device_ns, uint64_t now_ns, ui
     impl_->lower(now_ns);
 }
 
+void Scheduler::Impl::join_group(SessionRecord& session) {
+  if (session.spec.group == 0) {
+    session.claim = ClaimNode(tree.sessions);
+    return;
+  }
+  GroupRecord& group = groups.try_emplace(session.spec.group, tree.sessions).first->second;
+  ++group.sessions;
+  session.claim = ClaimNode(group.claim);
+}
+
+void Scheduler::Impl::forget(SessionRecord& session) {
+  join_peers(session, nullptr);
+  const auto group = groups.find(session.spec.group);
+  sessions.erase(session.view.id);
+  if (group != groups.end() && --group->second.sessions == 0) groups.erase(group);
+}
+
 void Scheduler::leave(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
@@ -392,8 +409,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   if (impl_->measured != nullptr) impl_->measured->left(id);
-  impl_->join_peers(*session, nullptr);
-  impl_->sessions.erase(id);
+  impl_->forget(*session);
   for (const SessionId other : std::exchange(impl_->pinned, {}))
     if (SessionRecord* record = impl_->find(other)) record->pinned = false;
   if (impl_->coordinator) {
@@ -434,7 +450,7 @@ void Scheduler::page_part(SessionId id, uint64_t bytes, uint64_t now_ns) {
   bytes = std::min(bytes / impl_->options.granularity_bytes * impl_->options.granularity_bytes,
                    session->held_bytes());
   session->gone_bytes += bytes;
-  impl_->persistent_bytes -= bytes;
+  impl_->promise(*session);
   impl_->gave_back();
   if (!session->yields_to) impl_->freed(now_ns);
 }

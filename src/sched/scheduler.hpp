@@ -179,6 +179,8 @@ class Scheduler final : public Authority {
   uint64_t gone_bytes(SessionId session) const;
   uint64_t context_bytes() const;     // of promised_bytes
   uint64_t persistent_bytes() const;  // likewise, the sum of P
+  // The sum of P + E over the sessions that arrived with the group, whether they are promised or not.
+  uint64_t group_needs(uint64_t group) const;
   uint32_t lanes_open() const;
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;

@@ -15,6 +15,7 @@
 
 #include "base/flat_hash.hpp"
 
+#include "sched/claim_tree.hpp"
 #include "sched/claims.hpp"
 #include "sched/lane_ids.hpp"
 #include "sched/peers.hpp"
@@ -43,6 +44,7 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
 
   SessionSpec spec;
   SessionView view;
+  ClaimNode claim;                // needed: P + E; promised: of P, by Impl::promise()
   Bytes bytes = Bytes::kWaiting;  // written by Impl::change() alone
   SessionClass bytes_cls =
       SessionClass::kGuaranteed;  // the class by which it gets and gives bytes; turns go by view.cls
@@ -106,7 +108,8 @@ struct SessionRecord : ByVirtualHook, ByBegunHook {
   uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;
 
   bool holds_promise() const { return lane != kNoLane; }
-  uint64_t held_bytes() const { return persistent_bytes - gone_bytes; }  // of P, while it holds a promise
+  // Of P.
+  uint64_t held_bytes() const { return holds_promise() ? persistent_bytes - gone_bytes : 0; }
   bool wanted() const { return ready || view.in_flight > 0; }
   bool goes_out() const { return sched::goes_out(bytes); }
   // True if its iterations can run.
@@ -167,7 +170,7 @@ struct LaneRecord {
   bool open = false;
   bool closing = false;        // its sessions go to other lanes at their boundaries, to make room
   uint64_t bytes = 0;          // the bytes that iterations dispatched from now on may use
-  uint64_t held = 0;           // the bytes that are promised: more than `bytes` until a shrink has settled
+  ClaimNode claim;             // promised: more than `bytes` until a shrink has settled
   uint64_t applied = 0;        // the bytes that the lane has, as the driver says
   uint32_t compute_units = 0;  // units that the lane has for itself, as each of its sessions asks
   uint64_t trust_group = 0;    // the group of each of its sessions
@@ -188,6 +191,7 @@ struct LaneRecord {
   size_t ready_position = 0;       // in Impl::ready_lanes, while anybody is ready
   uint64_t least_ready_bytes = 0;  // at most the least E of those ready
 
+  uint64_t held() const { return claim.promised(); }
   bool busy() const { return dispatched != completed; }
   void forget_need(uint64_t ephemeral_bytes) {
     if (const auto found = needs.find(ephemeral_bytes); --found->second == 0) needs.erase(found);
@@ -215,19 +219,27 @@ struct LaneRecord {
 };
 
 struct CacheRecord {
+  ClaimNode claim;  // promised: `bytes` while it is held
   uint64_t id = 0, bytes = 0, first_part = 0;
-  SessionClass cls = SessionClass::kGuaranteed;  // the class of the session that wanted it last
+  SessionClass cls = SessionClass::kGuaranteed;  // of `wanted_by`, when it wanted the cache
   double restore_ns = 0;
   double requests = 0;  // halved every half-life up to requested_ns
   uint64_t requested_ns = 0;
   uint32_t users = 0;
-  SessionId wanted_by = kNoSession;  // the last session that wanted it
+  SessionId wanted_by = kNoSession;  // who wanted it last; while it waits, the best class comes first
   bool held = false;
   bool dropping = false;  // kDropCache is under way
   bool waiting = false;   // in cache_line
   bool victim = false;    // inside who_gives()
 
   bool droppable() const { return held && !dropping && users == 0; }
+};
+
+// Sessions that arrived with one group (SessionSpec::group).
+struct GroupRecord {
+  explicit GroupRecord(ClaimNode& above) : claim(above) {}
+  ClaimNode claim;
+  size_t sessions = 0;
 };
 
 // Who goes.
@@ -290,7 +302,9 @@ struct Scheduler::Impl {
   Answers asks;  // the policy's
   Device device{this};
   uint64_t changes = 0;
-  size_t whole = 0;  // sessions that hold a promise and are to have the whole device
+  ClaimTree tree;
+  std::map<uint64_t, GroupRecord> groups;  // by number, while they have sessions
+  size_t whole = 0;                        // sessions that hold a promise and are to have the whole device
   std::shared_ptr<const Interference> interference;
   std::shared_ptr<MeasuredInterference> measured;  // null: interference is not measured
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
@@ -309,10 +323,8 @@ struct Scheduler::Impl {
   std::vector<SessionId> pinned;   // sessions pinned since a session last left; some may have left
   std::vector<Action> actions;
   Limit capacity;
-  uint64_t persistent_bytes = 0;  // of sessions holding a promise
-  uint64_t lane_bytes = 0;        // held, over lanes
-  uint32_t compute_units = 0;     // over lanes
-  size_t residents = 0;           // sessions holding a promise
+  uint32_t compute_units = 0;  // over lanes
+  size_t residents = 0;        // sessions holding a promise
   uint32_t lanes_open = 0;
   // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
   double virtual_ns = 0;
@@ -327,9 +339,7 @@ struct Scheduler::Impl {
   size_t with_deadline = 0;              // sessions whose next iteration has a worth (set_worth)
   bool several_groups = false;           // sessions of more than one trust group have arrived
   double link_ns_per_byte = 0;           // 0: not measured
-  std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
-  uint64_t cache_bytes = 0;              // held
-  uint64_t context_bytes = 0;
+  std::vector<CacheRecord*> cache_line;  // wanted and not held, by served_before()
   std::optional<Coordinator> coordinator;
   uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
   uint64_t above_limit_bytes = 0;        // the sum of what sessions have above their limits
@@ -345,10 +355,10 @@ struct Scheduler::Impl {
     const auto found = sessions.find(id);
     return found == sessions.end() ? nullptr : found->second.get();
   }
-  uint64_t promised() const { return persistent_bytes + lane_bytes + cache_bytes + context_bytes; }
+  uint64_t promised() const { return tree.device.promised(); }
   uint64_t free_bytes() const { return capacity.target_bytes - std::min(capacity.target_bytes, promised()); }
   uint64_t beside_contexts() const {
-    return capacity.target_bytes - std::min(capacity.target_bytes, context_bytes);
+    return capacity.target_bytes - std::min(capacity.target_bytes, tree.contexts.promised());
   }
   void gave_back() {  // called after promises fell
     capacity.effective_bytes =
@@ -376,6 +386,9 @@ struct Scheduler::Impl {
   // scheduler.cpp
   // The session's bytes change as the table of states says (session_states.hpp). False: not listed; check() tells.
   bool change(SessionRecord& session, BytesEvent event);
+  static void promise(SessionRecord& session) { session.claim.promise(session.held_bytes()); }
+  void join_group(SessionRecord& session);
+  void forget(SessionRecord& session);  // it is in the books no more
   // Called when `view` changed: refreshes its copy among the lane's ready views.
   void show(SessionRecord& session);
   void set_ready_slot(SessionRecord& session, bool present);
@@ -566,6 +579,7 @@ struct Scheduler::Impl {
   // Drops spare sessions and caches if that makes room for the session. True if some are being dropped.
   bool claim_spares(const SessionRecord& session, uint64_t now_ns);
   void forget_worth(SessionRecord& session);
+  void stand_in_line(CacheRecord& cache);
   // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
   bool hold_waiting(uint64_t now_ns);
   void drop_caches(uint64_t bytes, uint64_t now_ns);  // drops unused caches of so many bytes, or all of them
@@ -667,7 +681,7 @@ LaneRest rest_of(const LaneRecord& lane, IsGone is_gone, Each each) {
 template <class IsGone>
 WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,
                                                 IsGone is_gone) const {
-  uint64_t used = context_bytes + cache_bytes_without(is_gone), largest = 0;
+  uint64_t used = tree.contexts.promised() + cache_bytes_without(is_gone), largest = 0;
   uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
   bool choice = false, one_lane = options.shared_lanes || session.view.share.kind == Share::Kind::kWhole;
@@ -696,7 +710,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
 
 template <class IsGone>
 uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
-  uint64_t bytes = context_bytes + cache_bytes_without(is_gone);
+  uint64_t bytes = tree.contexts.promised() + cache_bytes_without(is_gone);
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     const LaneRest rest = rest_of(lane, is_gone, [](const SessionRecord&) {});

@@ -564,7 +564,7 @@ bool Scheduler::may_lend(SessionId id, LaneId lane_id) const {
   if (session == nullptr || session->lane != lane_id || !session->resident() || session->view.in_flight > 0)
     return false;
   const LaneRecord& lane = impl_->lanes[lane_id];
-  return !lane.closing && !lane.busy() && lane.held == lane.bytes && impl_->waiting.empty() &&
+  return !lane.closing && !lane.busy() && lane.held() == lane.bytes && impl_->waiting.empty() &&
          impl_->evicting == 0 && impl_->promised() <= impl_->capacity.target_bytes &&
          impl_->policy->holds_ns(session->view, impl_->device) > 0;
 }

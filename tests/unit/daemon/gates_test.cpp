@@ -253,6 +253,26 @@ TEST_CASE("a launch that waits goes by the slot of the next daemon, and a sessio
   CHECK_FALSE(next->unseen());
 }
 
+TEST_CASE("gates that open and go while no guaranteed session is known do nothing to the others") {
+  Between f;
+  base::GateSlot other;
+  base::GateTerms said;
+  said.guaranteed_id = 5;
+  f.slot->publish(said);
+  other.publish(said);
+  f.gates.open(kOther, other, 1, Between::now_ns);
+  CHECK(f.terms().guaranteed_id == 5);
+  base::GateTerms terms;
+  REQUIRE(other.read(&terms));
+  CHECK(terms.guaranteed_id == 0);  // its own terms are new
+  f.gates.left(kOther, Between::now_ns);
+  CHECK(f.terms().guaranteed_id == 5);
+  f.gates.began(kSure, 0, Between::now_ns, Between::now_ns);
+  CHECK(f.terms().guaranteed_id == kSure);
+  f.gates.left(kSure, Between::now_ns);
+  CHECK(f.terms().guaranteed_id == 0);
+}
+
 TEST_CASE("a session that changes its class is what it was no more") {
   Between f;
   f.gates.set_class(kOwn, false, Between::now_ns);

@@ -217,6 +217,27 @@ TEST_CASE("a group that went out in part goes on as it is, and comes in whole wh
   CHECK(group.promised_mib() == 40);
 }
 
+TEST_CASE("room is for the session of a group that asked, and goes with it") {
+  SharedService shared;
+  const Program low(shared, 50 * kMiB, sched::SessionClass::kOpportunistic);
+  const Program a(shared, 2 * kMiB, sched::SessionClass::kGuaranteed, 7);
+  const Program b(shared, 2 * kMiB, sched::SessionClass::kGuaranteed, 7);
+  REQUIRE(a.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  low.hears(MessageType::kPageOut);
+  SECTION("before it is made") {
+    a.says(MessageType::kLeave);
+    low.says(MessageType::kPageDone);
+  }
+  SECTION("when it is made") {
+    low.says(MessageType::kPageDone);
+    a.hears(MessageType::kRoomMade);
+    a.says(MessageType::kLeave);
+  }
+  low.hears(MessageType::kPageIn);
+  b.heard();
+  CHECK(b.events.empty());
+}
+
 TEST_CASE("a group that comes in whole is asked to go out when that is done") {
   SharedService shared;
   const Group group(shared);

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -61,11 +63,11 @@ struct RangeOwner : RawProcess {
     REQUIRE(say(client::make_session_message(MessageType::kContext, 0, 0, 1)));
     CHECK(reply().code == GPUSHARE_OK);
   }
-  void has(uint64_t bytes) const {
+  void has(uint64_t bytes, uint64_t answer_ns = kLong) const {
     auto message = client::make_message<MessageType::kRangeHas>();
     message.session = 1;
     message.bytes = bytes;
-    message.answer_ns = kLong;
+    message.answer_ns = answer_ns;
     REQUIRE(say(message));
     heard();
   }
@@ -265,6 +267,19 @@ TEST_CASE("who asks for room of 0 bytes is refused, and holds up nobody else's")
   CHECK(b.need(30 * kMiB) == GPUSHARE_OK);
 }
 
+TEST_CASE("a session waits for room with many threads, and not without limit") {
+  SharedService shared;
+  const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB),
+      c(shared, 2 * kMiB);
+  a.tell(MessageType::kAllowPaging, 1);
+  a.heard();
+  REQUIRE(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+  size_t waits = 0;
+  while (waits < 1000 && c.asks_for_room(20 * kMiB) == GPUSHARE_OK) ++waits;
+  CHECK(waits == 256);
+  CHECK(b.asks_for_room(20 * kMiB) == GPUSHARE_OK);
+}
+
 TEST_CASE("a session that waits for room hears as soon as a page-out in parts has made enough") {
   SharedService shared;
   const RangeOwner a(shared, 50 * kMiB, sched::SessionClass::kOpportunistic), b(shared, 2 * kMiB);
@@ -416,6 +431,24 @@ TEST_CASE("a process that does not answer for its range loses its class, and the
   REQUIRE_OK(ours->commit(0, 32 * kMiB, kLong));
   stop = true;
   REQUIRE_OK(iteration->end());
+}
+
+TEST_CASE("a session whose silent range is closed has its class again") {
+  SharedService shared;
+  auto a = std::make_unique<RangeOwner>(shared, 50 * kMiB);
+  const RangeOwner b(shared, 2 * kMiB);
+  a->has(48 * kMiB, 1);
+  CHECK(b.ask(20 * kMiB));
+  const auto opportunistic = [&] {
+    (void)b.ask(20 * kMiB);  // the daemon looks for who is late
+    const auto sessions = shared.status().sessions;
+    CHECK(sessions.size() == 2);
+    return std::count_if(sessions.begin(), sessions.end(),
+                         [](const auto& each) { return each.cls == "opportunistic"; });
+  };
+  eventually([&] { return opportunistic() == 1; });
+  a->socket = {};  // its process lives, and has a range no more
+  eventually([&] { return opportunistic() == 0; });
 }
 
 TEST_CASE("a process that gives nothing back says so, and keeps its class") {

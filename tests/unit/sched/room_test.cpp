@@ -57,9 +57,12 @@ TEST_CASE("nobody else is asked where a limit of the session's own is met") {
   CHECK(asked(need, Giver::kRanges) == Givers{Giver::kSpare, Giver::kRanges});
 }
 
-TEST_CASE("the class counts, then allocations are served before commits, then the place in line counts") {
-  const InLine in_order[] = {{kHigh, false, 7}, {kHigh, false, 8}, {kHigh, true, 2}, {kHigh, true, 3},
-                             {kHigh, true},     {kLow, false, 1},  {kLow, true, 0},  {kLow, true}};
+TEST_CASE("the class counts, then the use of the bytes, then the place in line") {
+  const InLine in_order[] = {
+      {kHigh, Use::kAllocation, 7}, {kHigh, Use::kAllocation, 8}, {kHigh, Use::kCommit, 2},
+      {kHigh, Use::kCommit, 3},     {kHigh, Use::kCommit},        {kHigh, Use::kCache, 1},
+      {kHigh, Use::kReturn, 0},     {kLow, Use::kAllocation, 1},  {kLow, Use::kCommit, 0},
+      {kLow, Use::kCommit},         {kLow, Use::kCache, 0},       {kLow, Use::kReturn}};
   for (size_t a = 0; a < std::size(in_order); ++a)
     for (size_t b = 0; b < std::size(in_order); ++b)
       CHECK(served_before(in_order[a], in_order[b]) == (a < b));

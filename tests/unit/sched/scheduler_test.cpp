@@ -82,12 +82,26 @@ TEST_CASE("the check of the books sees each number that is wrong in one way alon
   };
   const std::string units = "lanes have 4 compute units of 8", total = "a running total is wrong";
   CHECK(wrong(books.compute_units) == Strings{units, units});
-  CHECK(wrong(books.persistent_bytes) == Strings{total, total});
-  CHECK(wrong(books.lane_bytes) == Strings{total, total});
   CHECK(wrong(books.residents) == Strings{total, total});
   CHECK(wrong(books.lanes_open) == Strings{total, total});
   CHECK(wrong(books.evicting) == Strings{total, total});
   CHECK(wrong(books.spares) == Strings{total, total});
+  const auto wrong_claim = [&](ClaimNode& claim) {
+    std::vector<std::string> said;
+    claim.promise(claim.promised() + 1);
+    said.push_back(scheduler.check());
+    claim.promise(claim.promised() - 1);
+    claim.need(claim.needed() + 1);
+    said.push_back(scheduler.check());
+    claim.need(claim.needed() - 1);
+    CHECK(scheduler.check() == "");
+    return said;
+  };
+  const std::string sum = "a claim is not the sum of those below it";
+  for (ClaimNode* each : {&books.tree.sessions, &books.tree.lanes, &books.tree.caches, &books.tree.device})
+    CHECK(wrong_claim(*each) == Strings{sum, sum});
+  const std::string own = "session 1, resident: its claim has other bytes than it needs or is promised";
+  CHECK(wrong_claim(books.find(1)->claim) == Strings{own, own});
   // The same on both sides, and more than there is.
   books.options.compute_units = 3;
   CHECK(scheduler.check() == "lanes have 4 compute units of 3");

@@ -100,6 +100,55 @@ TEST_CASE("room that is made for a cache is for others once the cache is let go"
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE("caches wait in line by class, and one that a better class wants moves up") {
+  Scheduler scheduler = scheduler_of(100, "fair", false);
+  REQUIRE(scheduler.arrive(spare_spec(1, 100), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(2, 0, SessionClass::kOpportunistic), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(3, 0), 0).ok());
+  for (const uint64_t id : {11, 12, 13}) {
+    REQUIRE(scheduler.add_cache(id, 20, 1.0, 0).ok());
+    scheduler.want_cache(id, id == 13 ? 3 : 2, 1);
+  }
+  scheduler.want_cache(12, 3, 2);
+  scheduler.want_cache(13, 2, 3);  // it stays where the guaranteed session has put it
+  (void)scheduler.take_actions();
+  REQUIRE(scheduler.set_need(1, 60, 0, 4).ok());
+  std::vector<uint64_t> filled;
+  for (const Action& action : scheduler.take_actions())
+    if (action.kind == ActionKind::kFillCache) filled.push_back(action.session);
+  CHECK(filled == std::vector<uint64_t>{13, 12});
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("the needs of a group's sessions are summed whether they are promised or not") {
+  Scheduler scheduler = scheduler_of(100);
+  const auto spec_in = [](SessionId id, uint64_t persistent_bytes, uint64_t group) {
+    SessionSpec out = spare_spec(id, persistent_bytes);
+    out.ephemeral_bytes = 10;
+    out.group = group;
+    return out;
+  };
+  REQUIRE(scheduler.arrive(spec_in(1, 60, 7), 0).ok());
+  REQUIRE(scheduler.arrive(spec_in(2, 50, 7), 0).ok());  // waits
+  REQUIRE(scheduler.arrive(spec_in(3, 5, 8), 0).ok());
+  REQUIRE(scheduler.arrive(spec_in(4, 5, 0), 0).ok());
+  CHECK(scheduler.state(2) == SessionState::kQueued);
+  CHECK(scheduler.group_needs(7) == 130);
+  CHECK(scheduler.group_needs(8) == 15);
+  CHECK(scheduler.group_needs(0) == 0);
+  REQUIRE(scheduler.set_need(1, 20, 5, 1).ok());
+  CHECK(scheduler.group_needs(7) == 85);
+  SessionSpec refused = spec_in(5, 90, 7);
+  refused.may_queue = false;
+  CHECK_FALSE(scheduler.arrive(refused, 2).ok());
+  CHECK(scheduler.group_needs(7) == 85);
+  CHECK(scheduler.check() == "");
+  scheduler.leave(1, 3);
+  scheduler.leave(2, 3);
+  CHECK(scheduler.group_needs(7) == 0);
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE(
     "spare sessions make room for whoever waits, least price first, under policies that page nobody out") {
   for (const char* policy : {"fair", "pack", "priority"})
