@@ -25,8 +25,10 @@ using ShareClock = std::chrono::steady_clock;
 constexpr size_t kMostShareJobs = 1024;  // a thread each
 constexpr double kMostRequestsPerS = 10'000;
 constexpr uint64_t kShareBytes = uint64_t{256} << 10;  // of an iteration
-constexpr size_t kAhead = 2;                           // a session that always has work gets its weight
-constexpr double kLeastWeight = 0.01;                  // of a job without units
+// A session that always has work gets its weight. Its thread may wait for a core for so long, and has so much submitted.
+constexpr double kAheadMs = 100;
+constexpr double kMostAhead = 256;
+constexpr double kLeastWeight = 0.01;  // of a job without units
 constexpr auto kAskEvery = std::chrono::milliseconds(50);
 
 class HostShares final : public cluster::shares::RealJobs {
@@ -86,8 +88,8 @@ class HostShares final : public cluster::shares::RealJobs {
       jobs_[j]->ended = jobs_[j]->in_time = 0;
     }
     const auto begin = ShareClock::now();
-    const auto end = begin + std::chrono::duration_cast<ShareClock::duration>(
-                                 std::chrono::duration<double>(round_s_));
+    const auto end =
+        begin + std::chrono::duration_cast<ShareClock::duration>(std::chrono::duration<double>(round_s_));
     while (ShareClock::now() < end) {
       changed_.wait_until(lock, std::min(end, ShareClock::now() + kAskEvery));
       if (!failure_.empty()) return base::Status(GPUSHARE_INTERNAL, failure_);
@@ -144,15 +146,17 @@ class HostShares final : public cluster::shares::RealJobs {
     changed_.notify_all();
   }
 
-  Running submit(Job& job, ShareClock::time_point arrival) {
+  // A request whose deadline has passed when its turn comes is dropped: its iteration does nothing.
+  Running submit(Job& job, ShareClock::time_point arrival, ShareClock::time_point until) {
     Running running{arrival, std::make_shared<ShareClock::time_point>(), {}};
-    running.ticket = job.session.run([this, &job, end = running.end](Iteration& iteration) {
+    running.ticket = job.session.run([this, &job, until, end = running.end](Iteration& iteration) {
       const Address address = iteration.alloc_bytes(kShareBytes);
-      iteration.stream().launch_host([this, &job, end, address] {
-        const WorkBlock block{
-            reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address)),  // NOLINT(performance-no-int-to-ptr)
-            kShareBytes};
-        if (!work_.run({&block, 1}, job.owner, job.work.iteration_ms * 1e6)) damaged_ = true;
+      iteration.stream().launch_host([this, &job, until, end, address] {
+        const WorkBlock block{reinterpret_cast<std::byte*>(
+                                  static_cast<uintptr_t>(address)),  // NOLINT(performance-no-int-to-ptr)
+                              kShareBytes};
+        if (ShareClock::now() < until && !work_.run({&block, 1}, job.owner, job.work.iteration_ms * 1e6))
+          damaged_ = true;
         *end = ShareClock::now();
       });
     });
@@ -182,6 +186,7 @@ class HostShares final : public cluster::shares::RealJobs {
     const bool requests = job.work.deadline_ms > 0;
     const auto deadline = std::chrono::duration_cast<ShareClock::duration>(
         std::chrono::duration<double, std::milli>(job.work.deadline_ms));
+    const auto ahead = static_cast<size_t>(std::clamp(kAheadMs / job.work.iteration_ms, 2.0, kMostAhead));
     std::deque<Running> running;
     auto next = ShareClock::now();
     if (requests) next += gap(job);
@@ -191,16 +196,13 @@ class HostShares final : public cluster::shares::RealJobs {
         if (running.empty() && requests) changed_.wait_until(lock, next, [this] { return stop_; });
         if (stop_) return;
       }
-      auto now = ShareClock::now();
-      while (running.size() < kAhead && (!requests || next <= now)) {
-        if (requests && next + deadline < now) {
-          ended(job, false, !running.empty());
-        } else {
-          running.push_back(submit(job, requests ? next : now));
-          const std::lock_guard lock(mutex_);
-          job.waits = true;
-        }
+      const auto now = ShareClock::now();
+      while (running.size() < ahead && (!requests || next <= now)) {
+        running.push_back(requests ? submit(job, next, next + deadline)
+                                   : submit(job, now, ShareClock::time_point::max()));
         if (requests) next += gap(job);
+        const std::lock_guard lock(mutex_);
+        job.waits = true;
       }
       if (running.empty()) continue;
       running.front().ticket.get();
@@ -228,9 +230,9 @@ class HostShares final : public cluster::shares::RealJobs {
 base::Result<std::unique_ptr<cluster::shares::RealJobs>> make_host_shares(
     const cluster::shares::RoundsProblem& problem, std::function<bool()> go_on) {
   if (problem.jobs.size() > kMostShareJobs)
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("%zu jobs: on host at most %zu, a thread each", problem.jobs.size(),
-                                     kMostShareJobs));
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("%zu jobs: on host at most %zu, a thread each", problem.jobs.size(), kMostShareJobs));
   try {
     auto jobs = std::make_unique<HostShares>(problem, std::move(go_on));
     jobs->start();

@@ -8,6 +8,7 @@
 #include "support/catch.hpp"
 
 using namespace gpushare;
+using cli::ClusterHostOptions;
 using cluster::Action;
 using cluster::JobInfo;
 
@@ -71,8 +72,6 @@ base::Result<sim::ClusterResult> on_host(Scripted& scheduler, const std::vector<
   options.want_spans = true;
   return cli::run_cluster_on_host(jobs, small_devices(devices), scheduler, options, notes);
 }
-
-using cli::ClusterHostOptions;
 
 }  // namespace
 
