@@ -210,14 +210,14 @@ def page():
     """The Python of docs/ray.md as it is printed, in a process and a cluster of its own, with a daemon as the page says."""
     text = (pathlib.Path(__file__).resolve().parents[2] / "docs/ray.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    check("the page has two snippets", len(snippets) == 2, str(len(snippets)))
+    check("the page has three snippets", len(snippets) == 3, str(len(snippets)))
     after = "server = Server.remote()\nassert ray.get(server.__ray_ready__.remote())\nray.kill(server)\n"
     environment = {**os.environ, "GPUSHARE_SOCKET": str(OPTIONS.folder / "page" / "daemon.sock"), "RAY_TMPDIR": str(OPTIONS.folder / "page")}
     (OPTIONS.folder / "page").mkdir()
     by_hand = [sys.executable, "-m", "gpushare_ray"]
     subprocess.run([*by_hand, "start", "--device", "host", "--gpus", "1", "--capacity", "3G"], check=True, env=environment, stdout=subprocess.DEVNULL)
     try:
-        done = subprocess.run([sys.executable, "-c", snippets[0] + after + snippets[1]], env=environment, capture_output=True, text=True, timeout=600,
+        done = subprocess.run([sys.executable, "-c", snippets[0] + after + snippets[1] + snippets[2]], env=environment, capture_output=True, text=True, timeout=600,
                               cwd=OPTIONS.folder / "page")
         check("the page's Python runs as it is printed", done.returncode == 0, "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-4000:])
     finally:

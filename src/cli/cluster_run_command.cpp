@@ -10,6 +10,7 @@
 #include "base/trace_writer.hpp"
 #include "cli/cluster_command.hpp"
 #include "cli/cluster_host_run.hpp"
+#include "cli/cluster_host_shares.hpp"
 #include "cli/cluster_report.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/options.hpp"
@@ -62,7 +63,7 @@ class ClusterRunCommand final : public Command {
         ->type_name("N|FILE");
     add(app, "--memory", &memory_bytes_, parse_size, "SIZE", "With --devices N: memory of each [16GiB]");
     add(app, "--device", &device_, one_of({"sim", "host"}), "SPEC",
-        "What they are: sim, on virtual time; host, real work of training jobs [sim]");
+        "What they are: sim, on virtual time; host, real work of training jobs or of shares [sim]");
     app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [the kind's default]")
         ->type_name("NAMES");
     app.add_option("--objective", objective_, "For kind shares: what is maximised: sw, ew or njc [njc]")
@@ -113,8 +114,12 @@ class ClusterRunCommand final : public Command {
           check_files({{"FILE", file_}, {"--interference", interference_}, {"--known", known_}},
                       {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
       GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file_, uint64_t{1} << 30));
-      if (!is_training(text)) {
-        if (host) return bad_option("--device", device_, "on host run training jobs; other kinds have sim");
+      const std::string kind = kind_of(text);
+      if (kind != "training") {
+        if (host && kind != "shares")
+          return bad_option("--device", device_,
+                            "on host run training jobs and shares; other kinds have sim");
+        if (host && tell_ != "demands") return bad_option("--tell", tell_, "it is for training jobs");
         return play(text);
       }
     }
@@ -248,9 +253,11 @@ class ClusterRunCommand final : public Command {
   }
 
   // Left to the reader of the document to refuse if it is none.
-  static bool is_training(const std::string& text) {
+  static std::string kind_of(const std::string& text) {
     const base::Result<cluster::Json> document = cluster::parse_document(text);
-    return document.ok() && document->is_object() && document->value("kind", cluster::Json()) == "training";
+    if (!document.ok() || !document->is_object()) return "";
+    const cluster::Json kind = document->value("kind", cluster::Json());
+    return kind.is_string() ? kind.get<std::string>() : "";
   }
 
   static std::string schedulers_line(const cluster::Kind& kind) {
@@ -301,6 +308,15 @@ class ClusterRunCommand final : public Command {
     play.seed = seed_;
     play.noise = noise_;
     play.rounds = rounds_;
+    const bool host = device_ == "host";
+    std::optional<InterruptScope> interrupts;
+    if (host) {
+      interrupts.emplace();
+      if (options.schedulers.empty()) options.schedulers = {"gpushare", "cilantro", "fair"};
+      play.real_jobs = [](const cluster::shares::RoundsProblem& problem) {
+        return make_host_shares(problem, [] { return !InterruptScope::interrupted(); });
+      };
+    }
     std::vector<cluster::PlaySpan> spans;
     base::Result<cluster::OrderedJson> result =
         cluster::run(text, options, play, sim::all_cluster_kinds(),
@@ -310,6 +326,7 @@ class ClusterRunCommand final : public Command {
       const bool malformed = result.status().code() == GPUSHARE_MALFORMED_INPUT;
       return malformed ? result.status().with_context(file_) : result.status();
     }
+    if (host) (*result)["device"] = device_;
     if (!report_.empty())
       GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(*result, spans)));
     if (!timeline_.empty())

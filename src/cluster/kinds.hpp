@@ -16,6 +16,11 @@
 
 namespace gpushare::cluster {
 
+namespace shares {
+class RealJobs;
+struct RoundsProblem;
+}  // namespace shares
+
 inline constexpr uint64_t kDocumentVersion = 1;
 
 // How a document is played through.
@@ -31,6 +36,8 @@ struct PlayOptions {
     std::function<std::unique_ptr<Scheduler>()> make;  // a fresh one for each run
   };
   std::vector<Own> own;
+  // For the kind shares, whose jobs then really run: fresh jobs for each scheduler. Empty: virtual time.
+  std::function<base::Result<std::unique_ptr<shares::RealJobs>>(const shares::RoundsProblem&)> real_jobs;
 };
 
 // Something on a row of a timeline.

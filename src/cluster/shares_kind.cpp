@@ -47,8 +47,19 @@ shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
   fields.about("loads", "For run: the load of each round in place of load, then from the beginning again.");
   fields.about("change", "For run: from that round on, another curve or load.");
   fields.about("declared", "For run: the job reports no performance. This declaration is taken instead.");
-  fields.exactly_one({"curve", "logistic"});
+  fields.about("work", "For run on host devices: what the job really does. Its performance is measured.");
+  fields.exactly_one({"curve", "logistic", "work"});
   job.curve = read_curve(fields);
+  if (fields.has("work")) {
+    fields.with("work", [&](Fields& inner) {
+      inner.about("iteration_ms", "Of the device alone, for an iteration or a request.");
+      inner.about("deadline_ms",
+                  "Load is then requests a second, and the performance the part of them that is answered in "
+                  "this time after its arrival. Without it: iterations a second, one after the other.");
+      round.work = shares::Work{inner.number("iteration_ms", {0, 1e5, true}), 0};
+      if (inner.has("deadline_ms")) round.work->deadline_ms = inner.number("deadline_ms", {0, 1e6, true});
+    });
+  }
   if (fields.has("loads")) round.loads = fields.numbers("loads", 1, kPositive);
   if (fields.has("change")) {
     fields.with("change", [&](Fields& inner) {
@@ -57,7 +68,11 @@ shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
       change.load_factor = inner.number_or("load_factor", {0, 1e6, true}, 1);
       inner.at_most_one({"curve", "logistic"});
       PerformanceCurve curve = read_curve(inner);
-      if (curve.logistic || !curve.points.empty()) change.curve = std::move(curve);
+      if (curve.logistic || !curve.points.empty()) {
+        if (round.work)
+          inner.refuse_all("a job that really works has no curve; load_factor changes its load");
+        change.curve = std::move(curve);
+      }
       round.change = std::move(change);
     });
   }
@@ -96,6 +111,8 @@ class SharesProblem final : public Problem {
         inner.about("noise", "The standard deviation of an observed performance, as part of the objective.");
         rounds_.rounds = inner.whole_or("rounds", 1, kMostRounds, rounds_.rounds);
         rounds_.noise = inner.number_or("noise", {0, 10, false}, 0);
+        inner.about("round_s", "On host devices: the length of a round.");
+        rounds_.round_s = inner.number_or("round_s", {0, 3600, true}, rounds_.round_s);
       });
     }
     if (document.has("max_step")) problem_.max_step = int64_t(document.whole("max_step", 0, 1'000'000'000));
@@ -114,8 +131,9 @@ class SharesProblem final : public Problem {
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
+    GPUSHARE_RETURN_IF_ERROR(all_work(false));
     GPUSHARE_ASSIGN_OR_RETURN(const ShareResult shares, divide_shares(problem_, objective_of(choice)));
-    result["allocation"] = allocation_of(shares.units);
+    result["allocation"] = by_name(shares.units);
     result["welfare"] = shares.welfare;
     result["egalitarian"] = shares.egalitarian;
     result["fairness"] = shares.fairness;
@@ -125,6 +143,8 @@ class SharesProblem final : public Problem {
 
   base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                     std::vector<PlaySpan>* spans) override {
+    const bool real = options.real_jobs != nullptr;
+    GPUSHARE_RETURN_IF_ERROR(all_work(real));
     shares::RoundsProblem problem = rounds_;
     problem.rounds = options.rounds.value_or(rounds_.rounds);
     problem.noise = options.noise.value_or(rounds_.noise);
@@ -137,13 +157,13 @@ class SharesProblem final : public Problem {
                            static_cast<unsigned long long>(kMostRoundsTimesJobs))};
     const std::string objective = options.objective.empty() ? "njc" : options.objective;
     GPUSHARE_ASSIGN_OR_RETURN(const shares::RoundsResult played,
-                              shares::play_rounds(problem, choice, objective_of(objective)));
+                              play_one(problem, choice, objective_of(objective), options));
     result["objective"] = objective;
     result["rounds"] = problem.rounds;
     result["welfare"] = played.welfare;
     result["egalitarian"] = played.egalitarian;
     result["fairness"] = played.fairness;
-    result["useful"] = played.useful;
+    if (!real) result["useful"] = played.useful;
     result["last_quarter"] = object({{"welfare", played.last_welfare},
                                      {"egalitarian", played.last_egalitarian},
                                      {"fairness", played.last_fairness}});
@@ -157,7 +177,11 @@ class SharesProblem final : public Problem {
     cover("after_change", played.after, true);
     cover("load", played.load, false);
     if (!coverage.empty()) result["coverage"] = std::move(coverage);
-    result["allocation"] = allocation_of(played.rounds.back().units);
+    result["allocation"] = by_name(played.rounds.back().units);
+    if (real) {
+      result["utilities"] = by_name(played.utilities);
+      result["equal_utilities"] = by_name(played.equal_utilities);
+    }
     OrderedJson series = OrderedJson::array();
     for (const ShareResult& round : played.rounds)
       series.push_back(object(
@@ -181,11 +205,31 @@ class SharesProblem final : public Problem {
            : name == "ew" ? ShareObjective::kEgalitarianWelfare
                           : ShareObjective::kNoJustifiedComplaints;
   }
-  OrderedJson allocation_of(const std::vector<int64_t>& units) const {
-    OrderedJson::object_t allocation;  // appended to, not searched: names are told apart already
+  static base::Result<shares::RoundsResult> play_one(const shares::RoundsProblem& problem,
+                                                     std::string_view choice, ShareObjective objective,
+                                                     const PlayOptions& options) {
+    if (!options.real_jobs) return shares::play_rounds(problem, choice, objective);
+    if (choice == "oracle")
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "nobody knows the curves of jobs that really work");
+    GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<shares::RealJobs> jobs, options.real_jobs(problem));
+    return shares::play_real_rounds(problem, choice, objective, *jobs);
+  }
+  // Jobs that really work have no curve to plan or play with, and the others nothing to run.
+  base::Status all_work(bool real) const {
+    for (size_t j = 0; j < rounds_.jobs.size(); ++j)
+      if (rounds_.jobs[j].work.has_value() != real)
+        return {GPUSHARE_INVALID_ARGUMENT,
+                base::format(real ? "jobs[%zu] ('%s'): on host devices a job has 'work' in place of a curve"
+                                  : "jobs[%zu] ('%s'): 'work' is for cluster run --device host; give a curve",
+                             j, rounds_.jobs[j].job.name.c_str())};
+    return {};
+  }
+  template <class T>
+  OrderedJson by_name(const std::vector<T>& values) const {
+    OrderedJson::object_t result;  // appended to, not searched: names are told apart already
     for (size_t j = 0; j < problem_.jobs.size(); ++j)
-      allocation.OrderedJson::object_t::Container::emplace_back(problem_.jobs[j].name, units[j]);
-    return allocation;
+      result.OrderedJson::object_t::Container::emplace_back(problem_.jobs[j].name, values[j]);
+    return result;
   }
 
   ShareProblem problem_;

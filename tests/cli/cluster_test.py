@@ -105,7 +105,31 @@ class Cluster(ToolTest):
         self.refused(["cluster", "run", path, "--device", "cuda"], "--device: 'cuda'")
         self.refused(["cluster", "run", path, "--tell", "nothing"], "--tell")
         self.refused(["cluster", "run", path, "--device", "host", "--tell", "all"], "--tell: 'all'")
-        self.refused(["cluster", "run", "examples/cluster/shares.json", "--device", "host"], "--device")
+        self.refused(["cluster", "run", "examples/cluster/trials.json", "--device", "host"], "--device")
+
+    def test_shares_of_jobs_that_really_run_on_the_host_device(self):
+        jobs = [{"name": "search", "load": 50, "slo": 0.95, "utility": "linear", "work": {"iteration_ms": 1, "deadline_ms": 1000}},
+                {"name": "train", "load": 1, "slo": 1000, "utility": "sqrt", "work": {"iteration_ms": 0.5}}]
+        document = {"version": 1, "kind": "shares", "capacity": 20, "max_step": 4, "run": {"rounds": 8, "round_s": 0.02}, "jobs": jobs}
+        path = self.file("real.json", json.dumps(document))
+        result = self.run_document(path, "--device", "host", "--objective", "ew", "--report", "out.html", "--timeline", "out.json")
+        self.assertEqual(result["device"], "host")
+        self.assertEqual([entry["scheduler"] for entry in result["results"]], ["gpushare", "cilantro", "fair"])
+        for entry in result["results"]:
+            self.assertEqual((entry["rounds"], len(entry["series"])), (8, 8))
+            self.assertLessEqual(sum(entry["allocation"].values()), 20)
+            self.assertEqual(list(entry["utilities"]), ["search", "train"])
+            self.assertAlmostEqual(entry["egalitarian"], min(entry["utilities"].values()))
+            self.assertNotIn("useful", entry)
+        self.assertIn("What ran where", (self.folder / "out.html").read_text())
+        self.refused(["cluster", "run", path, "--device", "host", "--scheduler", "oracle"], "nobody knows the curves")
+        self.refused(["cluster", "run", path], "jobs[0] ('search'): 'work' is for")
+        self.refused(["cluster", "plan", path], "jobs[0] ('search'): 'work' is for")
+        self.refused(["cluster", "run", path, "--device", "host", "--noise", "0.1"], "--noise")
+        self.refused(["cluster", "run", path, "--device", "host", "--tell", "nothing"], "--tell")
+        self.refused(["cluster", "run", "examples/cluster/shares.json", "--device", "host"], "jobs[0] ('search'): on host")
+        jobs[0]["curve"] = [[1, 1]]
+        self.refused(["cluster", "run", self.file("both.json", json.dumps(document)), "--device", "host"], "curve")
 
     def test_bad_usage_of_run(self):
         shares, trials = "examples/cluster/shares.json", "examples/cluster/trials.json"

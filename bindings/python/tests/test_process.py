@@ -1,4 +1,5 @@
 """What concerns the whole process: exit, fork, signals, the tool, the description of the ABI. Each in a process of its own."""
+import json
 import os
 import pickle
 import re
@@ -165,6 +166,21 @@ def test_engines_trade_the_memory_of_their_caches():
     example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples/python/kv_caches.py")
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and re.search(r"code is busy +\d+ +24\n", done.stdout), done
+
+
+def test_models_are_retrained_while_they_serve():
+    """examples/python/retrain.py: what it measures is there; how much it is depends on the machine."""
+    example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples/python/retrain.py")
+    done = subprocess.run([sys.executable, "-W", "error", example, "--scheduler", "none,uniform,gpushare", "--streams", "2", "--windows", "2",
+                           "--window-s", "0.4", "--json"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["scheduler"] for result in results] == ["none", "uniform", "gpushare"]
+    for result in results:
+        for window in result["windows"]:
+            assert len(window["accuracy"]) == 2 and all(0 <= points <= 100 for points in window["accuracy"])
+            assert 0 <= window["late"] <= 1 and set(window["completed"]) <= {"stream0", "stream1"}
+            assert not (result["scheduler"] == "none" and (window["completed"] or window["decisions"]))
 
 
 def test_the_benchmark_of_the_package_runs():

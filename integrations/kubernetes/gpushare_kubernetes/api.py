@@ -1,4 +1,4 @@
-"""resource.k8s.io/v1 over REST: the few calls that the agent makes, with the service account's token."""
+"""resource.k8s.io/v1 and pods over REST: the few calls that the agent and the gangs' controller make, with the service account's token."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Api:
         request = urllib.request.Request(self._server + path, method=verb, data=None if body is None else json.dumps(body).encode())
         request.add_header("Accept", "application/json")
         if body is not None:
-            request.add_header("Content-Type", "application/json")
+            request.add_header("Content-Type", "application/merge-patch+json" if verb == "PATCH" else "application/json")
         if self._token_file is not None:
             request.add_header("Authorization", "Bearer " + self._token_file.read_text().strip())
         try:
@@ -87,6 +87,28 @@ class Api:
 
     def delete_slice(self, name: str) -> None:
         self._or_none("DELETE", f"{GROUP}/resourceslices/{_quoted(name)}")
+
+    def slices(self) -> list[dict[str, Any]]:
+        return self._list(f"{GROUP}/resourceslices")
+
+    def claims(self) -> list[dict[str, Any]]:
+        return self._list(f"{GROUP}/resourceclaims")
+
+    def pods(self, label: str) -> list[dict[str, Any]]:
+        """The pods of all namespaces that have the label."""
+        return self._list("/api/v1/pods?labelSelector=" + _quoted(label))
+
+    def patch_pod(self, namespace: str, name: str, body: dict[str, Any]) -> None:
+        """A merge patch. Nothing happens if the pod is gone, or another one has its name by now (`body` has the uid)."""
+        try:
+            self._call("PATCH", f"/api/v1/namespaces/{_quoted(namespace)}/pods/{_quoted(name)}", body)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._call("GET", path).get("items") or []
+        return items
 
     def _or_none(self, verb: str, path: str) -> Optional[dict[str, Any]]:
         try:

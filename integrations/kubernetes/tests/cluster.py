@@ -10,6 +10,7 @@ import json
 import pathlib
 import re
 import threading
+import urllib.parse
 import uuid
 
 import grpc
@@ -20,10 +21,10 @@ from gpushare_kubernetes.kubelet import SocketServer, method
 
 
 class ApiServer:
-    """resource.k8s.io/v1 in memory. `consumable` False: a server that drops the fields of consumable capacity, as one without the gate."""
+    """resource.k8s.io/v1 and pods in memory. `consumable` False: a server that drops the fields of consumable capacity, as one without the gate."""
 
     def __init__(self, resource_v1=True, consumable=True):
-        self.slices, self.claims, self.calls = {}, {}, []
+        self.slices, self.claims, self.pods, self.calls = {}, {}, {}, []
         self.resource_v1, self.consumable, self.away = resource_v1, consumable, False
         self._mutex = threading.Lock()
         outer = self
@@ -42,7 +43,7 @@ class ApiServer:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer
+            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -60,16 +61,44 @@ class ApiServer:
                 return 503, {"message": "the server is away"}
             if path.startswith("/api/v1/nodes/"):
                 return 200, {"metadata": {"name": path.rpartition("/")[2], "uid": "11111111-2222-3333-4444-555555555555"}}
+            if path.startswith("/api/v1/pods?labelSelector="):
+                label = urllib.parse.unquote(path.partition("=")[2])
+                return 200, {"items": [pod for pod in self.pods.values() if label in pod["metadata"].get("labels", {})]}
+            found = re.fullmatch(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)", path)
+            if found and verb == "PATCH":
+                return self.patch_pod(found.groups(), body)
             if not path.startswith("/apis/resource.k8s.io/v1") or not self.resource_v1:
                 return 404, {"message": "not found"}
             rest = path[len("/apis/resource.k8s.io/v1"):]
             if rest == "":
                 return 200, {"kind": "APIResourceList"}
+            if rest == "/resourceslices" and verb == "GET":
+                return 200, {"items": list(self.slices.values())}
+            if rest == "/resourceclaims" and verb == "GET":
+                return 200, {"items": list(self.claims.values())}
             if rest.startswith("/resourceslices"):
                 return self.slice(verb, rest[len("/resourceslices/"):], body)
             found = re.fullmatch(r"/namespaces/([^/]+)/resourceclaims/([^/]+)", rest)
             claim = self.claims.get(found.groups()) if found else None
             return (200, claim) if claim else (404, {"message": f"resourceclaims {rest} not found"})
+
+    def patch_pod(self, key, body):
+        """A merge patch by the rules for a gated pod: gates are only taken away, the node selector is only added to."""
+        pod = self.pods.get(key)
+        if pod is None:
+            return 404, {"message": "not found"}
+        if body["metadata"].get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+            return 409, {"message": "the uid is another one"}
+        spec, change = pod["spec"], body.get("spec", {})
+        if "nodeSelector" in change and not spec.get("schedulingGates"):
+            return 422, {"message": "the pod has no scheduling gate"}
+        if not all(gate in spec.get("schedulingGates", []) for gate in change.get("schedulingGates", [])):
+            return 422, {"message": "gates cannot be added"}
+        pod["metadata"].setdefault("annotations", {}).update(body["metadata"].get("annotations", {}))
+        spec.setdefault("nodeSelector", {}).update(change.get("nodeSelector", {}))
+        if "schedulingGates" in change:
+            spec["schedulingGates"] = change["schedulingGates"]
+        return 200, pod
 
     def slice(self, verb, name, body):
         if verb == "GET":

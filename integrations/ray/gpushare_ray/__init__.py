@@ -15,6 +15,7 @@ widths come from libgpushare_cluster.
     session  what Ray assigned becomes a session; with_session, open_session
     board    an actor that carries weights from the driver to trials
     fluid    FluidScheduler, a TrialScheduler
+    reservations  gangs over nodes: reserve, and the actor that has the table
 
 docs/ray.md is the page for users.
 """
@@ -22,9 +23,10 @@ docs/ray.md is the page for users.
 from typing import Any
 
 from .daemon import ensure_daemon, stop_daemon
+from .reservations import Gang, reserve
 from .session import RaySession, open_session, with_session
 
-__all__ = ["FluidScheduler", "RaySession", "ensure_daemon", "open_session", "stop_daemon", "with_session"]
+__all__ = ["FluidScheduler", "Gang", "RaySession", "ensure_daemon", "open_session", "reserve", "stop_daemon", "with_session"]
 
 
 def __getattr__(name: str) -> Any:

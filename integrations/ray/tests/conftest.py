@@ -74,7 +74,7 @@ class Ray(types.ModuleType):
 
     def remote(self, **_):
         def make(cls):
-            def options(name, namespace, get_if_exists):
+            def options(name, namespace, get_if_exists, lifetime=None):
                 def create():
                     if self.dead:
                         raise RuntimeError("the cluster is away")
@@ -110,6 +110,9 @@ schedulers = types.ModuleType("ray.tune.schedulers")
 trial_scheduler = types.ModuleType("ray.tune.schedulers.trial_scheduler")
 trial_scheduler.TrialScheduler = trial_scheduler.FIFOScheduler = TrialScheduler
 fake.tune = tune
+strategies = types.ModuleType("ray.util.scheduling_strategies")
+strategies.NodeAffinitySchedulingStrategy = lambda node_id, soft: ("on", node_id, soft)
+sys.modules.update({"ray.util": types.ModuleType("ray.util"), "ray.util.scheduling_strategies": strategies})
 sys.modules.update({"ray": fake, "ray.tune": tune, "ray.tune.schedulers": schedulers, "ray.tune.schedulers.trial_scheduler": trial_scheduler})
 
 

@@ -1,9 +1,10 @@
 // rounds.hpp: playing shares round by round: true curves and loads, noisy observations, a policy that decides, its
-// shares judged by the truth.
+// shares judged by the truth. Or jobs that really run, whose performance is measured.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,19 @@ struct Change {
   double load_factor = 1;
 };
 
+// What a job does where it really runs.
+struct Work {
+  double iteration_ms = 0;  // > 0, of the device alone, for an iteration or a request
+  double deadline_ms =
+      0;  // of a request, after its arrival; 0: no requests, the job always has an iteration to run
+};
+
 struct RoundJob {
   UtilityJob job;             // its load is the first round's, if there are no loads
   std::vector<double> loads;  // a round each, then from the beginning again; may be empty
   std::optional<Change> change;
   std::optional<PerformanceCurve> declared;
+  std::optional<Work> work;  // then there is no curve
 };
 
 struct RoundsProblem {
@@ -34,6 +43,7 @@ struct RoundsProblem {
   double noise = 0;  // standard deviation of an observed performance, as part of the objective
   uint64_t seed = 1;
   std::vector<RoundJob> jobs;
+  double round_s = 1;  // of jobs that really run
 };
 
 struct Coverage {
@@ -51,6 +61,17 @@ struct RoundsResult {
   Coverage before, after;
   Coverage load;  // how often the load was at most its bound
   std::vector<ShareResult> rounds;
+  // Of jobs that really run: each job's mean utility, and the one measured at equal shares before the first round.
+  std::vector<double> utilities, equal_utilities;
+};
+
+// Jobs that really run, in rounds. `round` blocks for a round's length at these units (as in the problem's jobs) and
+// loads, and says what each job reached. The first error ends the run.
+class RealJobs {
+ public:
+  virtual ~RealJobs() = default;
+  virtual base::Result<std::vector<Observed>> round(const std::vector<int64_t>& units,
+                                                    const std::vector<double>& loads) = 0;
 };
 
 // The truth of a round: curves and loads as they are then.
@@ -60,5 +81,12 @@ ShareProblem truth_at(const RoundsProblem& problem, uint64_t round);
 // same loads and the same noise. Errors: INVALID_ARGUMENT for another name.
 base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view policy,
                                        ShareObjective objective);
+
+// The same with jobs that really run. Utilities are those measured. Egalitarian welfare and fairness are the least of the
+// jobs' means over the rounds, since the least of single rounds would be a measure of their noise; fairness is relative
+// to rounds with equal shares, which are run first and told to nobody. Demands are unknown, so `useful` is 0; there is no
+// coverage. INVALID_ARGUMENT for "oracle", too.
+base::Result<RoundsResult> play_real_rounds(const RoundsProblem& problem, std::string_view policy,
+                                            ShareObjective objective, RealJobs& jobs);
 
 }  // namespace gpushare::cluster::shares

@@ -4,9 +4,11 @@
 #include <functional>
 
 #include "cli/cluster_host_run.hpp"
+#include "cli/cluster_host_shares.hpp"
 #include "support/catch.hpp"
 
 using namespace gpushare;
+using cli::ClusterHostOptions;
 using cluster::Action;
 using cluster::JobInfo;
 
@@ -70,8 +72,6 @@ base::Result<sim::ClusterResult> on_host(Scripted& scheduler, const std::vector<
   options.want_spans = true;
   return cli::run_cluster_on_host(jobs, small_devices(devices), scheduler, options, notes);
 }
-
-using cli::ClusterHostOptions;
 
 }  // namespace
 
@@ -204,4 +204,60 @@ TEST_CASE("jobs that the scheduler leaves or rejects do not complete, and a run 
       cli::run_cluster_on_host({host_job("long", 1'000'000)}, small_devices(1), forever, options, notes);
   REQUIRE_FALSE(cancelled.ok());
   CHECK(cancelled.status().code() == GPUSHARE_CANCELLED);
+}
+
+TEST_CASE("units of jobs that really run are weights of their sessions, set anew in each round") {
+  cluster::shares::RoundsProblem problem{20, 20, 1, 0, 1, {}};
+  problem.round_s = 0.02;
+  for (const char* name : {"a", "b"}) {
+    cluster::shares::RoundJob job;
+    job.job.name = name;
+    job.job.slo = 2;
+    job.work = cluster::shares::Work{0.5, 0};
+    problem.jobs.push_back(job);
+  }
+  const auto jobs = cli::make_host_shares(problem, {});
+  INFO((jobs.ok() ? "" : jobs.status().message()));
+  REQUIRE(jobs.ok());
+  // Iterations a second over the objective; rounds are equally long.
+  for (const size_t greater : {size_t{0}, size_t{1}}) {
+    const std::vector<int64_t> units =
+        greater == 0 ? std::vector<int64_t>{19, 1} : std::vector<int64_t>{0, 20};
+    double reached[2] = {0, 0};
+    while (reached[greater] < 40 / problem.round_s / 2) {
+      const auto seen = (*jobs)->round(units, {1, 1});
+      REQUIRE(seen.ok());
+      for (size_t j = 0; j < 2; ++j) {
+        CHECK((*seen)[j].units == units[j]);
+        reached[j] += (*seen)[j].performance;
+      }
+    }
+    CHECK(reached[greater] > 2 * reached[1 - greater]);
+  }
+}
+
+TEST_CASE("requests of jobs that really run are answered in time, or dropped") {
+  cluster::shares::RoundsProblem problem{2, 2, 1, 0, 1, {}};
+  problem.round_s = 0.02;
+  for (const double deadline_ms : {1e6, 1e-4}) {
+    cluster::shares::RoundJob job;
+    job.job.name = deadline_ms > 1 ? "patient" : "hopeless";
+    job.job.load = 200;
+    job.work = cluster::shares::Work{0.05, deadline_ms};
+    problem.jobs.push_back(job);
+  }
+  bool stop = false;
+  const auto jobs = cli::make_host_shares(problem, [&] { return !stop; });
+  REQUIRE(jobs.ok());
+  double answered = 0, late = 1;
+  while (answered == 0 || late > 0) {  // until both have had a request in the same round
+    const auto seen = (*jobs)->round({1, 1}, {200, 200});
+    REQUIRE(seen.ok());
+    answered = (*seen)[0].performance;
+    late = (*seen)[1].performance;
+    CHECK((answered == 0 || answered == 1));
+  }
+  CHECK((*jobs)->round({1, 1}, {200, 1e9}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  stop = true;
+  CHECK((*jobs)->round({1, 1}, {200, 200}).status().code() == GPUSHARE_CANCELLED);
 }
