@@ -33,9 +33,9 @@ requests takes c0 + c1 x k x the longest execution time in it. The load is the a
 time alone; a file keeps its own arrivals unless --load is given.
 
 Policies: gpushare, fifo, edf, maxdelay, greedy (application means alone), clipper, clipper-mean, clipper-aimd, nexus,
-nexus-earliest, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and clairvoyant-edf, which are told every
-execution time. Before it starts a policy is told up to --warm-samples execution times of each application, spread over
-all requests or over the first --warm-from of them; 0 samples: it starts from nothing.
+nexus-earliest, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and clairvoyant-edf,
+which are told every execution time. Before it starts a policy is told up to --warm-samples execution times of each
+application, spread over all requests or over the first --warm-from of them; 0 samples: it starts from nothing.
 
 Devices: 'sim' is virtual time. 'host' submits from four threads in real time to a request queue; every batch is an
 iteration on the host device, arithmetic for as long as it takes, times --time-scale.

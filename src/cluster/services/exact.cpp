@@ -12,6 +12,7 @@ namespace {
 constexpr double kEps = 1e-9;
 constexpr size_t kMostPlans = 512;  // a service: beyond, only heuristics see all of them
 constexpr uint64_t kMostPackingSteps = 20'000;
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 constexpr size_t kMostThresholds = 6;  // of dual feasible functions, a resource
 
 // An option with its replicas on each class.
@@ -90,7 +91,8 @@ class Search {
     make_constraints();
     make_plans();
     make_increments();
-    result_.bound = bound(0, used_, 0);
+    if (limits_.start != nullptr) result_ = *limits_.start;
+    result_.bound = std::min(limits_.start != nullptr ? result_.bound : kUnbounded, bound(0, used_, 0));
     result_.optimal = !truncated_;
     greedy();
     descend(0, 0);
@@ -290,13 +292,14 @@ class Search {
   }
 
   // Upper bound of what the services from `depth` on can add.
-  double bound(size_t depth, const std::vector<double>& used, double value) const {
+  double bound(size_t depth, const std::vector<double>& used, double value) {
     double best = std::numeric_limits<double>::infinity();
     for (size_t j = 0; j < constraints_.size(); ++j) {
       double room = constraints_[j].capacity - used[j];
       double sum = value;
       for (size_t d = depth; d < order_.size(); ++d) sum += bases_[j][d];
       for (const Increment& step : increments_[j]) {
+        ++work_;
         if (step.depth < depth) continue;
         if (step.weight > room) {
           if (room > 0) sum += step.value * room / step.weight;
@@ -340,6 +343,7 @@ class Search {
         const size_t left = items[i].copies - k;
         int failed = 0;
         for (size_t d = first; d + left <= loads.size(); ++d) {
+          ++work_;
           if (++steps > kMostPackingSteps) return -1;
           Load& load = loads[d];
           if (load.compute + items[i].compute > 1 + kEps || load.memory + items[i].memory > 1 + kEps)
@@ -381,6 +385,7 @@ class Search {
         result_.replicas.push_back({order_[depth], chosen_[depth]->option, d, c});
   }
 
+  bool spent() const { return result_.nodes > limits_.nodes || work_ > limits_.work; }
   bool reached() const {
     return result_.feasible && limits_.target > 0 && result_.value >= limits_.target - kEps * limits_.target;
   }
@@ -411,6 +416,7 @@ class Search {
         const Plan* before = chosen_[candidate.depth];
         if (before != nullptr && before->value >= candidate.plan->value) continue;
         if (pass == 0 && before != nullptr) continue;
+        if (work_ > limits_.work / 8) break;
         chosen_[candidate.depth] = candidate.plan;
         if (pack(order_.size()) != 1) chosen_[candidate.depth] = before;
       }
@@ -424,7 +430,8 @@ class Search {
 
   void descend(size_t depth, double value) {
     if (reached()) return;
-    if (++result_.nodes > limits_.nodes) {
+    ++result_.nodes;
+    if (spent()) {
       result_.optimal = false;
       return;
     }
@@ -453,7 +460,7 @@ class Search {
       for (size_t j = 0; j < constraints_.size(); ++j) used_[j] += plan.weights[j];
       try_plan(&plan, plan.value);
       for (size_t j = 0; j < constraints_.size(); ++j) used_[j] -= plan.weights[j];
-      if (reached() || result_.nodes > limits_.nodes) return;
+      if (reached() || spent()) return;
     }
     if (limits_.least_ratio <= 0 || services_[order_[depth]].options.empty()) try_plan(nullptr, 0);
   }
@@ -470,6 +477,7 @@ class Search {
   std::vector<const Plan*> chosen_;
   std::vector<std::vector<std::pair<size_t, size_t>>> packed_;  // a depth: class, device
   bool truncated_ = false;
+  uint64_t work_ = 0;
   ExactResult result_;
 };
 

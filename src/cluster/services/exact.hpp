@@ -39,10 +39,14 @@ struct ExactClass {
   size_t devices = 0;
   double speed = 1;
 };
+struct ExactResult;
 struct ExactLimits {
   uint64_t nodes = 200'000;  // of the search; when they are spent, what was found is returned with its bound
-  double target = 0;         // > 0: stop as soon as the value reaches it
-  double least_ratio = 0;    // every service with options is served at least this part of its rate
+  uint64_t work = 500'000'000;  // likewise, of steps of bounds and packings: some seconds
+  const ExactResult* start =
+      nullptr;             // a placement that is known, with its bound; not with least_ratio or penalties
+  double target = 0;       // > 0: stop as soon as the value reaches it
+  double least_ratio = 0;  // every service with options is served at least this part of its rate
 };
 struct ExactReplicas {
   size_t service = 0;
@@ -59,7 +63,7 @@ struct ExactResult {
   uint64_t nodes = 0;
 };
 
-// Deterministic. Time: for up to some ten services on ten devices milliseconds; beyond, limits.nodes, each some microseconds.
+// Deterministic. Time: for up to some ten services on ten devices milliseconds; beyond, limits.nodes and limits.work.
 ExactResult solve_exact(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes,
                         const ExactLimits& limits);
 

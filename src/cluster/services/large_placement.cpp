@@ -1,31 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "cluster/services/placement.hpp"
 
 namespace gpushare::cluster::services {
 namespace {
 
+constexpr double kRounding = 1e-12, kFastest = 1e300;
 constexpr size_t kMostTries = 64;  // devices looked at for one replica
-// Changes of the order are tried until they have looked at so many candidates and devices together: half a second.
-constexpr size_t kWork = 6'000'000, kMostChanges = 6'000;
-constexpr int kWeights = 10;  // of compute against memory, for the bound
-constexpr int kDuals = 8;     // dual feasible functions of compute, for the bound
+// The search tries changes until it has looked at so many devices and services for each that there is, and at most at so many: about
+// a second.
+constexpr uint64_t kWorkEach = 200'000, kMostWork = 30'000'000;
 
-struct Free {
-  double compute = 1;
-  double memory = 1;
-};
-
-// A service with one of its options.
-struct Candidate {
-  double density = 0;  // served for its area, if it has the replicas for its whole rate
-  size_t service = 0;
-  size_t option = 0;
-};
+constexpr int kWeights = 10;        // of compute against memory, for the bound
+constexpr int kDuals = 8;           // dual feasible functions of compute, for the bound
+constexpr size_t kPriced = 80'000;  // options that are priced for one measure of room
+constexpr size_t kMostPriced = 4;   // classes with a price each
 
 // Sizes whose sum is at most 1 keep a sum of at most 1 under this function (Fekete and Schepers 2001), and with k = 1
 // two sizes above a half do not fit together.
@@ -34,173 +29,484 @@ double dual_feasible(double size, int k) {
   return std::abs(scaled - std::round(scaled)) < 1e-9 ? size : std::floor(scaled) / k;
 }
 
-// No placement serves more: what is served takes area, of compute and of memory, and so of any mean of the two, and of
-// compute under any dual feasible function.
-double bound_of(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes) {
-  double devices = 0, least = 1e300;
-  for (const ExactClass& one : classes) devices += static_cast<double>(one.devices);
-  for (int way = 0; way <= kWeights + kDuals; ++way) {
-    const double of_compute = std::min(1.0, static_cast<double>(way) / kWeights);
-    const auto area_of = [&](const ExactOption& option, size_t c) {
-      return way > kWeights ? dual_feasible(option.compute, way - kWeights)
-                            : of_compute * option.compute + (1 - of_compute) * option.memory[c];
-    };
-    // What a service is served with so much area is at most the concave hull over its options with whole replicas.
-    std::vector<std::pair<double, double>> pieces;  // served for an area, area
+// How much room of a device an option takes, by some measure under which what a device holds adds up to at most 1: compute, memory
+// and means of the two, and compute under dual feasible functions.
+double area_of(const ExactOption& option, size_t c, int way) {
+  if (way > kWeights) return dual_feasible(option.compute, way - kWeights);
+  const double of_compute = static_cast<double>(way) / kWeights;
+  return of_compute * option.compute + (1 - of_compute) * option.memory[c];
+}
+
+// What replicas of one option gain at most when room has a price in each class, and the replicas that gain it.
+class PricedOption {
+ public:
+  PricedOption(const ExactService& service, const ExactOption& option, const std::vector<ExactClass>& classes,
+               const std::vector<double>& prices, int way) {
+    for (size_t c = 0; c < classes.size(); ++c) {
+      const double one = option.throughput * classes[c].speed, costs = prices[c] * area_of(option, c, way);
+      if (option.memory[c] <= 1 && classes[c].devices > 0 && costs < one)
+        ways_.push_back({c, one, costs, static_cast<double>(classes[c].devices)});
+    }
+    std::sort(ways_.begin(), ways_.end(),
+              [](const Way& a, const Way& b) { return a.costs * b.one < b.costs * a.one; });
+    now_.assign(ways_.size(), 0);
+    best_ = now_;
+    descend(0, service.rate, 0);
+    // Cut short: a fraction of a replica of the cheapest class costs no more.
+    if (steps_ > kMostSteps) gain_ = std::max(gain_, service.rate * (1 - ways_[0].costs / ways_[0].one));
+  }
+  double gain() const { return gain_; }
+  template <class F>
+  void for_replicas(F&& take) const {
+    for (size_t i = 0; i < best_.size(); ++i) take(ways_[i].of_class, best_[i]);
+  }
+
+ private:
+  static constexpr int kMostSteps = 200;
+  struct Way {
+    size_t of_class;
+    double one, costs, devices;
+  };
+  void descend(size_t i, double rate, double gained) {
+    if (gained > gain_) {
+      gain_ = gained;
+      best_ = now_;
+    }
+    if (i == ways_.size() || rate <= 0 || ++steps_ > kMostSteps) return;
+    const Way& way = ways_[i];
+    if (gained + rate * (1 - way.costs / way.one) <= gain_) return;
+    for (double n = std::min(way.devices, std::ceil(rate / way.one)); n >= 0; --n) {
+      now_[i] = n;
+      descend(i + 1, rate - n * way.one, gained + std::min(rate, n * way.one) - n * way.costs);
+    }
+    now_[i] = 0;
+  }
+
+  std::vector<Way> ways_;  // the cheapest for what it serves first
+  std::vector<double> now_, best_;
+  double gain_ = 0;
+  int steps_ = 0;
+};
+
+// No placement serves more than all room at its price and what services gain at these prices (Lagrangian relaxation of the room in each
+// class). Good prices are found by subgradients with Polyak's step towards `value`, what a placement serves.
+double bound_at_prices(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes,
+                       int way, double value) {
+  double speed = 0;
+  for (const ExactClass& one : classes) speed += one.speed * static_cast<double>(one.devices);
+  std::vector<double> prices, slack(classes.size());
+  for (const ExactClass& one : classes) prices.push_back(value / std::max(speed, 1e-12) * one.speed);
+  size_t options = 1;
+  for (const ExactService& service : services) options += service.options.size();
+  const size_t steps = std::clamp<size_t>(kPriced / options, 8, 80);
+  double least = 1e300, part = 1;
+  for (size_t step = 0; step < steps; ++step) {
+    double sum = 0;
+    for (size_t c = 0; c < classes.size(); ++c) {
+      slack[c] = static_cast<double>(classes[c].devices);
+      sum += prices[c] * slack[c];
+    }
     for (const ExactService& service : services) {
-      std::vector<std::pair<double, double>> points;  // area, less what is served
+      double gain = 0;
+      std::vector<double> taken(classes.size());
       for (const ExactOption& option : service.options) {
-        double one = 0, area = 1e300, most = 0;
-        for (size_t c = 0; c < classes.size(); ++c) {
-          if (option.memory[c] > 1) continue;
-          one = std::max(one, option.throughput * classes[c].speed);
-          area = std::min(area, std::max(area_of(option, c), 1e-9));
-          most += static_cast<double>(classes[c].devices);
-        }
-        if (one <= 0 || most <= 0) continue;
-        const double whole = std::min(most, std::floor(service.rate / one));
-        if (whole > 0) points.emplace_back(whole * area, -whole * one);
-        if (whole < most) points.emplace_back((whole + 1) * area, -std::min(service.rate, (whole + 1) * one));
+        const PricedOption priced(service, option, classes, prices, way);
+        if (priced.gain() <= gain) continue;
+        gain = priced.gain();
+        std::fill(taken.begin(), taken.end(), 0);
+        priced.for_replicas([&](size_t c, double n) { taken[c] += n * area_of(option, c, way); });
       }
-      std::sort(points.begin(), points.end());
-      std::vector<std::pair<double, double>> hull{{0, 0}};  // area, served
-      const auto slope = [](const auto& from, const auto& to) {
-        return (to.second - from.second) / std::max(to.first - from.first, 1e-12);
-      };
-      for (const auto& [area, less] : points) {
-        const std::pair<double, double> point{area, -less};
-        if (point.second <= hull.back().second) continue;
-        while (hull.size() > 1 && slope(hull[hull.size() - 2], hull.back()) <= slope(hull.back(), point))
-          hull.pop_back();
-        hull.push_back(point);
-      }
-      for (size_t i = 1; i < hull.size(); ++i)
-        pieces.emplace_back(slope(hull[i - 1], hull[i]), hull[i].first - hull[i - 1].first);
+      sum += gain;
+      for (size_t c = 0; c < classes.size(); ++c) slack[c] -= taken[c];
     }
-    std::sort(pieces.begin(), pieces.end(), std::greater<>());
-    double room = devices, sum = 0;
-    for (const auto& [density, area] : pieces) {
-      if (room <= 0) break;
-      sum += density * std::min(area, room);
-      room -= area;
-    }
+    if (sum >= least) part *= 0.9;
     least = std::min(least, sum);
+    double norm = 0;
+    for (const double each : slack) norm += each * each;
+    if (norm < 1e-12 || sum <= value) break;
+    for (size_t c = 0; c < classes.size(); ++c)
+      prices[c] = std::max(0.0, prices[c] - part * (sum - value) / norm * slack[c]);
   }
   return least;
 }
 
-// Every option by falling density, that of the greatest density of each service first.
-std::vector<Candidate> by_density(const std::vector<ExactService>& services,
-                                  const std::vector<ExactClass>& classes) {
-  std::vector<Candidate> order, others;
-  for (size_t s = 0; s < services.size(); ++s) {
-    Candidate best{0, s, 0};
-    for (size_t o = 0; o < services[s].options.size(); ++o) {
-      const ExactOption& option = services[s].options[o];
-      double memory = 2, speed = 0, throughput = 0;
-      for (size_t c = 0; c < classes.size(); ++c) {
-        if (option.memory[c] > 1) continue;
-        memory = std::min(memory, option.memory[c]);
-        speed = std::max(speed, classes[c].speed);
-        throughput += option.throughput * classes[c].speed * static_cast<double>(classes[c].devices);
-      }
-      if (speed == 0) continue;
-      const double value = std::min(services[s].rate, throughput);
-      const double replicas = std::ceil(services[s].rate / (option.throughput * speed));
-      const double density = value / (replicas * std::max({option.compute, memory, 1e-6}));
-      if (density > best.density) best = {density, s, o};
-      others.push_back({density, s, o});
+// The same for one class: at the best price the cheapest pieces of the services' concave hulls fill the room.
+double bound_of_equal(const std::vector<ExactService>& services, const ExactClass& devices, int way) {
+  std::vector<std::pair<double, double>> pieces;  // served for an area, area
+  for (const ExactService& service : services) {
+    std::vector<std::pair<double, double>> points;  // area, less what is served
+    for (const ExactOption& option : service.options) {
+      if (option.memory[0] > 1) continue;
+      const double one = option.throughput * devices.speed, area = std::max(area_of(option, 0, way), 1e-9);
+      const auto most = static_cast<double>(devices.devices),
+                 whole = std::min(most, std::floor(service.rate / one));
+      if (whole > 0) points.emplace_back(whole * area, -whole * one);
+      if (whole < most) points.emplace_back((whole + 1) * area, -std::min(service.rate, (whole + 1) * one));
     }
-    if (best.density > 0) order.push_back(best);
+    std::sort(points.begin(), points.end());
+    std::vector<std::pair<double, double>> hull{{0, 0}};  // area, served
+    const auto slope = [](const auto& from, const auto& to) {
+      return (to.second - from.second) / std::max(to.first - from.first, 1e-12);
+    };
+    for (const auto& [area, less] : points) {
+      const std::pair<double, double> point{area, -less};
+      if (point.second <= hull.back().second) continue;
+      while (hull.size() > 1 && slope(hull[hull.size() - 2], hull.back()) <= slope(hull.back(), point))
+        hull.pop_back();
+      hull.push_back(point);
+    }
+    for (size_t i = 1; i < hull.size(); ++i)
+      pieces.emplace_back(slope(hull[i - 1], hull[i]), hull[i].first - hull[i - 1].first);
   }
-  const auto denser = [](const Candidate& a, const Candidate& b) { return a.density > b.density; };
-  std::stable_sort(order.begin(), order.end(), denser);
-  std::stable_sort(others.begin(), others.end(), denser);
-  order.insert(order.end(), others.begin(), others.end());
-  return order;
+  std::sort(pieces.begin(), pieces.end(), std::greater<>());
+  double room = static_cast<double>(devices.devices), sum = 0;
+  for (const auto& [density, area] : pieces) {
+    if (room <= 0) break;
+    sum += density * std::min(area, room);
+    room -= area;
+  }
+  return sum;
 }
 
-// Each service in turn gets the replicas for its rate, best fit by compute; one that got none is tried again with the
-// options behind.
-ExactResult packed(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes,
-                   const std::vector<Candidate>& order) {
-  ExactResult result;
-  result.feasible = true;
-  std::vector<std::vector<Free>> rooms;
-  std::vector<std::set<std::pair<double, size_t>>> by_room(classes.size());  // free compute, device
-  for (size_t c = 0; c < classes.size(); ++c) {
-    rooms.emplace_back(classes[c].devices);
-    for (size_t d = 0; d < classes[c].devices; ++d) by_room[c].emplace(1.0, d);
-  }
-  std::vector<bool> has(services.size(), false);
-  for (const Candidate& candidate : order) {
-    if (has[candidate.service]) continue;
-    const ExactOption& option = services[candidate.service].options[candidate.option];
-    double served = 0;
-    const double rate = services[candidate.service].rate;
-    for (size_t c = 0; c < classes.size() && served < rate; ++c) {
-      if (option.memory[c] > 1) continue;
-      std::vector<size_t> here;  // one replica a device
-      auto at = by_room[c].lower_bound({option.compute - 1e-12, 0});
-      for (size_t tries = 0; at != by_room[c].end() && served < rate && tries < kMostTries; ++at) {
-        const size_t d = at->second;
-        if (rooms[c][d].memory + 1e-12 < option.memory[c]) {
-          ++tries;
-          continue;
+// No placement serves more. `value`: what one serves. Many classes are taken together, by speed, and count as the best of each group.
+double bound_of(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes,
+                double value) {
+  if (classes.size() > kMostPriced) {
+    std::vector<size_t> order(classes.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return classes[a].speed < classes[b].speed; });
+    std::vector<ExactClass> groups(kMostPriced, ExactClass{0, 0});
+    std::vector<ExactService> same = services;
+    for (ExactService& service : same)
+      for (ExactOption& option : service.options) option.memory.assign(kMostPriced, 2);
+    for (size_t i = 0; i < order.size(); ++i) {
+      const size_t c = order[i], group = i * kMostPriced / order.size();
+      groups[group].devices += classes[c].devices;
+      groups[group].speed = classes[c].speed;
+      for (size_t s = 0; s < services.size(); ++s)
+        for (size_t o = 0; o < services[s].options.size(); ++o) {
+          double& memory = same[s].options[o].memory[group];
+          memory = std::min(memory, services[s].options[o].memory[c]);
         }
-        here.push_back(d);
-        served += option.throughput * classes[c].speed;
-      }
-      for (const size_t d : here) {
-        Free& room = rooms[c][d];
-        by_room[c].erase({room.compute, d});
-        room.compute -= option.compute;
-        room.memory -= option.memory[c];
-        by_room[c].emplace(room.compute, d);
-        result.replicas.push_back({candidate.service, candidate.option, d, c});
+    }
+    return bound_of(same, groups, value);
+  }
+  double least = 1e300;
+  for (int way = 0; way <= kWeights + kDuals && least > value; ++way)
+    least = std::min(least, classes.size() == 1 ? bound_of_equal(services, classes[0], way)
+                                                : bound_at_prices(services, classes, way, value));
+  return least;
+}
+
+// A placement that changes: what is free on every device, and each service's option and replicas.
+class Fleet {
+ public:
+  struct At {
+    size_t of_class = 0, device = 0;
+    bool operator==(const At&) const = default;
+  };
+
+  Fleet(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes)
+      : services_(services), classes_(classes), by_room_(classes.size()), placed_(services.size()) {
+    for (size_t c = 0; c < classes.size(); ++c) {
+      devices_.emplace_back(classes[c].devices);
+      for (size_t d = 0; d < classes[c].devices; ++d) by_room_[c].emplace(1.0, d);
+    }
+  }
+
+  double value() const { return value_; }
+  uint64_t work() const { return work_; }
+  size_t option(size_t service) const { return placed_[service].option; }
+  const std::vector<At>& replicas(size_t service) const { return placed_[service].at; }
+  const std::vector<size_t>& services_on(At at) const { return devices_[at.of_class][at.device].services; }
+  double served(size_t service) const { return placed_[service].served; }
+  // What one more replica on the fastest device that takes the option would add, at most.
+  double next_gain(size_t service, double speed) const {
+    const Placed& placed = placed_[service];
+    const ExactOption& option = services_[service].options[placed.option];
+    return served_by(service, placed.throughput + option.throughput * speed,
+                     std::min(placed.slowest, speed)) -
+           placed.served;
+  }
+  double served_by(size_t service, double throughput, double slowest) const {
+    const ExactOption& option = services_[service].options[placed_[service].option];
+    const double most = std::min(services_[service].rate, throughput);
+    return option.served && throughput > 0 ? std::min(most, option.served(throughput, slowest)) : most;
+  }
+
+  void choose(size_t service, size_t option) { placed_[service].option = option; }  // it has no replicas
+  void put(size_t service, At at) {
+    devices_[at.of_class][at.device].services.push_back(service);
+    placed_[service].at.push_back(at);
+    changed(service, at);
+  }
+  void remove(size_t service, At at) {
+    std::erase(devices_[at.of_class][at.device].services, service);
+    std::erase(placed_[service].at, at);
+    changed(service, at);
+  }
+  // One more replica of the service's option, where it fits best by compute, in the first class from `first` on that has
+  // room. False: nowhere.
+  bool add(size_t service, size_t first, At* out) {
+    const ExactOption& option = services_[service].options[placed_[service].option];
+    for (size_t i = 0; i < classes_.size(); ++i) {
+      const size_t c = (first + i) % classes_.size();
+      ++work_;
+      if (option.memory[c] > 1) continue;
+      auto room = by_room_[c].lower_bound({option.compute - kRounding, 0});
+      for (size_t tries = 0; room != by_room_[c].end() && tries < kMostTries; ++room, ++tries) {
+        ++work_;
+        const At at{c, room->second};
+        const auto& there = devices_[c][at.device];
+        if (there.memory + kRounding < option.memory[c]) continue;
+        if (std::find(there.services.begin(), there.services.end(), service) != there.services.end())
+          continue;
+        put(service, at);
+        *out = at;
+        return true;
       }
     }
-    has[candidate.service] = served > 0;
-    result.value += std::min(served, rate);
+    return false;
   }
-  return result;
-}
+
+ private:
+  struct Device {
+    double compute = 1, memory = 1;  // free
+    std::vector<size_t> services;    // a replica of each
+  };
+  struct Placed {
+    size_t option = 0;
+    std::vector<At> at;
+    double throughput = 0, slowest = kFastest, served = 0;
+  };
+
+  // Sums are made anew from their terms, so that no error of rounding grows.
+  void changed(size_t service, At at) {
+    Placed& placed = placed_[service];
+    value_ -= placed.served;
+    placed.throughput = 0;
+    placed.slowest = kFastest;
+    for (const At& each : placed.at) {
+      placed.throughput +=
+          services_[service].options[placed.option].throughput * classes_[each.of_class].speed;
+      placed.slowest = std::min(placed.slowest, classes_[each.of_class].speed);
+    }
+    placed.served = served_by(service, placed.throughput, placed.slowest);
+    value_ += placed.served;
+    Device& device = devices_[at.of_class][at.device];
+    by_room_[at.of_class].erase({device.compute, at.device});
+    device.compute = device.memory = 1;
+    for (const size_t each : device.services) {
+      const ExactOption& option = services_[each].options[placed_[each].option];
+      device.compute -= option.compute;
+      device.memory -= option.memory[at.of_class];
+    }
+    by_room_[at.of_class].emplace(device.compute, at.device);
+    work_ += 1 + placed.at.size() + device.services.size();
+  }
+
+  const std::vector<ExactService>& services_;
+  const std::vector<ExactClass>& classes_;
+  std::vector<std::vector<Device>> devices_;                  // a class
+  std::vector<std::set<std::pair<double, size_t>>> by_room_;  // a class: free compute, device
+  std::vector<Placed> placed_;
+  double value_ = 0;
+  uint64_t work_ = 0;
+};
+
+// Large neighbourhood search (Shaw 1998): what some devices and services have is taken away, and the room is given to what serves
+// most for its area, with some chance in the order; what serves no less is kept.
+class NeighbourhoodSearch {
+ public:
+  NeighbourhoodSearch(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes)
+      : services_(services),
+        classes_(classes),
+        fleet_(services, classes),
+        facts_(services.size()),
+        marked_(services.size(), 0) {
+    for (size_t c = 0; c < classes.size(); ++c)
+      for (size_t d = 0; d < classes[c].devices; ++d) all_devices_.push_back({c, d});
+    for (size_t s = 0; s < services.size(); ++s) {
+      if (!services[s].options.empty()) wanted_.push_back(s);
+      for (const ExactOption& option : services[s].options) {
+        Fact fact;
+        double memory = 2;
+        for (size_t c = 0; c < classes.size(); ++c) {
+          if (option.memory[c] > 1 || classes[c].devices == 0) continue;
+          memory = std::min(memory, option.memory[c]);
+          fact.speed = std::max(fact.speed, classes[c].speed);
+        }
+        fact.area = std::max({option.compute, memory, 1e-6});
+        facts_[s].push_back(fact);
+      }
+    }
+    touched_ = wanted_;
+    fill(0);
+    best_ = result();
+  }
+
+  double value() const { return best_.value; }
+
+  ExactResult run(double bound, uint64_t work) {
+    if (all_devices_.empty() || wanted_.empty()) return best_;
+    const double temperature = 0.0005 * bound;
+    for (uint64_t tries = 0; fleet_.work() + tries < work && best_.value < bound * (1 - kRounding); ++tries) {
+      const double before = fleet_.value();
+      log_.clear();
+      touched_.clear();
+      take_away();
+      fill(0.4);
+      const double part = static_cast<double>(fleet_.work()) / static_cast<double>(work);
+      const double allowed = temperature * (1 - part) * (1 - part) * -std::log(unit());
+      if (fleet_.value() < before - allowed)
+        undo();
+      else if (fleet_.value() > best_.value * (1 + kRounding))
+        best_ = result();
+    }
+    return best_;
+  }
+
+ private:
+  struct Change {
+    size_t service = 0, option = 0;
+    Fleet::At at;
+    bool put = false;
+  };
+  struct Fact {
+    double speed = 0;  // of the fastest devices that take the option; 0: none
+    double area = 1;   // of a device, in its dearest resource
+  };
+
+  double unit() { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; }
+  size_t below(size_t n) { return random_() % n; }
+
+  void touch(size_t service) {
+    if (!std::exchange(marked_[service], 1)) touched_.push_back(service);
+  }
+  void remove(size_t service, Fleet::At at) {
+    log_.push_back({service, fleet_.option(service), at, false});
+    fleet_.remove(service, at);
+    touch(service);
+  }
+  void remove_all(size_t service) {
+    while (!fleet_.replicas(service).empty()) remove(service, fleet_.replicas(service).back());
+    touch(service);
+  }
+  void undo() {
+    for (; !log_.empty(); log_.pop_back()) {
+      const Change& change = log_.back();
+      if (change.put) {
+        fleet_.remove(change.service, change.at);
+      } else {
+        if (fleet_.replicas(change.service).empty()) fleet_.choose(change.service, change.option);
+        fleet_.put(change.service, change.at);
+      }
+    }
+  }
+
+  void take_away() {
+    const size_t devices = 1 + below(3);
+    for (size_t i = 0; i < devices; ++i) {
+      const Fleet::At at = all_devices_[below(all_devices_.size())];
+      const std::vector<size_t> there = fleet_.services_on(at);
+      const bool whole = below(2) == 0;
+      for (const size_t service : there) {
+        if (whole)
+          remove_all(service);
+        else
+          remove(service, at);
+      }
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      const size_t service = wanted_[below(wanted_.size())];
+      if (i < 2 || fleet_.served(service) < services_[service].rate) remove_all(service);
+    }
+  }
+
+  // The densest option, with whole replicas for at most or at least the rate.
+  void choose_option(size_t service, double noise) {
+    double best = 0;
+    const ExactService& of = services_[service];
+    for (size_t o = 0; o < of.options.size(); ++o) {
+      const Fact& fact = facts_[service][o];
+      const double one = of.options[o].throughput * fact.speed;
+      if (one <= 0) continue;
+      const double most = std::ceil(of.rate / one), least = std::floor(of.rate / one);
+      const double served = std::max(of.rate / most, least > 0 ? one : 0);
+      const double density = served / fact.area * std::exp(noise * (unit() - 0.5) * 2);
+      if (density <= best) continue;
+      best = density;
+      fleet_.choose(service, o);
+    }
+  }
+
+  // Gives the free room to the services that were touched.
+  void fill(double noise) {
+    std::vector<std::pair<double, size_t>> heap;  // density, service
+    const auto push = [&](size_t service) {
+      if (fleet_.served(service) >= services_[service].rate * (1 - kRounding)) return;
+      const Fact& fact = facts_[service][fleet_.option(service)];
+      const double density = fleet_.next_gain(service, fact.speed) / fact.area;
+      if (density <= 0) return;
+      heap.emplace_back(density * std::exp(noise * (unit() - 0.5) * 2), service);
+      std::push_heap(heap.begin(), heap.end());
+    };
+    for (size_t i = 0; i < 8 && noise > 0; ++i) touch(wanted_[below(wanted_.size())]);
+    for (const size_t service : touched_) {
+      marked_[service] = 0;
+      if (fleet_.replicas(service).empty()) choose_option(service, noise);
+      push(service);
+    }
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end());
+      const size_t service = heap.back().second;
+      heap.pop_back();
+      Fleet::At at;
+      if (!fleet_.add(service, classes_.size() > 1 && noise > 0 ? below(classes_.size()) : 0, &at)) continue;
+      log_.push_back({service, fleet_.option(service), at, true});
+      push(service);
+    }
+  }
+
+  ExactResult result() const {
+    ExactResult out;
+    out.feasible = true;
+    for (size_t s = 0; s < services_.size(); ++s) {
+      out.value += fleet_.served(s);
+      for (const Fleet::At& at : fleet_.replicas(s))
+        out.replicas.push_back({s, fleet_.option(s), at.device, at.of_class});
+    }
+    return out;
+  }
+
+  const std::vector<ExactService>& services_;
+  const std::vector<ExactClass>& classes_;
+  Fleet fleet_;
+  std::vector<std::vector<Fact>> facts_;  // a service: of its options
+  std::vector<Fleet::At> all_devices_;
+  std::vector<size_t> wanted_;   // services with options
+  std::vector<size_t> touched_;  // since the last try
+  std::vector<char> marked_;
+  std::vector<Change> log_;
+  ExactResult best_;
+  std::mt19937_64 random_{1};
+};
 
 }  // namespace
 
 ExactResult large_placement(const std::vector<ExactService>& services,
                             const std::vector<ExactClass>& classes) {
-  const double bound = bound_of(services, classes);
-  std::vector<Candidate> order = by_density(services, classes);
-  ExactResult best = packed(services, classes, order);
-  size_t devices = 0, first = 0;  // `first` services have a best option, in front
-  for (const ExactClass& one : classes) devices += one.devices;
-  for (std::vector<bool> seen(services.size(), false); first < order.size() && !seen[order[first].service];
-       ++first)
-    seen[order[first].service] = true;
-  // A service comes earlier or later, or with another option; what serves no less is kept.
-  std::mt19937_64 random(1);
-  const size_t changes = std::min(kMostChanges, kWork / (order.size() + devices + 1));
-  for (size_t i = 0; i < changes && first > 1 && best.value < bound * (1 - 1e-12); ++i) {
-    std::vector<Candidate> other = order;
-    const size_t from = random() % first;
-    if (random() % 3 == 0) {
-      const size_t options = services[other[from].service].options.size();
-      other[from].option = random() % options;
-    }
-    const size_t to = random() % first;
-    const auto at = [&](size_t index) { return other.begin() + static_cast<std::ptrdiff_t>(index); };
-    if (from < to)
-      std::rotate(at(from), at(from + 1), at(to + 1));
-    else
-      std::rotate(at(to), at(from), at(from + 1));
-    ExactResult result = packed(services, classes, other);
-    if (result.value < best.value) continue;
-    best = std::move(result);
-    order = std::move(other);
-  }
+  double all = 0;
+  uint64_t size = services.size();
+  for (const ExactService& service : services)
+    if (!service.options.empty()) all += service.rate;
+  for (const ExactClass& one : classes) size += one.devices;
+  NeighbourhoodSearch search(services, classes);
+  const double bound = std::min(all, bound_of(services, classes, search.value()));
+  ExactResult best = search.run(bound, std::min(kMostWork, kWorkEach * size));
   best.bound = std::max(bound, best.value);
-  best.optimal = best.value >= best.bound * (1 - 1e-12);
+  best.optimal = best.value >= best.bound * (1 - kRounding);
   return best;
 }
 

@@ -14,7 +14,8 @@ namespace {
 // Beyond, large_placement.
 constexpr size_t kMostExactServices = 64;
 constexpr size_t kMostExactDevices = 128;
-constexpr uint64_t kNodesOfTies = 20'000;
+constexpr uint64_t kNodesOfTies = 20'000, kWorkOfTies = 30'000'000;
+constexpr uint64_t kWorkAtFirst = 60'000'000;
 
 struct Instance {
   DeviceClasses devices;
@@ -59,13 +60,34 @@ Instance instance_of(const std::vector<Service>& services, const std::vector<Dev
   return out;
 }
 
-ExactResult solve(const Instance& instance, const ExactLimits& limits) {
+bool is_large(const Instance& instance) {
   size_t devices = 0;
   for (const ExactClass& one : instance.devices.classes) devices += one.devices;
-  if (instance.services.size() > kMostExactServices || devices > kMostExactDevices ||
-      instance.devices.classes.size() > 4)
-    return large_placement(instance.services, instance.devices.classes);
+  return instance.services.size() > kMostExactServices || devices > kMostExactDevices ||
+         instance.devices.classes.size() > 4;
+}
+
+ExactResult solve(const Instance& instance, const ExactLimits& limits) {
+  if (is_large(instance)) return large_placement(instance.services, instance.devices.classes);
   return solve_exact(instance.services, instance.devices.classes, limits);
+}
+
+// The most that can be served: a short exact search, which ends most instances; what it leaves open goes on from what
+// the search for large instances finds.
+ExactResult solve_most(const Instance& instance) {
+  ExactLimits limits;
+  limits.work = kWorkAtFirst;
+  ExactResult first = solve(instance, limits);
+  if (first.optimal || is_large(instance)) return first;
+  ExactResult start = large_placement(instance.services, instance.devices.classes);
+  if (first.value > start.value) {
+    start.replicas = std::move(first.replicas);
+    start.value = first.value;
+  }
+  start.bound = std::max(start.value, std::min(start.bound, first.bound));
+  ExactLimits more;
+  more.start = &start;
+  return solve_exact(instance.services, instance.devices.classes, more);
 }
 
 void write(const Instance& instance, const ExactResult& found, const std::vector<Service>& services,
@@ -116,7 +138,7 @@ Placement place_exactly(const std::vector<Service>& services, const std::vector<
         return configuration.compute_percent[static_cast<size_t>(metric)];
       },
       &placement);
-  const ExactResult found = solve(instance, {});
+  const ExactResult found = solve_most(instance);
   write(instance, found, services, placement);
   placement.bound_rps = std::max(found.bound, placement.goodput_rps);
   placement.optimal = found.optimal;
@@ -144,7 +166,7 @@ Placement place_best(const std::vector<Service>& services, const std::vector<Dev
                             double throughput, double speed) {
           return service.rate_rps * part_in_time(service, configuration, throughput, speed);
         };
-  const ExactResult most = solve(instance, {});
+  const ExactResult most = solve_most(instance);
   placement.bound_rps = most.bound;
   placement.optimal = most.optimal;
   ExactResult best = most;
@@ -152,6 +174,7 @@ Placement place_best(const std::vector<Service>& services, const std::vector<Dev
     // The best worst ratio that still serves as much: the ratio is one of finitely many, and bisection finds it to a thousandth.
     ExactLimits limits;
     limits.nodes = kNodesOfTies;
+    limits.work = kWorkOfTies;
     limits.target = most.value * (1 - 1e-9);
     double low = 0, high = 1;
     for (int i = 0; i < 10; ++i) {

@@ -64,7 +64,10 @@ class Ordered : public BatcherBase {
     }
     return first;
   }
-  bool holds_back(uint64_t begins_ns) override { return first_ready(begins_ns).second > begins_ns; }
+  bool holds_back(uint64_t begins_ns) override {
+    const uint64_t at = first_ready(begins_ns).second;
+    return at > begins_ns && at != kNever;  // of those that come when nothing waits nothing is known yet
+  }
   virtual void dispatched(uint32_t /*model*/, uint64_t /*now_ns*/) {}
   virtual void take(uint32_t model, uint32_t size, uint64_t /*now_ns*/, std::vector<RequestId>& ids) {
     for (const auto& [key, id] : order_.of(model)) {

@@ -14,7 +14,7 @@ using namespace gpushare::test;
 TEST_CASE("nobody has a turn in a lane whose holder hangs; sessions with lanes of their own go on") {
   const Shared shared([](auto& options) {
     options.lease_ns = 20'000'000;
-    options.capacity_bytes = 12 * kMiB;  // no room for a second lane
+    options.capacity_bytes = 10 * kMiB;  // no room for a second lane, whoever goes out
   });
   Job hangs("hangs", 2 * kMiB, 2 * kMiB), waits("waits", 2 * kMiB, 2 * kMiB);
   setenv("GPUSHARE_PRIVATE_LANES", "1", 1);
