@@ -416,7 +416,7 @@ TEST_CASE("the placement for many services is near the optimum, and its bound is
 
 TEST_CASE("the bound for devices of several speeds is above every placement", "[cluster]") {
   test::Random random(test::seed());
-  for (int i = 0; i < 60; ++i) {
+  for (size_t i = 0; i < 60; ++i) {
     std::vector<ExactClass> classes;
     for (size_t c = 0; c < 2 + i % 5; ++c)
       classes.push_back({1, static_cast<double>(test::uniform(random, 2, 8)) / 4});
