@@ -1,6 +1,6 @@
 """Models of video-like streams are retrained while they serve: shares of one device by `gpushare.cluster`, accuracies really measured.
 
-The data of each stream drift. A stream's serving session classifies a frame's samples every few milliseconds and counts those that are
+The data of each stream drift. A stream's serving session classifies the samples of a frame at every interval and counts those that are
 right; a frame that is not answered soon enough counts as wrong. At the start of a window each retraining configuration is really trained for a few epochs
 on a tenth of the data, and a learning curve says what it would reach. The scheduler divides the device; its shares become the weights
 of the sessions. A retraining that ends replaces the served model at once, and the rest of the window is divided anew.
@@ -134,7 +134,7 @@ class Stream:
         return network.right(*self.held_out) / HELD_OUT
 
     def serve(self, begin: float, frames: int):
-        """A frame each interval; one that is not answered within eight intervals counts as wrong."""
+        """A frame each interval; one that is not answered within eight intervals, and at least a second, counts as wrong."""
         patience_s = max(LEAST_PATIENCE_S, 8 * self.interval_s)
         for frame in range(frames):
             due = begin + frame * self.interval_s
@@ -221,32 +221,34 @@ class Window:
         threads += [threading.Thread(target=self.train, args=(stream,)) for stream in self.streams]
         for thread in threads:
             thread.start()
-        retrains = self.scheduler != "none"
-        told = {stream: self.profile(stream) if retrains else [] for stream in self.streams}
-        profiled_s = time.perf_counter() - begin
-        seen = 0
-        if retrains and time.perf_counter() < end:
-            self.predicted = self.decide(told, end - time.perf_counter())
-        while (left := end - time.perf_counter()) > 0:
+        try:
+            retrains = self.scheduler != "none"
+            told = {stream: self.profile(stream) if retrains else [] for stream in self.streams}
+            profiled_s = time.perf_counter() - begin
+            seen = 0
+            if retrains and (left := end - time.perf_counter()) > 0:
+                self.predicted = self.decide(told, left)
+            while (left := end - time.perf_counter()) > 0:
+                with self.changed:
+                    self.changed.wait_for(lambda: len(self.completed) > seen, timeout=left)
+                    done, seen = dict(self.completed), len(self.completed)
+                left = end - time.perf_counter()
+                if not done or left < 0.05 or seen == len(self.streams):
+                    continue
+                for stream in self.streams:                # a retraining that has begun is continued or paused, never another one
+                    begun = [entry for entry in told[stream] if entry[0].done > 0]
+                    told[stream] = [] if stream in done else begun or told[stream]
+                if self.scheduler in ("uniform", "fixed"):  # these divide once; the share goes to its stream's inference
+                    for stream in done:
+                        stream.serving.set_weight(1 / len(self.streams))
+                else:
+                    self.decide(told, left)
+        finally:
             with self.changed:
-                self.changed.wait_for(lambda: len(self.completed) > seen, timeout=left)
-                done, seen = dict(self.completed), len(self.completed)
-            left = end - time.perf_counter()
-            if not done or left < 0.05 or seen == len(self.streams):
-                continue
-            for stream in self.streams:                # a retraining that has begun is continued or paused, never another one
-                begun = [entry for entry in told[stream] if entry[0].done > 0]
-                told[stream] = [] if stream in done else begun or told[stream]
-            if self.scheduler in ("uniform", "fixed"):  # these divide once; the share goes to its stream's inference
-                for stream in done:
-                    stream.serving.set_weight(1 / len(self.streams))
-            else:
-                self.decide(told, left)
-        with self.changed:
-            self.over = True
-            self.changed.notify_all()
-        for thread in threads:
-            thread.join()
+                self.over = True
+                self.changed.notify_all()
+            for thread in threads:
+                thread.join()
         return {"accuracy": [100 * stream.right / (stream.frames * FRAME) for stream in self.streams],
                 "late": sum(stream.late for stream in self.streams) / sum(stream.frames for stream in self.streams),
                 "completed": {stream.name: name for stream, name in self.completed.items()}, "predicted": self.predicted,

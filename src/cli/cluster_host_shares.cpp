@@ -117,11 +117,10 @@ class HostShares final : public cluster::shares::RealJobs {
     double load = 1;
     uint64_t ended = 0;  // iterations or requests in this round, those that were dropped included
     uint64_t in_time = 0;
-    bool waits = false;  // something was submitted that has not ended
+    ShareClock::time_point due = ShareClock::time_point::max();  // of the oldest request that has not ended
   };
   struct Running {
-    ShareClock::time_point arrival;
-    std::shared_ptr<ShareClock::time_point> end;  // set on the device
+    ShareClock::time_point until;
     Ticket ticket;
   };
 
@@ -129,7 +128,7 @@ class HostShares final : public cluster::shares::RealJobs {
   static double performance(const Job& job, double length_s) {
     if (job.work.deadline_ms <= 0) return double(job.ended) / length_s;
     if (job.ended > 0) return double(job.in_time) / double(job.ended);
-    return job.waits ? 0 : 1;  // no request ended: the one that came is late, or none came
+    return ShareClock::now() > job.due ? 0 : 1;  // none ended: the oldest is late, or not yet, or none came
   }
 
   void work(Job& job) {
@@ -147,17 +146,18 @@ class HostShares final : public cluster::shares::RealJobs {
   }
 
   // A request whose deadline has passed when its turn comes is dropped: its iteration does nothing.
-  Running submit(Job& job, ShareClock::time_point arrival, ShareClock::time_point until) {
-    Running running{arrival, std::make_shared<ShareClock::time_point>(), {}};
-    running.ticket = job.session.run([this, &job, until, end = running.end](Iteration& iteration) {
+  // What has ended is counted on the device, because the job's thread may come late to its ticket.
+  Running submit(Job& job, ShareClock::time_point until) {
+    Running running{until, {}};
+    running.ticket = job.session.run([this, &job, until](Iteration& iteration) {
       const Address address = iteration.alloc_bytes(kShareBytes);
-      iteration.stream().launch_host([this, &job, until, end, address] {
+      iteration.stream().launch_host([this, &job, until, address] {
         const WorkBlock block{reinterpret_cast<std::byte*>(
                                   static_cast<uintptr_t>(address)),  // NOLINT(performance-no-int-to-ptr)
                               kShareBytes};
         if (ShareClock::now() < until && !work_.run({&block, 1}, job.owner, job.work.iteration_ms * 1e6))
           damaged_ = true;
-        *end = ShareClock::now();
+        ended(job, ShareClock::now() <= until);
       });
     });
     return running;
@@ -175,11 +175,10 @@ class HostShares final : public cluster::shares::RealJobs {
         std::chrono::duration<double>(std::min(gap_s, 3600.0)));
   }
 
-  void ended(Job& job, bool in_time, bool waits) {
+  void ended(Job& job, bool in_time) {
     const std::lock_guard lock(mutex_);
     ++job.ended;
     if (in_time) ++job.in_time;
-    job.waits = waits;
   }
 
   void iterate(Job& job) {
@@ -198,18 +197,17 @@ class HostShares final : public cluster::shares::RealJobs {
       }
       const auto now = ShareClock::now();
       while (running.size() < ahead && (!requests || next <= now)) {
-        running.push_back(requests ? submit(job, next, next + deadline)
-                                   : submit(job, now, ShareClock::time_point::max()));
+        running.push_back(submit(job, requests ? next + deadline : ShareClock::time_point::max()));
         if (requests) next += gap(job);
         const std::lock_guard lock(mutex_);
-        job.waits = true;
+        job.due = running.front().until;
       }
       if (running.empty()) continue;
       running.front().ticket.get();
       if (damaged_) throw std::runtime_error("another job wrote into its memory: please report this");
-      const bool in_time = *running.front().end - running.front().arrival <= deadline;
       running.pop_front();
-      ended(job, in_time, !running.empty());
+      const std::lock_guard lock(mutex_);
+      job.due = running.empty() ? ShareClock::time_point::max() : running.front().until;
     }
   }
 

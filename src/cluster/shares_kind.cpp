@@ -188,11 +188,12 @@ class SharesProblem final : public Problem {
           {{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}}));
     result["series"] = std::move(series);
     if (spans == nullptr) return {};
+    const double round_s = real ? problem.round_s : kRoundS;
     for (size_t j = 0; j < problem.jobs.size(); ++j)  // stretches of rounds with the same units
       for (size_t from = 0, to = 0; from < played.rounds.size(); from = to) {
         while (to < played.rounds.size() && played.rounds[to].units[j] == played.rounds[from].units[j]) ++to;
         spans->push_back({problem.jobs[j].job.name, std::to_string(played.rounds[from].units[j]) + " units",
-                          double(from) * kRoundS, double(to) * kRoundS});
+                          double(from) * round_s, double(to) * round_s});
       }
     return {};
   }

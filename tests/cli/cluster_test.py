@@ -122,6 +122,9 @@ class Cluster(ToolTest):
             self.assertAlmostEqual(entry["egalitarian"], min(entry["utilities"].values()))
             self.assertNotIn("useful", entry)
         self.assertIn("What ran where", (self.folder / "out.html").read_text())
+        events = json.loads((self.folder / "out.json").read_text())
+        events = events["traceEvents"] if isinstance(events, dict) else events
+        self.assertAlmostEqual(max(event["ts"] + event["dur"] for event in events if event["ph"] == "X"), 8 * 0.02 * 1e6, delta=1)
         self.refused(["cluster", "run", path, "--device", "host", "--scheduler", "oracle"], "nobody knows the curves")
         self.refused(["cluster", "run", path], "jobs[0] ('search'): 'work' is for")
         self.refused(["cluster", "plan", path], "jobs[0] ('search'): 'work' is for")

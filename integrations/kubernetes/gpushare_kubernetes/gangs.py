@@ -37,7 +37,7 @@ def needs_of(pod: dict[str, Any]) -> dict[str, float]:
         name, equals, amount = entry.partition("=")
         try:
             needs[name] = float(parse_quantity(amount))
-        except ValueError:
+        except (ValueError, OverflowError):
             equals = ""
         if name not in ("share", "memory") or not equals or needs[name] <= 0:
             raise ValueError(f"{NEEDS}: {text!r} is not like share=50,memory=8Gi")
@@ -90,13 +90,18 @@ class GangController:
         groups: dict[_Key, list[dict[str, Any]]] = {}
         for pod in pods:
             groups.setdefault((pod["metadata"]["namespace"], pod["metadata"]["labels"][LABEL]), []).append(pod)
-        self._look_at_devices({pod["metadata"]["uid"] for pod in pods})
-        for key in list(self._gangs):
+        self._look_at_devices({pod["metadata"]["uid"] for pod in pods if _place(pod)})
+        for key, gang in list(self._gangs.items()):
+            asked = sum(len(holders) for holders in gang.waiting.values())
             if key not in groups:
                 self._drop(key)
+            elif not gang.places and not any(map(_place, groups[key])) and sum(map(_starts, groups[key])) < asked:
+                self._drop(key)  # a pod has gone while the whole waited
         for key, group in groups.items():  # what pods hold goes first, then what started gangs lack
-            placed = [pod for pod in group if _place(pod) in self._nodes]
-            if key in self._gangs or not placed:
+            gang = self._gangs.get(key) or _Gang()
+            held = {entry[2] for entry in gang.places} | {uid for holders in gang.waiting.values() for _, uid in holders}
+            placed = [pod for pod in group if _place(pod) in self._nodes and pod["metadata"]["uid"] not in held]
+            if not placed:
                 continue
             try:
                 self._ask(key, [(needs_of(pod), pod) for pod in placed])
@@ -132,7 +137,8 @@ class GangController:
                     if there and name in there:
                         there[name] = max(0.0, there[name] - parse_quantity(amount))
         for name in self._nodes.keys() - nodes.keys():
-            self._table.lose_node(name)
+            # What is held there stays held: to end a grant would free its other places, where pods run.
+            self._table.add_node(name, {})
         for name, resources in nodes.items():
             if self._nodes.get(name) != resources:
                 self._table.add_node(name, resources)
@@ -140,10 +146,11 @@ class GangController:
 
     def _drop(self, key: _Key) -> None:
         gang = self._gangs.pop(key)
-        for number in gang.granted:
-            self._end(self._table.release, number)
         for number in gang.waiting:
             self._end(self._table.cancel, number)
+            self._end(self._table.release, number)  # it was granted since it was last asked
+        for number in gang.granted:
+            self._end(self._table.release, number)
 
     @staticmethod
     def _end(call: Any, number: int) -> None:
@@ -165,6 +172,8 @@ class GangController:
             size = size_of(pods[0])
             whole = [pod for pod in pods if _starts(pod)][:size]
             if len(whole) == size:
+                if any("kubernetes.io/hostname" in (pod["spec"].get("nodeSelector") or {}) for pod in whole):
+                    raise ValueError("a pod of it chooses its node itself (nodeSelector kubernetes.io/hostname)")
                 self._ask(key, [(needs_of(pod), pod) for pod in whole])
                 self._wrong.pop(key, None)
         except (ValueError, gpushare.Error) as error:
@@ -174,7 +183,7 @@ class GangController:
         """Pods of a gang that has started and lost places, or that was found half started."""
         gang = self._gangs[key]
         try:
-            missing = size_of(pods[0]) - len(gang.places)
+            missing = size_of(pods[0]) - sum(entry[0] in self._nodes for entry in gang.places)
             rest = [pod for pod in pods if _starts(pod)][:max(0, missing)]
             if rest and not gang.waiting:
                 self._ask(key, [(needs_of(pod), pod) for pod in rest])
@@ -218,16 +227,23 @@ class GangController:
                 needs = needs_of(pod)
             except ValueError:
                 continue
-            mine = [entry for entry in gang.places if entry[2] == pod["metadata"]["uid"]]
-            free = mine or [entry for entry in gang.places if entry[2] not in alive and entry[1] == needs]
+            there = [entry for entry in gang.places if entry[0] in self._nodes]
+            mine = [entry for entry in there if entry[2] == pod["metadata"]["uid"]]
+            free = mine or [entry for entry in there if entry[2] not in alive and entry[1] == needs]
             if not free:
                 left = True
                 continue
             free[0][2] = pod["metadata"]["uid"]
             gates = [gate for gate in pod["spec"]["schedulingGates"] if gate["name"] != GATE]
-            self._api.patch_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], {
-                "metadata": {"annotations": {PLACE: free[0][0]}, "uid": pod["metadata"]["uid"]},
-                "spec": {"nodeSelector": {"kubernetes.io/hostname": free[0][0].partition("/")[0]}, "schedulingGates": gates}})
+            try:
+                self._api.patch_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], {
+                    "metadata": {"annotations": {PLACE: free[0][0]}, "uid": pod["metadata"]["uid"]},
+                    "spec": {"nodeSelector": {"kubernetes.io/hostname": free[0][0].partition("/")[0]}, "schedulingGates": gates}})
+            except ApiError as error:
+                if error.code not in (400, 403, 422):
+                    raise
+                self._warn((pod["metadata"]["namespace"], pod["metadata"]["labels"][LABEL]), str(error))
+                continue  # the others go on
             pod["metadata"].setdefault("annotations", {})[PLACE] = free[0][0]
         return left
 

@@ -137,21 +137,31 @@ def test_a_lost_node_and_pods_that_are_wrong(api, caplog):
     add_pods(api, "a", 4)
     one.step()
     assert len(places(api, "a")) == 4
-    del api.slices["n2"]
-    for i, needs in enumerate(("", "share", "share=x", "share=0", "gpus=1", "share=50,memory=8 Gi of it")):
+    add_pods(api, "next", 2)
+    one.step()
+    lost = api.slices.pop("n2")
+    for i, needs in enumerate(("", "share", "share=x", "share=0", "gpus=1", "share=50,memory=8 Gi of it", "share=1e999")):
         add_pods(api, f"wrong{i}", 1, needs=needs)
     add_pods(api, "size", 1, size="many")
     add_pods(api, "never", 1, needs="share=101")
     one.step()
     one.step()
-    assert "gang default/a has lost places" in caplog.text
+    assert places(api, "next") == {}  # where pods of the gang still run nobody else goes
+    api.slices["n2"] = lost
+    one.step()
+    assert places(api, "next") == {}  # nor there, when the node is back
+    del api.slices["n2"]
+    one.step()
+    for i in range(2):
+        del api.pods["default", f"next-{i}"]
+    one.step()
     kept = [name for name, place in places(api, "a").items() if place.startswith("n1/")]  # what is not lost stays held
     for name in list(places(api, "a")):
         if name not in kept:
             del api.pods["default", name]
     assert caplog.text.count("wrong2 waits: gpushare.dev/gang-needs: 'share=x'") == 1  # told once
     assert "gang default/size waits: gpushare.dev/gang-size: 'many'" in caplog.text
-    assert all(places(api, f"wrong{i}") == {} for i in range(6)) and places(api, "never") == {}
+    assert all(places(api, f"wrong{i}") == {} for i in range(7)) and places(api, "never") == {}
     add_node(api, "n3")
     add_pods(api, "later", 2)
     one.step()
@@ -162,6 +172,35 @@ def test_a_lost_node_and_pods_that_are_wrong(api, caplog):
     add_node(api, "n4")
     one.step()
     assert sorted(places(api, "a").values()) == ["n1/cuda-0", "n1/cuda-1", "n4/cuda-0", "n4/cuda-1"]
+
+
+def test_gangs_that_go_at_once_leave_nothing_held(api):
+    one = controller(api)
+    add_pods(api, "a", 4)
+    add_pods(api, "b", 4)
+    one.step()
+    assert len(places(api, "a")) == 4 and places(api, "b") == {}
+    api.pods.clear()
+    one.step()
+    add_pods(api, "c", 4)
+    one.step()
+    assert len(places(api, "c")) == 4
+
+
+def test_a_gang_that_loses_a_pod_while_it_waits_starts_whole_or_not(api):
+    one = controller(api)
+    add_pods(api, "a", 4)
+    add_pods(api, "b", 3)
+    one.step()
+    del api.pods["default", "b-1"]
+    for i in range(4):
+        del api.pods["default", f"a-{i}"]
+    one.step()
+    one.step()
+    assert places(api, "b") == {}
+    add_pods(api, "b", 1, size=3, first=5)
+    one.step()
+    assert len(places(api, "b")) == 3
 
 
 def test_the_program_goes_on_when_the_server_is_away(api):

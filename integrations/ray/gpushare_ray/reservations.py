@@ -24,6 +24,7 @@ from gpushare.cluster import ReservationTable
 NAME, NAMESPACE = "gpushare-reservations", "gpushare"
 LEASE_S = 30.0
 _LOOK_S = 1.0  # between looks at Ray's nodes, and at leases that may have ended
+LEAST_LEASE_S = 4 * _LOOK_S
 _WAIT_S = 5.0  # most that one message to the actor waits
 
 
@@ -188,12 +189,14 @@ def reserve(parts: Optional[Sequence[dict[str, Any]]] = None, *, alternatives: O
     A part is {"needs": {"GPU": 1}, "count"?: tasks with these needs, "apart"?: each on a node of its own, "node"?: its name}. Requests of one
     `owner` (default: one of its own for each call) may wait for each other. Raises TimeoutError (gpushare.TimedOut) with the reason after
     `timeout` seconds, None waits for ever; InvalidState where the wait would never end or the cluster could not hold the gang when empty.
-    `lease`: seconds after which a grant ends whose process is gone.
+    `lease`: seconds after which a grant ends whose process is gone; 4 or more.
     """
     import ray
 
     if (parts is None) == (alternatives is None):
         raise ValueError("give parts, or alternatives")
+    if lease < LEAST_LEASE_S:  # the table tells who waits only so often
+        raise ValueError(f"lease: {lease} s; at least {LEAST_LEASE_S} s")
     choices = [list(parts)] if parts is not None else [list(choice) for choice in alternatives or ()]
     request: dict[str, Any] = {"owner": owner or f"{os.getpid()}-{_process}-{next(_count)}", "lease_ms": 1000 * lease}
     request["alternatives"] = [{"parts": choice} for choice in choices]

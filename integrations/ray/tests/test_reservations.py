@@ -80,7 +80,7 @@ def test_what_an_owner_has_set_is_matched_and_goes_with_the_owner(nodes, ray):
 
 
 def test_a_lost_node_ends_the_gang_and_a_new_one_helps_who_waits(nodes, ray):
-    gang = gpushare_ray.reserve([{"needs": {"GPU": 2}, "count": 3}], lease=0.4)
+    gang = gpushare_ray.reserve([{"needs": {"GPU": 2}, "count": 3}], lease=4)
     nodes[1]["Alive"] = False
     until(lambda: used(ray) == 0 and gang.lost is not None)
     gang.close()
@@ -89,9 +89,14 @@ def test_a_lost_node_ends_the_gang_and_a_new_one_helps_who_waits(nodes, ray):
         assert sorted(node for node, _ in other.places) == ["n0", "n2", "n3"]
 
 
+def test_a_lease_that_would_end_before_its_waiter_looks_is_refused(nodes, ray):
+    with pytest.raises(ValueError, match="lease: 0.5 s; at least 4.0 s"):
+        gpushare_ray.reserve([{"needs": {"GPU": 1}}], lease=0.5)
+
+
 def test_the_grant_of_a_process_that_is_gone_ends_with_its_lease(nodes, ray, monkeypatch):
     table = reservations.table()
-    gone = ray.get(table.submit.remote({"owner": "gone", "parts": [{"needs": {"GPU": 2}, "count": 3}], "lease_ms": 300}))
+    gone = ray.get(table.submit.remote({"owner": "gone", "parts": [{"needs": {"GPU": 2}, "count": 3}], "lease_ms": 3000}))
     assert ray.get(table.wait.remote(gone, 0)) is not None
     renewed = []
     renew = reservations.Table.renew
@@ -101,8 +106,8 @@ def test_the_grant_of_a_process_that_is_gone_ends_with_its_lease(nodes, ray, mon
         renewed.append(number)
 
     monkeypatch.setattr(reservations.Table, "renew", counted)
-    with gpushare_ray.reserve([{"needs": {"GPU": 1}}], lease=0.3) as kept:
-        until(lambda: used(ray) == 1)  # that of the other one has ended
+    with gpushare_ray.reserve([{"needs": {"GPU": 1}}], lease=4) as kept:
+        until(lambda: used(ray) == 1 or kept.lost)  # that of the other one has ended
         until(lambda: len(renewed) > 12 or kept.lost)  # three leases long: who lives keeps what it has
         assert used(ray) == (0 if kept.lost else 1)
 

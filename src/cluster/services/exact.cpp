@@ -385,7 +385,12 @@ class Search {
         result_.replicas.push_back({order_[depth], chosen_[depth]->option, d, c});
   }
 
-  bool spent() const { return result_.nodes > limits_.nodes || work_ > limits_.work; }
+  // If so, nothing is proven any more.
+  bool spent() {
+    if (result_.nodes <= limits_.nodes && work_ <= limits_.work) return false;
+    result_.optimal = false;
+    return true;
+  }
   bool reached() const {
     return result_.feasible && limits_.target > 0 && result_.value >= limits_.target - kEps * limits_.target;
   }
@@ -431,10 +436,7 @@ class Search {
   void descend(size_t depth, double value) {
     if (reached()) return;
     ++result_.nodes;
-    if (spent()) {
-      result_.optimal = false;
-      return;
-    }
+    if (spent()) return;
     if (depth == order_.size()) {
       const int packed = pack(depth);
       if (packed < 0) result_.optimal = false;

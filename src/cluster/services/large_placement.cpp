@@ -20,7 +20,7 @@ constexpr uint64_t kWorkEach = 200'000, kMostWork = 30'000'000;
 constexpr int kWeights = 10;        // of compute against memory, for the bound
 constexpr int kDuals = 8;           // dual feasible functions of compute, for the bound
 constexpr size_t kPriced = 80'000;  // options that are priced for one measure of room
-constexpr size_t kMostPriced = 4;   // classes with a price each
+constexpr size_t kMostPriced = 8;   // classes with a price each
 
 // Sizes whose sum is at most 1 keep a sum of at most 1 under this function (Fekete and Schepers 2001), and with k = 1
 // two sizes above a half do not fit together.
@@ -75,7 +75,10 @@ class PricedOption {
     if (i == ways_.size() || rate <= 0 || ++steps_ > kMostSteps) return;
     const Way& way = ways_[i];
     if (gained + rate * (1 - way.costs / way.one) <= gain_) return;
-    for (double n = std::min(way.devices, std::ceil(rate / way.one)); n >= 0; --n) {
+    const double most = std::min(way.devices, std::ceil(rate / way.one));
+    // Each whole replica of the last class gains.
+    const double least = i + 1 == ways_.size() ? std::max(0.0, most - 1) : 0;
+    for (double n = most; n >= least && steps_ <= kMostSteps; --n) {
       now_[i] = n;
       descend(i + 1, rate - n * way.one, gained + std::min(rate, n * way.one) - n * way.costs);
     }
@@ -255,13 +258,16 @@ class Fleet {
       ++work_;
       if (option.memory[c] > 1) continue;
       auto room = by_room_[c].lower_bound({option.compute - kRounding, 0});
-      for (size_t tries = 0; room != by_room_[c].end() && tries < kMostTries; ++room, ++tries) {
+      for (size_t tries = 0; room != by_room_[c].end() && tries < kMostTries; ++room) {
         ++work_;
         const At at{c, room->second};
         const auto& there = devices_[c][at.device];
-        if (there.memory + kRounding < option.memory[c]) continue;
         if (std::find(there.services.begin(), there.services.end(), service) != there.services.end())
           continue;
+        if (there.memory + kRounding < option.memory[c]) {
+          ++tries;
+          continue;
+        }
         put(service, at);
         *out = at;
         return true;

@@ -27,7 +27,7 @@ class Ordered : public BatcherBase {
     if (in_flight > 0) return decision;
     if (!may_drop()) return decision;
     const auto [model, at] = first_ready(now_ns);
-    if (at > now_ns) {
+    if (at > now_ns || at == kNever) {  // kNever: nothing waits, whenever it is asked
       decision.wake_ns = at;
       return decision;
     }

@@ -189,7 +189,7 @@ TEST_CASE("placements keep every limit, and the bound holds when the search is c
     few.nodes = 20;
     if (i % 2 == 1) {
       few.nodes = 200'000;
-      few.work = 1'000;
+      few.work = 2'000 + 3'000 * static_cast<uint64_t>(i);
     }
     const ExactResult cut = solve_exact(services, classes, few), whole = solve_exact(services, classes, {});
     CHECK(cut.value <= whole.value + 1e-6);
@@ -381,9 +381,9 @@ TEST_CASE("the placement for many services is near the optimum, and its bound is
   CHECK(ratios / kCases >= 0.985);
   const ExactResult contended = large_placement(draw(100), {{12, 1}});
   CHECK(contended.value >= 0.96 * contended.bound);
-  for (const size_t kinds : {3, 6}) {  // six have no price each for the bound
+  for (const size_t kinds : {3, 6, 12}) {  // twelve have no price each for the bound
     std::vector<ExactClass> mixed;
-    for (size_t c = 0; c < kinds; ++c) mixed.push_back({12 / kinds, 0.5 + 1.5 * static_cast<double>(c) / 5});
+    for (size_t c = 0; c < kinds; ++c) mixed.push_back({12 / kinds, 0.5 + 0.25 * static_cast<double>(c)});
     std::vector<ExactService> services = draw(100);
     for (ExactService& service : services)
       for (ExactOption& option : service.options) {
@@ -392,7 +392,7 @@ TEST_CASE("the placement for many services is near the optimum, and its bound is
       }
     const ExactResult found = large_placement(services, mixed);
     CHECK(found.value <= found.bound);
-    CHECK(found.value >= 0.9 * found.bound);
+    CHECK(found.value >= (kinds < 12 ? 0.93 : 0.75) * found.bound);
     std::vector<std::vector<double>> compute(kinds, std::vector<double>(12 / kinds, 0)), memory = compute;
     std::set<std::tuple<size_t, size_t, size_t>> there;
     std::vector<double> throughput(services.size(), 0);
@@ -414,11 +414,17 @@ TEST_CASE("the placement for many services is near the optimum, and its bound is
   }
 }
 
+TEST_CASE("a service has as many replicas as its rate takes", "[cluster]") {
+  const ExactResult found = large_placement({{10'000, {{0, 100, 0.5, {0.1}, 0}}}}, {{200, 1}});
+  CHECK(found.value == Approx(10'000));
+  CHECK(found.replicas.size() == 100);
+}
+
 TEST_CASE("the bound for devices of several speeds is above every placement", "[cluster]") {
   test::Random random(test::seed());
   for (size_t i = 0; i < 60; ++i) {
     std::vector<ExactClass> classes;
-    for (size_t c = 0; c < 2 + i % 5; ++c)
+    for (size_t c = 0; c < 2 + (i % 5) * 2; ++c)
       classes.push_back({1, static_cast<double>(test::uniform(random, 2, 8)) / 4});
     std::vector<ExactService> services(4);
     for (ExactService& service : services) {
