@@ -11,7 +11,6 @@ namespace gpushare::daemon {
 namespace {
 
 // After a restart of the daemon sessions that have borrowed may come later than the programs that have lent.
-constexpr uint64_t kComeBackNs = 5'000'000'000;
 
 uint64_t need_of(const Claim& claim) {
   return base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
@@ -103,8 +102,10 @@ uint64_t SharedDevice::loan_to_take_back(const Claim& lender) const {
 
 bool SharedDevice::take_back_loan(Claim& lender, uint64_t bytes, uint64_t now_ns) {
   const uint64_t before = need_of(lender);
+  if (bytes > UINT64_MAX - before) return false;  // the page's processes can write the word
   if (!scheduler_.set_need(lender.id, before + bytes, 0, now_ns).ok()) return false;
-  if (!lender.page->set_lent(lender.page->limit().lent_bytes - bytes)) {
+  const uint64_t lent = lender.page->limit().lent_bytes;
+  if (!lender.page->set_lent(lent - std::min(lent, bytes))) {
     (void)scheduler_.set_need(lender.id, before, 0, now_ns);  // less is never refused
     return false;
   }

@@ -148,6 +148,12 @@ void SharedDevice::owe(Claim& claim) {
   if (std::find(owed_.begin(), owed_.end(), &claim) == owed_.end()) owed_.push_back(&claim);
 }
 
+void SharedDevice::owe_loans(const GroupLimits* limits) {
+  if (limits == nullptr) return;
+  for (Claim* claim : limits->claims)
+    if (claim->lends()) owe(*claim);
+}
+
 uint64_t SharedDevice::owed_bytes(const Claim& claim) const {
   if (claim.short_bytes == 0) return loan_to_take_back(claim);
   return claim.pages_now() || scheduler_.state(claim.id) != sched::SessionState::kResident
@@ -165,7 +171,8 @@ bool SharedDevice::give_back(uint64_t now_ns) {
   for (Claim* claim : std::vector<Claim*>(owed_)) {
     const uint64_t bytes = owed_bytes(*claim);
     if (bytes == 0) continue;
-    if ((scheduler_.lane_of(claim->id) != sched::kNoLane && bytes > free_bytes(scheduler_)) || has_room())
+    if ((scheduler_.lane_of(claim->id) != sched::kNoLane && bytes > free_bytes(scheduler_)) ||
+        has_room(now_ns))
       break;
     any = (claim->short_bytes > 0 ? regrow(*claim, now_ns) : take_back_loan(*claim, bytes, now_ns)) || any;
   }
@@ -173,10 +180,13 @@ bool SharedDevice::give_back(uint64_t now_ns) {
   return any;
 }
 
-bool SharedDevice::has_room() const {
-  return std::any_of(claims_.begin(), claims_.end(), [](const auto& each) {
+// A process that never says that it has used its room holds nobody up for longer than others wait for room.
+bool SharedDevice::has_room(uint64_t now_ns) const {
+  return std::any_of(claims_.begin(), claims_.end(), [now_ns](const auto& each) {
     const auto& members = each.second->members;
-    return std::any_of(members.begin(), members.end(), [](const auto& member) { return member->has_room; });
+    return std::any_of(members.begin(), members.end(), [now_ns](const auto& member) {
+      return member->has_room && now_ns - member->room_told_ns < sched::kRoomWaitNs;
+    });
   });
 }
 

@@ -107,13 +107,13 @@ void Ranges::end_wait(Range& range) {
   range.silent.clear();
 }
 
-void Ranges::close(RemoteSession& session) {
+void Ranges::close(RemoteSession& session, bool leaves) {
   if (session.range == 0) return;
   end_wait(ranges_.at(session.range));
   const bool was_silent = elastic_.silent(session.range);
   elastic_.close(session.range);
   ranges_.erase(std::exchange(session.range, 0));
-  if (was_silent) refresh_class(session, base::host_now_ns());
+  if (was_silent && !leaves) refresh_class(session, base::host_now_ns());
   tell_waits();
 }
 

@@ -34,7 +34,7 @@ class Ranges {
   // What they may give to the session.
   uint64_t can_give(const RemoteSession& session, bool commit) const;
   void answer(const RemoteSession& session, uint64_t bytes);
-  void close(RemoteSession& session);
+  void close(RemoteSession& session, bool leaves);  // leaves: the session goes, too
   // OK if the session, which may have ranges, can grow by `bytes`. Errors: DEVICE_OUT_OF_MEMORY.
   base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
   void grew(const RemoteSession& session, uint64_t bytes);

@@ -46,11 +46,14 @@ base::Status SharedDevice::make_room(RemoteSession& session, sched::RoomAsk ask)
 
 void SharedDevice::tell_room(RemoteSession& session) {
   session.has_room = true;
+  session.room_told_ns = base::host_now_ns();
   tell(session, MessageType::kRoomMade);
 }
 
 void SharedDevice::room_used(RemoteSession& session, uint64_t now_ns) {
   session.has_room = false;
+  if (room_for_ != nullptr && room_for_->claim == session.claim)
+    return;  // it is being made for another member
   const auto& members = session.claim->members;
   // The scheduler keeps room for the claim, and so for each of its members.
   if (std::none_of(members.begin(), members.end(), [](const auto& member) { return member->has_room; }))

@@ -144,7 +144,8 @@ struct RemoteSession {
   std::vector<uint64_t> wanted_images;      // caches of the scheduler, kept by Images
   sched::RangeId range = 0;                 // its number in Ranges; 0: it has reported no range
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
-  bool has_room = false;  // it was told that room is made, and has not said yet that it has used the room
+  bool has_room = false;      // it was told that room is made, and has not said yet that it has used the room
+  uint64_t room_told_ns = 0;  // when it was told
 
   bool ready() const { return turn == Turn::kReady; }
   bool leased() const { return turn == Turn::kLeased; }
@@ -352,6 +353,7 @@ class SharedDevice {
   // Claims that are owed bytes get them when they are free: those that they use from the host (regrow()), then what they have
   // lent. give_back() returns true if a claim has grown.
   void owe(Claim& claim);
+  void owe_loans(const GroupLimits* limits);  // what claims of the group have lent; null: none
   uint64_t owed_bytes(const Claim& claim) const;
   bool give_back(uint64_t now_ns);
   // Answers for members whose connections have closed: they do not go out, and members that can go out do. True if
@@ -420,7 +422,7 @@ class SharedDevice {
   }
   void next_room(uint64_t now_ns);                // starts to make room for the first in the line
   static void tell_room(RemoteSession& session);  // says that the room is made, or that there is none
-  bool has_room() const;                          // room is kept for some session
+  bool has_room(uint64_t now_ns) const;           // room is kept for some session
   void room_used(RemoteSession& session, uint64_t now_ns);
   void give_up_room(RemoteSession& session, uint64_t now_ns);  // called when nobody is left to use the room
   base::Status start_room(RemoteSession& session, const sched::RoomAsk& ask, uint64_t now_ns);
@@ -450,6 +452,8 @@ class SharedDevice {
   // How long a turn may last for which no other session waits.
   static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
+  static constexpr uint64_t kComeBackNs =
+      5'000'000'000;  // after a restart: sessions that were there come back
   static constexpr uint64_t kUsesNs = 1'000'000'000;
 
   const std::string name_;

@@ -118,7 +118,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     GPUSHARE_ASSIGN_OR_RETURN(claim, make_claim(process, message, session.name, page.get(), now_ns));
   }
   if (claim->group != 0 && claim->page == nullptr) claim->page = std::move(page);
-  if (claim->lends()) owe(*claim);
+  // Borrowers may come back later than the programs that lend.
+  if (claim->lends() && now_ns - began_ns_ >= kComeBackNs) owe(*claim);
   if (claim->cap == nullptr) claim->cap = cap_of(process, message.group, message.cap, now_ns);
   session.claim = claim;
   claim->members.push_back(std::move(owned));
@@ -156,6 +157,8 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
     // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
     // of its own sessions, and then asks again.
     carry_out_all();
+    owe_loans(limits.get());
+    (void)give_back(now_ns);
     return arrived;
   }
   claims_.emplace(claim.id, std::move(made));
@@ -246,6 +249,10 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
     (void)set_need(claim, before_p, before_e, now_ns);
     set = {GPUSHARE_DEVICE_OUT_OF_MEMORY,
            "session '" + session.name + "': the device has no memory for its lane to grow"};
+  }
+  if (!set.ok() || wanted_bytes < before_bytes) {  // before the answer, so that its process finds it done
+    owe_loans(claim.limits.get());
+    (void)give_back(now_ns);
   }
   follow_limit(claim);
   return set;
@@ -392,7 +399,7 @@ void SharedDevice::remove(RemoteSession& session) {
   if (session.leased()) member_done(session, now_ns);
   if (session.overdue()) set_overdue(session, false);
   images_.left(session);
-  ranges_.close(session);
+  ranges_.close(session, /*leaves=*/true);
   give_up_room(session, now_ns);
   gates_.left(session.at_gates, now_ns);
   tell_gates();
@@ -412,6 +419,7 @@ void SharedDevice::remove(RemoteSession& session) {
   if (limits != nullptr) std::erase(limits->claims, &claim);
   std::erase(owed_, &claim);
   claims_.erase(claim.id);
+  owe_loans(limits.get());
   divide_weight(limits.get(), now_ns);
 }
 
@@ -419,7 +427,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
-  ranges_.close(session);  // no process is left to answer
+  ranges_.close(session, /*leaves=*/false);  // no process is left to answer
   gates_.left(session.at_gates, now_ns);
   tell_gates();
   give_up_room(session, now_ns);
@@ -432,11 +440,15 @@ void SharedDevice::pump() {
   // The service has a context of its own once it makes memory for others.
   contexts_.set_own(std::max(images_.context_bytes(), lanes_ == nullptr ? 0 : lanes_->context_bytes()));
   scheduler_.look(base::host_now_ns());
+  size_t gives = owed_.size() + 1;  // bounded: a page that lends is written by others, too
   for (bool moved = true; moved;) {
     moved = carry_out_all();
     moved = answer_for_silent() || moved;
     const uint64_t now_ns = base::host_now_ns();
-    moved = give_back(now_ns) || moved;
+    if (gives > 0 && give_back(now_ns)) {
+      --gives;
+      moved = true;
+    }
     if (!std::exchange(contended_, contended()) &&
         contended_)  // a holder that was asked before has the whole lease from now on
       for (Claim* holder : holders_)

@@ -49,6 +49,20 @@ void Scheduler::Impl::stand_in_line(CacheRecord& cache) {
   cache_line.insert(behind, &cache);
 }
 
+// The session for which a waiting cache asks. When that has gone, the best of the others that want it.
+const SessionRecord* Scheduler::Impl::wanter(CacheRecord& cache) {
+  if (const SessionRecord* by = find(cache.wanted_by); by != nullptr) return by;
+  std::erase_if(cache.wanters, [this](SessionId id) { return find(id) == nullptr; });
+  const SessionRecord* best = nullptr;
+  for (const SessionId id : cache.wanters)
+    if (const SessionRecord* other = find(id); best == nullptr || other->bytes_cls < best->bytes_cls)
+      best = other;
+  if (best == nullptr) return nullptr;
+  cache.wanted_by = best->view.id;
+  cache.cls = best->bytes_cls;
+  return best;
+}
+
 bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   while (!cache_line.empty()) {
     CacheRecord& cache = *cache_line.front();
@@ -66,7 +80,7 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
     const uint64_t used = promised_without(stays);
     const uint64_t free = capacity.target_bytes - std::min(capacity.target_bytes, used);
     if (cache.bytes <= free) return true;
-    return make_room({Why::kAllocation, now_ns, find(cache.wanted_by), cache.bytes - free}, std::nullopt) ||
+    return make_room({Why::kAllocation, now_ns, wanter(cache), cache.bytes - free}, std::nullopt) ||
            evicting > 0;
   }
   return false;
@@ -118,6 +132,11 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   ++cache->users;
   const bool waits = !cache->held || cache->dropping;
   const SessionRecord* by = impl_->find(session);
+  if (by != nullptr) {
+    std::erase_if(cache->wanters,
+                  [&](SessionId other) { return other == session || impl_->find(other) == nullptr; });
+    cache->wanters.push_back(session);
+  }
   // While it waits, it waits for the session of the best class that wants it.
   if (cache->waiting && (by == nullptr || by->bytes_cls > cache->cls)) return;
   const SessionClass before = cache->cls;
@@ -131,6 +150,7 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
 void Scheduler::unwant_cache(uint64_t id, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
   if (cache == nullptr || cache->users == 0 || --cache->users > 0) return;
+  cache->wanters.clear();
   if (std::exchange(cache->waiting, false)) std::erase(impl_->cache_line, cache);
   if (impl_->residents == 0 && impl_->evicting == 0)  // nothing else is left that would be freed
     for (const SessionId waiting : impl_->blocked)

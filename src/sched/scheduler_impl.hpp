@@ -227,6 +227,7 @@ struct CacheRecord {
   uint64_t requested_ns = 0;
   uint32_t users = 0;
   SessionId wanted_by = kNoSession;  // who wanted it last; while it waits, the best class comes first
+  std::vector<SessionId> wanters;    // those that wanted it, each once, until nobody wants it
   bool held = false;
   bool dropping = false;  // kDropCache is under way
   bool waiting = false;   // in cache_line
@@ -581,6 +582,7 @@ struct Scheduler::Impl {
   void forget_worth(SessionRecord& session);
   void stand_in_line(CacheRecord& cache);
   // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
+  const SessionRecord* wanter(CacheRecord& cache);
   bool hold_waiting(uint64_t now_ns);
   void drop_caches(uint64_t bytes, uint64_t now_ns);  // drops unused caches of so many bytes, or all of them
 

@@ -120,6 +120,24 @@ TEST_CASE("caches wait in line by class, and one that a better class wants moves
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE("a cache that waits asks for another session that wants it when its own has gone") {
+  Scheduler scheduler = scheduler_of(100, "priority");
+  REQUIRE(scheduler.arrive(spare_spec(1, 60), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(2, 0), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(3, 40, SessionClass::kOpportunistic), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(4, 0), 0).ok());
+  REQUIRE(scheduler.add_cache(11, 70, 1.0, 0).ok());
+  (void)scheduler.take_actions();
+  scheduler.want_cache(11, 2, 1);  // too large beside 1
+  scheduler.want_cache(11, 4, 2);
+  scheduler.unwant_cache(11, 3);
+  scheduler.leave(2, 3);
+  CHECK(scheduler.check() == "");
+  scheduler.leave(1, 4);  // 3 has to go for it
+  CHECK(scheduler.state(3) == SessionState::kPagedOut);
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("the needs of a group's sessions are summed whether they are promised or not") {
   Scheduler scheduler = scheduler_of(100);
   const auto spec_in = [](SessionId id, uint64_t persistent_bytes, uint64_t group) {
