@@ -96,7 +96,7 @@ class RetrainingKindProblem final : public Problem {
         if (inner.has("profiler"))
           inner.with("profiler", [&](Fields& fields) {
             fields.about("devices",
-                         "What profiling runs on at the start of each window; half of all unless given. "
+                         "Profiling runs on so many at the start of each window; half of all unless given. "
                          "Inference has the rest.");
             fields.about("drop_fraction",
                          "The part of a stream's configurations, told apart by name, that is dropped after "

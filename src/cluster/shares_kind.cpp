@@ -52,7 +52,7 @@ shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
   job.curve = read_curve(fields);
   if (fields.has("work")) {
     fields.with("work", [&](Fields& inner) {
-      inner.about("iteration_ms", "Of the device alone, for an iteration or a request.");
+      inner.about("iteration_ms", "Time of an iteration or a request on the device alone.");
       inner.about("deadline_ms",
                   "Load is then requests a second, and the performance the part of them that is answered in "
                   "this time after its arrival. Without it: iterations a second, one after the other.");

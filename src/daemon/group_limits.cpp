@@ -10,8 +10,6 @@
 namespace gpushare::daemon {
 namespace {
 
-// After a restart of the daemon sessions that have borrowed may come later than the programs that have lent.
-
 uint64_t need_of(const Claim& claim) {
   return base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
 }
@@ -90,14 +88,17 @@ void SharedDevice::follow_limit(const Claim& claim) {
                       base::add_saturated(limit.bytes, limit.lent_bytes));
 }
 
+uint64_t SharedDevice::left_in(const GroupLimits& limits) const {
+  return limits.memory_bytes - std::min(limits.memory_bytes, scheduler_.group_needs(limits.group));
+}
+
 // What the group's other sessions no longer need.
 uint64_t SharedDevice::loan_to_take_back(const Claim& lender) const {
   const GroupLimits* const limits = lender.limits.get();
   if (limits == nullptr || !lender.lends()) return 0;
   const uint64_t lent = lender.page->limit().lent_bytes;
   if (limits->memory_bytes == 0) return lent;
-  return std::min(
-      lent, limits->memory_bytes - std::min(limits->memory_bytes, scheduler_.group_needs(limits->group)));
+  return std::min(lent, left_in(*limits));
 }
 
 bool SharedDevice::take_back_loan(Claim& lender, uint64_t bytes, uint64_t now_ns) {
@@ -119,8 +120,7 @@ uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, 
   const uint64_t all = base::add_saturated(limit.bytes, limit.lent_bytes);
   uint64_t left = all;
   if (limits != nullptr && limits->memory_bytes != 0)
-    left = std::min(
-        all, limits->memory_bytes - std::min(limits->memory_bytes, scheduler_.group_needs(limits->group)));
+    left = std::min(all, left_in(*limits));
   else if (limits == nullptr && now_ns - began_ns_ < kComeBackNs)
     return bytes;
   if (left == limit.bytes || left == 0) return bytes;

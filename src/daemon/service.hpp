@@ -309,6 +309,7 @@ class SharedDevice {
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
   // Sets the driver's own limit to the limit on the page of the claim's preloaded programs, if they have one.
   void follow_limit(const Claim& claim);
+  uint64_t left_in(const GroupLimits& limits) const;  // of its memory limit, which it has
   // The bytes that preloaded programs can have back; and gives them back. False: they cannot be promised.
   uint64_t loan_to_take_back(const Claim& lender) const;
   bool take_back_loan(Claim& lender, uint64_t bytes, uint64_t now_ns);
@@ -451,9 +452,9 @@ class SharedDevice {
   static constexpr uint64_t kPatienceNs = sched::kIdleForTurnNs;
   // How long a turn may last for which no other session waits.
   static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
+  // After a restart of the daemon sessions that have borrowed may come later than the programs that have lent.
+  static constexpr uint64_t kComeBackNs = 5'000'000'000;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
-  static constexpr uint64_t kComeBackNs =
-      5'000'000'000;  // after a restart: sessions that were there come back
   static constexpr uint64_t kUsesNs = 1'000'000'000;
 
   const std::string name_;

@@ -37,8 +37,13 @@ Placement place_best(const std::vector<Service>& services, const std::vector<Dev
 Placement place_by_usher(const std::vector<Service>& services, const std::vector<Device>& devices,
                          Metric metric);
 
-// For instances too large for an exact search: services by falling density (requests served over resources taken), best
-// fit. The bound is the linear relaxation. O(replicas log devices).
+// No placement serves more. `value`: what one serves. The room of each class of devices has a price, by the best of several
+// measures of room (Lagrangian relaxation); many classes are taken together, by speed, and count as the best of each group.
+double placement_bound(const std::vector<ExactService>& services, const std::vector<ExactClass>& classes,
+                       double value);
+
+// For instances too large for an exact search: large neighbourhood search, with the bound of placement_bound(). Deterministic. Time: about
+// a second, less for small instances.
 ExactResult large_placement(const std::vector<ExactService>& services,
                             const std::vector<ExactClass>& classes);
 

@@ -21,8 +21,8 @@ Multiprocessors read_multiprocessors(Fields& fields) {
   constexpr uint64_t kMost = 1'000'000'000;
   fields.about(
       nullptr,
-      "Of the device that profiles are of: how many SMs, and the most threads, blocks, registers and "
-      "bytes of shared memory of one of them.");
+      "The device that profiles are of: how many SMs it has, and the most threads, blocks, registers and "
+      "bytes of shared memory of each.");
   Multiprocessors sms;
   sms.count = static_cast<uint32_t>(fields.whole("count", 1, 1'000'000));
   sms.threads = static_cast<uint32_t>(fields.whole("threads", 1, 1'000'000));
@@ -39,15 +39,15 @@ std::array<double, kMetrics> read_kernels(Fields& configuration, const Multiproc
   bool told = false;  // when kernels begin
   configuration.about(
       "kernels",
-      "Of one batch. They give ao_percent, wao_percent and wsm_percent where these are not given: the "
+      "All of one batch. They give ao_percent, wao_percent and wsm_percent where these are not given: the "
       "greatest occupancy, and occupancy and SM utilisation weighted by time.");
   configuration.each("kernels", 1, [&](Fields& fields, size_t index) {
     fields.about(nullptr,
                  "A launch. Without begin_us, which all kernels of a configuration have or none, one runs "
                  "after the other.");
-    fields.about("blocks", "Of the grid.");
-    fields.about("threads", "Of a block.");
-    fields.about("registers", "Of a thread.");
+    fields.about("blocks", "In the grid.");
+    fields.about("threads", "In a block.");
+    fields.about("registers", "For each thread.");
     fields.about("shared_bytes", "Shared memory of a block, static and dynamic.");
     fields.about("blocks_per_sm",
                  "By the driver's occupancy calculator; else the least of what threads, registers, shared "
@@ -84,7 +84,7 @@ Configuration read_configuration(Fields& fields, const std::optional<Multiproces
   configuration.latency_ms = fields.number("latency_ms", kPositive);
   configuration.throughput_rps = fields.number("throughput_rps", kPositive);
   fields.about(nullptr, "Profiled on the first device of speed 1, or the first device if none has it.");
-  fields.about("memory_percent", "Of the device that the profile is of.");
+  fields.about("memory_percent", "Part of the device that the profile is of.");
   fields.exactly_one({"memory_percent", "memory_bytes"});
   if (fields.has("memory_percent"))
     configuration.memory_percent = fields.number("memory_percent", kNotNegative);
@@ -114,7 +114,7 @@ class ServicesProblem final : public Problem {
     document.each("services", 1, [&](Fields& fields, size_t index) {
       Service service;
       service.name = fields.name(seen, index);
-      fields.about("model", "Of the measurements; the name unless given.");
+      fields.about("model", "Its name in the measurements; the service's unless given.");
       service.model = fields.text_or("model", service.name.c_str());
       service.rate_rps = fields.number("rate_rps", kPositive);
       service.slo_ms = fields.number("slo_ms", kPositive);
@@ -296,7 +296,7 @@ class ServicesProblem final : public Problem {
 
   void read_measurements(Fields& fields) {
     for (const char* said : {"about", "known_plan"}) {
-      fields.about(said, "Of the published file; nothing is read.");
+      fields.about(said, "Stands in the published file; nothing is read.");
       fields.has(said);
     }
     igniter_ = read_igniter(fields);
