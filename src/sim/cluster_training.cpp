@@ -255,8 +255,8 @@ void describe_job(Fields& job) {
             "session's. The published "
             "schedulers do not know it.");
   job.about("config", "The configuration's name in a table of measured pairs.");
-  job.about("batch_sizes", "What iadeep and gpushare may choose from. The other fields are of the first.");
-  job.about("noise_scale", "Of the gradient, in the unit of batch sizes.");
+  job.about("batch_sizes", "iadeep and gpushare choose from these. The other fields are of the first.");
+  job.about("noise_scale", "Noise of the gradient, in the unit of batch sizes.");
 }
 
 std::vector<JobInfo> read_document_jobs(Fields& document) {
