@@ -17,6 +17,7 @@ from cluster import ApiServer, Scheduler, check_slice
 from conftest import DRIVER, TOOL
 from gpushare_kubernetes.__main__ import check, parser
 from gpushare_kubernetes.dra import slice_of
+from gpushare_kubernetes.gangs import parser as gangs_parser
 from gpushare_kubernetes.inventory import Device
 
 FOLDER = pathlib.Path(__file__).parent.parent / "manifests"
@@ -56,7 +57,9 @@ def rendered(values):
         return found
 
     def render(text):
-        text = re.sub(r"\n\{\{- if (\S+) \}\}(.*?)\n\{\{- end \}\}", lambda m: m.group(2) if value(m.group(1)) else "", text, flags=re.S)
+        found = 1
+        while found:  # from the innermost outwards
+            text, found = re.subn(r"(?:^|\n)\{\{- if (\S+) \}\}((?:(?!\{\{- if ).)*?)\n\{\{- end \}\}", lambda m: m.group(2) if value(m.group(1)) else "", text, flags=re.S)
 
         def insert(match):
             expression = match.group(1)
@@ -73,31 +76,39 @@ def rendered(values):
 def test_the_chart_makes_the_manifests():
     """The manifests are its golden files; Helm makes the namespace."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    made = rendered(values)
-    for document in made:
-        if document["kind"] == "DaemonSet":
-            for container in document["spec"]["template"]["spec"]["containers"]:
-                assert container.pop("imagePullPolicy") == "IfNotPresent"
-    plain = [document for name, document in DOCUMENTS if name in ("agent.yaml", "device-class.yaml") and document["kind"] != "Namespace"]
-    assert made == plain
+    for enabled, files in ((False, ("agent.yaml", "device-class.yaml")), (True, ("agent.yaml", "device-class.yaml", "gangs.yaml"))):
+        values["gangs"]["enabled"] = enabled
+        made = rendered(values)
+        for document in made:
+            if document["kind"] in ("DaemonSet", "Deployment"):
+                for container in document["spec"]["template"]["spec"]["containers"]:
+                    assert container.pop("imagePullPolicy") == "IfNotPresent"
+        assert made == [document for name, document in DOCUMENTS if name in files and document["kind"] != "Namespace"]
     values["image"].update(repository="registry.example/gpushare", pullSecrets=[{"name": "key"}])
     values["runtimeClassName"] = "nvidia"
     values["daemon"].update(device="host", metrics="", extraArgs=["--policy", "priority"])
     values["agent"]["extraArgs"] = ["--cdi-device", "nvidia.com/gpu={index}"]
-    spec = next(document for document in rendered(values) if document["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    values["gangs"]["extraArgs"] = ["--interval", "5"]
+    spec, gangs = (next(document for document in rendered(values) if document["kind"] == kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
     assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("nvidia", [{"name": "key"}])
     daemon, agent = spec["containers"]
     assert daemon["command"][5:] == ["--device", "host", "--policy", "priority"]
     assert (daemon["image"], agent["command"][3:]) == ("registry.example/gpushare:1.0.0", ["--cdi-device", "nvidia.com/gpu={index}"])
+    assert gangs["imagePullSecrets"] == [{"name": "key"}]
+    controller = gangs["containers"][0]
+    assert controller["image"] == "registry.example/gpushare:1.0.0"
+    assert gangs_parser().parse_args(controller["command"][3:]).interval == 5
 
 
 def test_helm_makes_the_same():
     if not shutil.which("helm"):
         pytest.skip("no helm")
-    made = subprocess.run(["helm", "template", "gpushare", CHART, "--namespace", "gpushare"], capture_output=True, text=True, check=True).stdout
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     key = lambda document: (document["kind"], document["metadata"]["name"])
-    assert sorted(filter(None, yaml.safe_load_all(made)), key=key) == sorted(rendered(values), key=key)
+    for enabled in ("false", "true"):
+        made = subprocess.run(["helm", "template", "gpushare", CHART, "--namespace", "gpushare", "--set", f"gangs.enabled={enabled}"], capture_output=True, text=True, check=True).stdout
+        values["gangs"]["enabled"] = enabled == "true"
+        assert sorted(filter(None, yaml.safe_load_all(made)), key=key) == sorted(rendered(values), key=key)
 
 
 def test_the_daemon_serves_gpus_or_nothing():
