@@ -96,24 +96,15 @@ std::string summary(const Json& document) {
   return out + html_table(keys, rows) + "</section>";
 }
 
-std::string line_key(const Json& results) {
-  std::string out = "<ul class=\"key\">";
-  for (size_t i = 0; i < results.size(); ++i)
-    out += base::format(
-               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
-               "6H30\"/></svg>",
-               i % kReportStyles) +
-           escape_html(name_of(results[i])) + "</li>";
-  return out + "</ul>";
-}
-
 // The results of the rounds of shares: a chart for each metric, with a line for each scheduler. Each point is the mean
 // of some rounds.
 std::string series(const Json& document) {
   const Json& results = document.at("results");
   if (results.empty() || !results[0].contains("series") || results[0]["series"].empty()) return "";
+  std::vector<std::string> names;
+  for (const Json& result : results) names.push_back(name_of(result));
   std::string out =
-      "<section aria-labelledby=\"rounds\"><h2 id=\"rounds\">Round by round</h2>" + line_key(results);
+      "<section aria-labelledby=\"rounds\"><h2 id=\"rounds\">Round by round</h2>" + policy_key(names);
   size_t number = 0;
   for (const auto& [metric, unused] : results[0]["series"][0].items()) {
     Chart chart;
@@ -125,7 +116,7 @@ std::string series(const Json& document) {
     for (size_t i = 0; i < results.size(); ++i) {
       const Json& rounds = results[i].at("series");
       const size_t step = std::max<size_t>(1, rounds.size() / 60);
-      ChartLine line{name_of(results[i]), i % kReportStyles, {}, false};
+      ChartLine line{names[i], i % kReportStyles, {}, false};
       for (size_t from = 0; from < rounds.size(); from += step) {
         double sum = 0;
         const size_t to = std::min(rounds.size(), from + step);
@@ -141,15 +132,67 @@ std::string series(const Json& document) {
   return out + "</section>";
 }
 
+struct Placed {
+  const cluster::PlaySpan* span;
+  size_t track;  // of its row
+};
+
+// The colours of the names in the picture of what ran where. Names that have the most time get one each, in their order
+// of appearance, and where names outnumber the colours, the others share the grey one.
+class Colours {
+ public:
+  explicit Colours(const std::vector<Placed>& drawn) {
+    std::vector<std::pair<std::string, double>> time;  // in order of appearance
+    std::map<std::string, size_t> places;
+    for (const auto& [span, track] : drawn) {
+      const auto [place, fresh] = places.emplace(span->name, time.size());
+      if (fresh) time.emplace_back(span->name, 0);
+      time[place->second].second += span->end_s - span->begin_s;
+    }
+    const bool all = time.size() <= kReportStyles;
+    std::vector<double> longest;
+    for (const auto& [name, seconds] : time) longest.push_back(seconds);
+    std::sort(longest.rbegin(), longest.rend());
+    for (const auto& [name, seconds] : time) {
+      if (!all && (names_.size() == kReportStyles - 1 || seconds < longest[kReportStyles - 2])) continue;
+      const size_t next = styles_.size() + (!all && styles_.size() >= kGrey ? 1 : 0);
+      styles_.emplace(name, next);
+      names_.push_back(name);
+    }
+    others_ = time.size() - names_.size();
+  }
+
+  size_t of(const std::string& name) const {
+    const auto found = styles_.find(name);
+    return found == styles_.end() ? kGrey : found->second;
+  }
+
+  std::string key() const {
+    std::string out = "<ul class=\"key\">";
+    for (const std::string& name : names_) out += entry(of(name), name);
+    if (others_ > 0) out += entry(kGrey, base::format("%zu others, with less time each", others_));
+    return out + "</ul>";
+  }
+
+ private:
+  static constexpr size_t kGrey = 4;  // s4
+
+  static std::string entry(size_t style, const std::string& text) {
+    return base::format("<li><span class=\"swatch\" style=\"background:var(--s%zu);opacity:.55\"></span>",
+                        style) +
+           escape_html(text) + "</li>";
+  }
+
+  std::map<std::string, size_t> styles_;
+  std::vector<std::string> names_;
+  size_t others_ = 0;
+};
+
 // Rows of what ran where over time.
 std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& spans) {
   if (spans.empty()) return "";
   double end = 0;
   std::map<std::string, std::vector<double>> tracks;  // row -> until when each of its tracks is taken
-  struct Placed {
-    const cluster::PlaySpan* span;
-    size_t track;
-  };
   std::vector<const cluster::PlaySpan*> order;
   for (const cluster::PlaySpan& span : spans) order.push_back(&span);
   std::stable_sort(order.begin(), order.end(),
@@ -172,29 +215,31 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
     rows += here.size();
   }
   const size_t drawn = std::min(rows, kMostTracks);
+  std::erase_if(placed,
+                [&](const Placed& item) { return first[item.span->row] + item.track >= drawn || end <= 0; });
+  const Colours colours(placed);
   constexpr double kLeft = 150, kWidth = 690, kRow = 20;
   constexpr double kLetter = 7;  // width of a letter, so that a name is written where it fits
-  std::string out = base::format(
-      "<section aria-labelledby=\"where\"><h2 id=\"where\">What ran where, under %s</h2><svg viewBox=\"0 0 "
-      "850 %.0f\" role=\"img\" "
-      "aria-label=\"Rows are devices or jobs, time runs to the right\">",
-      escape_html(name_of(document.at("results").back())).c_str(), double(drawn) * kRow + 30);
+  std::string out =
+      base::format("<section aria-labelledby=\"where\"><h2 id=\"where\">What ran where, under %s</h2>",
+                   escape_html(name_of(document.at("results").back())).c_str());
+  out += colours.key() + base::format(
+                             "<svg viewBox=\"0 0 850 %.0f\" role=\"img\" aria-label=\"Rows are devices or "
+                             "jobs, time runs to the right\">",
+                             double(drawn) * kRow + 30);
   for (const auto& [row, at] : first)
     if (at < drawn)
       out += base::format("<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">", kLeft - 8,
                           double(at) * kRow + 14) +
              escape_html(row.substr(0, 24)) + "</text>";
-  std::map<std::string, size_t> styles;
   for (const Placed& item : placed) {
     const size_t y = first[item.span->row] + item.track;
-    if (y >= drawn || end <= 0) continue;
-    const size_t style = styles.emplace(item.span->name, styles.size()).first->second % kReportStyles;
     const double x = kLeft + kWidth * item.span->begin_s / end;
     const double width = std::max(0.4, kWidth * (item.span->end_s - item.span->begin_s) / end);
     out += base::format(
                "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.0f\" fill=\"var(--s%zu)\" "
                "fill-opacity=\".55\"><title>",
-               x, double(y) * kRow + 2, width, kRow - 4, style) +
+               x, double(y) * kRow + 2, width, kRow - 4, colours.of(item.span->name)) +
            escape_html(base::format("%s, %.6g to %.6g s", item.span->name.c_str(), item.span->begin_s,
                                     item.span->end_s)) +
            "</title></rect>";

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """gpushare cluster. See support.py. SPDX-License-Identifier: Apache-2.0"""
 
+import html
 import json
 import re
 import subprocess
@@ -53,6 +54,23 @@ class Cluster(ToolTest):
     def run_document(self, path, *arguments):
         return json.loads(self.tool("cluster", "run", path, *arguments, "--json", "-", code=0).out)
 
+    def check_colours(self, page):
+        """Each stretch of the picture has the colour that the key gives its name."""
+        key = dict((html.unescape(name), colour) for colour, name in re.findall(r'<li><span class="swatch" style="background:var\((--s\d)\);opacity:.55"></span>(.*?)</li>', page))
+        self.assertEqual(len(set(key.values())), len(key), key)
+        others = [name for name in key if name.endswith("others, with less time each")]
+        stretches = re.findall(r'<rect [^>]*fill="var\((--s\d)\)"[^>]*><title>([^<]*), [-+.\de]+ to [-+.\de]+ s</title>', page)
+        self.assertEqual(len(stretches), page.count("<rect "))
+        missing = set()
+        for colour, name in stretches:
+            name = html.unescape(name)
+            if name not in key:
+                missing.add(name)
+            self.assertEqual(colour, key[name if name in key else others[0]])
+        if others:
+            self.assertEqual((len(key), key[others[0]]), (8, "--s4"))
+        self.assertEqual(len(missing), int(others[0].split()[0]) if others else 0)
+
     def test_every_example_is_played_with_report_and_timeline(self):
         for path in self.examples():
             with self.subTest(path=path.name):
@@ -68,6 +86,7 @@ class Cluster(ToolTest):
                     self.assertEqual("folded" in attributes, alone, inner[:80])
                 if result["kind"] != "mix":
                     self.assertIn("What ran where", page)
+                self.check_colours(page)
                 self.assertTrue(json.loads((self.folder / "out.json").read_text()))
                 self.assertIn("solve_ms", self.tool("cluster", "run", path, code=0).out)
                 again = self.run_document(path, "--seed", "3", "--noise", "0.1")
