@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -41,10 +43,14 @@ Examples:
 
 JSON: version, socket, pid, uptime_s, lost_processes, devices[] {device, policy, capacity_bytes, effective_capacity_bytes,
 promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cut_off, service_s,
-page_outs, page_ins, max_guaranteed, max_opportunistic},
+page_outs, page_ins, max_guaranteed, max_opportunistic, product, uuid, parent_uuid, mig_profile, driver_version,
+total_bytes},
 processes[] {pid, uid, program, device, state, sessions, context_bytes}, sessions[] {pid, session, name, device, state,
 waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, priority, class,
-limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, held_by, share_now, uid, user, command, container},
+limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, iteration_times[], iteration_time_s,
+iteration_slowdowns[], slowdown_sum, requests_offered, requests_in_time, requests_late, requests_failed,
+requests_refused, requests_dropped, requests_cancelled, requests_pending, predicted_miss_rate, price_per_s, held_by,
+share_now, uid, user, command, container},
 images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, sessions},
 refusals[] {cause, count}.
 
@@ -66,7 +72,7 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
     const char* no_colour = std::getenv("NO_COLOR");
     look_.colours = live && (no_colour == nullptr || *no_colour == '\0');
     GPUSHARE_ASSIGN_OR_RETURN(client::ServiceStatus before, client::query_service(socket));
-    if (!live && !before.sessions.empty() && signals.wait(kLookS)) return kExitOk;
+    if (!before.sessions.empty() && signals.wait(kLookS)) return kExitOk;
     for (;;) {
       GPUSHARE_ASSIGN_OR_RETURN(client::ServiceStatus status, client::query_service(socket));
       const std::vector<TopRow> rows = top_rows(status, before);
@@ -75,13 +81,19 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
         if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(top_text(status, rows, look_)));
         return kExitOk;
       }
-      GPUSHARE_RETURN_IF_ERROR(show(status, rows));
-      if (!keys.next(signals, [&](char key) { return pressed(key); })) return kExitOk;
+      const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
+      Keys::Next next = Keys::Next::kKey;
+      while (next == Keys::Next::kKey) {  // a key changes how this look is shown, and asks for no other one
+        GPUSHARE_RETURN_IF_ERROR(show(status, rows));
+        next = keys.next(signals, until, [&](char key) { return pressed(key); });
+      }
+      if (next == Keys::Next::kStop) return kExitOk;
       before = std::move(status);
     }
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   // Time between two looks, over which the shares of now are measured, where there is no earlier look.
   static constexpr double kLookS = 0.25;
 
@@ -100,19 +112,21 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
     }
     Keys(const Keys&) = delete;
     Keys& operator=(const Keys&) = delete;
-    // Waits a second, or for a key, which goes to `pressed`. False: stop.
+    enum class Next { kTime, kKey, kStop };
+    // Waits until then, or for a key, which goes to `pressed`.
     template <class Pressed>
-    bool next(const StopSignals& signals, const Pressed& pressed) const {
-      constexpr int kSlices = 20;
-      for (int i = 0; i < kSlices; ++i) {
-        if (signals.wait(1.0 / kSlices)) return false;
+    Next next(const StopSignals& signals, Clock::time_point until, const Pressed& pressed) const {
+      constexpr double kSliceS = 0.05;
+      for (double left = kSliceS; left > 0;) {
+        if (signals.wait(std::min(left, kSliceS))) return Next::kStop;
         pollfd input{STDIN_FILENO, POLLIN, 0};
-        char key = 0;
-        if (!live_ || poll(&input, 1, 0) <= 0) continue;
-        if (read(STDIN_FILENO, &key, 1) != 1) return false;
-        return pressed(key);
+        if (live_ && poll(&input, 1, 0) > 0) {
+          char key = 0;
+          return read(STDIN_FILENO, &key, 1) == 1 && pressed(key) ? Next::kKey : Next::kStop;
+        }
+        left = std::chrono::duration<double>(until - Clock::now()).count();
       }
-      return true;
+      return Next::kTime;
     }
 
    private:
@@ -140,14 +154,16 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
   }
   base::Status show(const client::ServiceStatus& status, const std::vector<TopRow>& rows) {
     winsize size{};
-    look_.width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-    std::string keys =
+    const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+    look_.width = known ? size.ws_col : 0;
+    look_.height = known ? size.ws_row : 0;
+    look_.head =
         types_filter_
             ? "filter: " + base::to_printable(look_.filter) + "_"
             : std::string("sorted by ") + kTopSorts[static_cast<size_t>(look_.sort)] +
                   (look_.filter.empty() ? "" : ", filter '" + base::to_printable(look_.filter) + "'") +
                   "   keys: s sort, / filter, q quit";
-    return write_stdout_bytes("\033[H\033[J" + keys + "\n\n" + top_text(status, rows, look_));
+    return write_stdout_bytes("\033[H\033[J" + top_text(status, rows, look_));
   }
 
   std::string socket_;

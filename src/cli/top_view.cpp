@@ -189,6 +189,14 @@ std::vector<std::string> lines_of(const std::string& text) {
   return out;
 }
 
+// What a terminal of so many lines shows without scrolling: the cursor stands behind the last line.
+std::string first_lines(const std::string& text, size_t height) {
+  size_t end = 0;
+  for (size_t seen = 1; end < text.size(); ++end)
+    if (text[end] == '\n' && ++seen > height && height > 0) break;
+  return text.substr(0, end);
+}
+
 const char* colour_of(const std::string& state) {
   if (state == "turn" || state == "idle") return "\033[32m";
   if (state == "overdue") return "\033[31m";
@@ -298,12 +306,12 @@ std::vector<TopRow> top_rows(const client::ServiceStatus& now, const client::Ser
 std::string top_text(const client::ServiceStatus& status, std::vector<TopRow> rows, const TopLook& look) {
   sort_rows(rows, look.sort);
   std::erase_if(rows, [&](const TopRow& row) { return !matches(row, look.filter); });
-  std::string out;
+  std::string out = look.head.empty() ? "" : cut(look.head, look.width) + "\n\n";
   for (const std::string& line : lines_of(devices_text(status))) out += cut(line, look.width) + '\n';
   if (!rows.empty()) out += '\n' + sessions_text(rows, look);
   for (const std::string& line : lines_of(processes_text(status) + images_text(status)))
     out += cut(line, look.width) + '\n';
-  return out;
+  return first_lines(out, look.height);
 }
 
 nlohmann::ordered_json top_json(const client::ServiceStatus& status, const std::vector<TopRow>& rows,

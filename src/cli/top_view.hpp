@@ -17,7 +17,9 @@ enum class TopSort { kShareNow, kShare, kMemory, kPid, kName };
 inline constexpr const char* kTopSorts[] = {"share now", "share", "memory", "pid", "name"};
 
 struct TopLook {
-  size_t width = 0;  // columns of the terminal; 0: as wide as it gets
+  size_t width = 0;   // columns of the terminal; 0: as wide as it gets
+  size_t height = 0;  // lines of the terminal; 0: as many as there are
+  std::string head;   // a line above all others; empty: none
   bool colours = false;
   TopSort sort = TopSort::kShareNow;
   std::string filter;  // rows of sessions that have it in a cell; empty: all

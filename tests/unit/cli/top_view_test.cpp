@@ -3,9 +3,11 @@
 #include "cli/top_view.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "cli/command.hpp"
 #include "daemon/metrics.hpp"
 #include "support/catch.hpp"
 
@@ -72,6 +74,7 @@ TEST_CASE("top: no line is wider than the terminal, and the most important colum
   for (const size_t width : {30, 60, 80, 120, 200, 400}) {
     TopLook look;
     look.width = width;
+    look.head = "sorted by share now   keys: s sort, / filter, q quit";
     const std::string text = cli::top_text(status, rows, look);
     INFO(width << "\n" << text);
     CHECK(longest(text) <= width);
@@ -102,6 +105,44 @@ TEST_CASE("top: order, filter and colours") {
   CHECK(cli::top_text(status, rows, look).find("\033[") == std::string::npos);
   look.colours = true;
   CHECK(cli::top_text(status, rows, look).find("\033[33mserve") != std::string::npos);
+}
+
+TEST_CASE("top: no more lines than the terminal has, the first ones") {
+  const client::ServiceStatus status = two_sessions();
+  const std::vector<TopRow> rows = cli::top_rows(status, status);
+  TopLook look;
+  look.head = "head";
+  const std::string all = cli::top_text(status, rows, look);
+  const auto lines = static_cast<size_t>(std::count(all.begin(), all.end(), '\n'));
+  REQUIRE(all.substr(0, 5) == "head\n");
+  for (const size_t height : {size_t{1}, size_t{5}, lines, lines + 1, lines + 2}) {
+    look.height = height;
+    const std::string text = cli::top_text(status, rows, look);
+    INFO(height << "\n" << text);
+    CHECK(all.substr(0, text.size()) == text);
+    CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) == std::min(height - 1, lines));
+  }
+}
+
+TEST_CASE("top: its help names every key of its JSON") {
+  client::ServiceStatus status = two_sessions();
+  status.processes.resize(1);
+  status.images.resize(1);
+  status.refusals.resize(1);
+  const std::string help = cli::make_top_command()->help();
+  const std::function<void(const nlohmann::ordered_json&)> look = [&](const nlohmann::ordered_json& value) {
+    for (const auto& [key, inside] : value.items()) {
+      if (value.is_object() && key != "version") {
+        INFO(key);
+        const size_t at = help.find(' ' + key);
+        const size_t line = help.find('\n' + key);
+        CHECK((at != std::string::npos || line != std::string::npos ||
+               help.find('{' + key) != std::string::npos));
+      }
+      if (inside.is_structured()) look(inside);
+    }
+  };
+  look(cli::top_json(status, cli::top_rows(status, status), "s"));
 }
 
 TEST_CASE("a container's number is found in a cgroup") {
