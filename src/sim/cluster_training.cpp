@@ -31,7 +31,7 @@ double demand_of(double stated) {
   return stated > 0 ? stated : InterferenceModel::kDefaultDemand;
 }
 
-JobInfo info_of(const Job& job, uint32_t gang) {
+JobInfo info_of(const Job& job) {
   JobInfo info;
   info.name = job.name;
   info.config = job.config;
@@ -41,7 +41,7 @@ JobInfo info_of(const Job& job, uint32_t gang) {
   info.memory_bytes = job.persistent_bytes + job.ephemeral_bytes;
   info.ephemeral_bytes = job.ephemeral_bytes;
   info.iterations = std::max<uint64_t>(1, job.iterations);
-  info.gang = gang;
+  info.gang = job.gang;
   info.demands = {demand_of(job.demand)};
   info.priority = job.priority;
   info.weight = job.weight;
@@ -53,23 +53,6 @@ void sort_by_arrival(std::vector<JobInfo>& jobs) {
                    [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
 }
 
-size_t column_of(const CsvRow& header, const char* name) {
-  return static_cast<size_t>(std::find(header.fields.begin(), header.fields.end(), name) -
-                             header.fields.begin());
-}
-
-base::Result<double> number_of(const CsvRow& row, size_t column, const std::string& file, const char* name,
-                               double low, double high) {
-  const std::string text = column < row.fields.size() ? row.fields[column] : "";
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < low || value > high)
-    return base::Status(GPUSHARE_MALFORMED_INPUT,
-                        base::format("%s:%zu: %s: '%s' must be a number from %g to %g", file.c_str(),
-                                     row.line, name, text.substr(0, 40).c_str(), low, high));
-  return value;
-}
-
 base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std::string& file,
                                      const TrainingFileOptions& options) {
   TrainingJobs out;
@@ -77,32 +60,26 @@ base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std:
   const char* const names[] = {"job_id",          "num_gpu",        "submit_time",    "iterations",
                                "model_name",      "batch_size",     "iteration_time", "resource_time_0",
                                "resource_time_1", "resource_time_2"};
-  size_t columns[10];
-  for (size_t i = 0; i < 10; ++i) {
-    columns[i] = column_of(rows[0], names[i]);
-    if (columns[i] == rows[0].fields.size())
-      return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          file + ": header: the muri layout lacks '" + names[i] + "'");
-  }
+  for (const char* name : names)
+    if (!CsvFields(file, rows[0], rows[0]).has(name))
+      return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": header: the muri layout lacks '" + name + "'");
   for (size_t r = 1; r < rows.size() && (options.limit == 0 || out.jobs.size() < options.limit); ++r) {
-    const CsvRow& row = rows[r];
-    const auto number = [&](size_t i, double low, double high) {
-      return number_of(row, columns[i], file, names[i], low, high);
-    };
+    const CsvFields row(file, rows[0], rows[r]);
+    GPUSHARE_RETURN_IF_ERROR(row.check());
     JobInfo info;
-    GPUSHARE_ASSIGN_OR_RETURN(const double gang, number(1, 1, 1e6));
-    GPUSHARE_ASSIGN_OR_RETURN(const double submitted, number(2, 0, 1e15));
-    GPUSHARE_ASSIGN_OR_RETURN(const double iterations, number(3, 1, 1e15));
-    GPUSHARE_ASSIGN_OR_RETURN(const double iteration_ms, number(6, 1e-6, 1e12));
-    info.name = row.fields[columns[0]];
-    info.config = row.fields[columns[4]] + " (batch size " + row.fields[columns[5]] + ")";
+    GPUSHARE_ASSIGN_OR_RETURN(const double gang, row.number(names[1], 1, 1e6));
+    GPUSHARE_ASSIGN_OR_RETURN(const double submitted, row.number(names[2], 0, 1e15));
+    GPUSHARE_ASSIGN_OR_RETURN(const double iterations, row.number(names[3], 1, 1e15));
+    GPUSHARE_ASSIGN_OR_RETURN(const double iteration_ms, row.number(names[6], 1e-6, 1e12));
+    info.name = row.text(names[0]);
+    info.config = row.text(names[4]) + " (batch size " + row.text(names[5]) + ")";
     info.gang = static_cast<uint32_t>(gang);
     info.arrival_s = submitted / 1e3 * options.time_scale;
     info.work_s = iterations * iteration_ms / 1e3;
     info.memory_bytes = kMuriMemoryBytes;
     info.iterations = static_cast<uint64_t>(iterations);
     for (size_t k = 7; k < 10; ++k) {
-      GPUSHARE_ASSIGN_OR_RETURN(const double busy, number(k, 0, 1e12));
+      GPUSHARE_ASSIGN_OR_RETURN(const double busy, row.number(names[k], 0, 1e12));
       info.demands.push_back(std::min(1.0, busy / iteration_ms));
     }
     out.jobs.push_back(std::move(info));
@@ -138,61 +115,24 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
     draw_classes(published, options);
     return published;
   }
-  GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, path));
-  if (rows.empty())
-    return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": the file is empty; expected a header line");
   TrainingJobs out;
-  if (column_of(rows[0], "num_gpu") < rows[0].fields.size()) {
+  const size_t start = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  if (text.substr(start, text.find('\n', start) - start).find("num_gpu") != std::string::npos) {
+    GPUSHARE_ASSIGN_OR_RETURN(const std::vector<CsvRow> rows, parse_csv(text, path));
     GPUSHARE_ASSIGN_OR_RETURN(out, read_muri(rows, path, options));
     sort_by_arrival(out.jobs);
     draw_classes(out, options);
     return out;
   }
-  const size_t gang_column = column_of(rows[0], "gang"), gpus_column = column_of(rows[0], "gpus");
-  const bool own_gang = gang_column < rows[0].fields.size(), gavel = gpus_column < rows[0].fields.size();
-  std::vector<uint32_t> gangs;
-  std::string without;  // the file without the column `gang`, which job_file.hpp does not have
-  const auto quoted = [](const std::string& field) {
-    std::string copy = "\"";
-    for (const char c : field) copy += c == '"' ? std::string("\"\"") : std::string(1, c);
-    return copy + "\"";
-  };
-  for (size_t r = 0; r < rows.size(); ++r) {
-    if (r > 0 && (own_gang || gavel)) {
-      GPUSHARE_ASSIGN_OR_RETURN(const double gang, number_of(rows[r], own_gang ? gang_column : gpus_column,
-                                                             path, own_gang ? "gang" : "gpus", 1, 1e6));
-      gangs.push_back(static_cast<uint32_t>(gang));
-    }
-    if (!own_gang) continue;
-    for (size_t c = 0; c < rows[r].fields.size(); ++c)
-      if (c != gang_column)
-        without += (without.empty() || without.back() == '\n' ? "" : ",") + quoted(rows[r].fields[c]);
-    without += '\n';
-  }
-  // Parsed with arrivals as they are in the file, so that rows and jobs can be told to belong together.
   JobFileOptions plain;
   plain.table = options.table;
   plain.limit = options.limit;
-  plain.time_scale = gavel ? 1 : options.time_scale;
-  GPUSHARE_ASSIGN_OR_RETURN(const JobFile file, parse_jobs(own_gang ? without : text, path, plain));
+  plain.time_scale = options.time_scale;
+  plain.gangs = true;
+  GPUSHARE_ASSIGN_OR_RETURN(const JobFile file, parse_jobs(text, path, plain));
   out.layout = file.layout;
-  std::vector<size_t> order(file.jobs.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  if (own_gang || gavel) {
-    // Jobs come by arrival, file order among equals: so do the rows.
-    const size_t arrival_column = column_of(rows[0], "arrival_s");
-    std::vector<double> arrivals;
-    for (size_t r = 1; r < rows.size() && arrivals.size() < file.jobs.size(); ++r) {
-      GPUSHARE_ASSIGN_OR_RETURN(const double arrival,
-                                number_of(rows[r], arrival_column, path, "arrival_s", 0, 1e15));
-      arrivals.push_back(arrival);
-    }
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return arrivals[a] < arrivals[b]; });
-  }
-  for (size_t j = 0; j < file.jobs.size(); ++j)
-    out.jobs.push_back(info_of(file.jobs[j], gangs.empty() ? 1 : gangs[order[j]]));
-  if (gavel) {
+  for (const Job& job : file.jobs) out.jobs.push_back(info_of(job));
+  if (file.layout == "gavel") {  // parse_jobs stretched the arrivals to a load of one device
     double work = 0;
     for (const JobInfo& job : out.jobs) work += job.work_s * job.gang;
     const double span = out.jobs.back().arrival_s - out.jobs.front().arrival_s,

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -25,7 +26,7 @@ base::Status at(const std::string& file, size_t line, const char* what) {
   return {GPUSHARE_MALFORMED_INPUT, base::format("%s:%zu: %s", file.c_str(), line, what)};
 }
 
-base::Status split(std::string_view line, const std::string& file, CsvRow& row) {
+base::Status take_fields(std::string_view line, const std::string& file, CsvRow& row) {
   size_t position = 0;
   while (true) {
     if (row.fields.size() == kMostLineFields)
@@ -79,7 +80,7 @@ base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::st
     if (trimmed(line).empty()) continue;
     CsvRow row;
     row.line = number;
-    GPUSHARE_RETURN_IF_ERROR(split(line, file, row));
+    GPUSHARE_RETURN_IF_ERROR(take_fields(line, file, row));
     fields += row.fields.size();
     if (fields > kMostFields)
       return base::Status(
@@ -89,6 +90,53 @@ base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::st
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+base::Status CsvFields::check() const {
+  if (row_.fields.size() == header_.size()) return {};
+  return {GPUSHARE_MALFORMED_INPUT,
+          base::format("%s:%zu: %zu fields, but the header has %zu columns (%s)", file_.c_str(), row_.line,
+                       row_.fields.size(), header_.size(), joined(header_).c_str())};
+}
+
+size_t CsvFields::column(std::string_view name) const {
+  return static_cast<size_t>(std::find(header_.begin(), header_.end(), name) - header_.begin());
+}
+
+base::Status CsvFields::fail(size_t column, const std::string& what) const {
+  return {GPUSHARE_MALFORMED_INPUT,
+          base::format("%s:%zu: %s: %s", file_.c_str(), row_.line, header_[column].c_str(), what.c_str())};
+}
+
+base::Result<double> CsvFields::number_in(const std::string& value, size_t column, double least, double most,
+                                          bool above) const {
+  const base::Result<double> parsed = base::parse_double(value);
+  if (parsed.ok() && (above ? *parsed > least : *parsed >= least) && *parsed <= most) return *parsed;
+  return fail(column, base::format("'%s' must be a number %s %g and at most %g", value.substr(0, 40).c_str(),
+                                   above ? "above" : "of at least", least, most));
+}
+
+base::Result<uint64_t> CsvFields::count(size_t column, uint64_t least, double most) const {
+  const base::Result<uint64_t> parsed = base::parse_uint64(text(column));
+  if (parsed.ok() && *parsed >= least && static_cast<double>(*parsed) <= most) return *parsed;
+  return refuse(column, base::format("must be a whole number from %llu to %g",
+                                     static_cast<unsigned long long>(least), most));
+}
+
+std::vector<std::string_view> split(std::string_view line, char by) {
+  std::vector<std::string_view> fields;
+  for (;;) {
+    const size_t end = line.find(by);
+    fields.push_back(line.substr(0, end));
+    if (end == std::string_view::npos) return fields;
+    line.remove_prefix(end + 1);
+  }
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ",") + name;
+  return out;
 }
 
 base::Result<std::string> read_text(const std::string& path, uint64_t most_bytes) {

@@ -26,6 +26,8 @@ struct Job {
   bool declares_persistent = true;
   bool declares_ephemeral = true;
   int32_t priority = 0;
+  uint32_t gang =
+      1;  // devices at once, for who has several; the simulation of one device does not look at it
   double weight = 1.0;
   double demand =
       0;  // share of the device's compute it keeps busy alone, in (0, 1]; 0 = unknown: the model's default

@@ -18,63 +18,25 @@ constexpr double kMb = 1e6;
 constexpr double kMostSeconds = 1e9;  // 31 years, for arrivals and for the work of a job
 constexpr double kMostMb = 1e9;       // 1 PB
 constexpr double kMostIterations = 1e15;
+constexpr double kMostGang = 1e6;
 constexpr size_t kLongestName = 256;
 
-// One row with the names of its columns, for errors that say where.
-class Row {
- public:
-  Row(const std::string& file, const std::vector<std::string>& columns, const CsvRow& row)
-      : file_(file), columns_(columns), row_(row) {}
+base::Result<std::string> name_in(const CsvFields& row, std::string_view column) {
+  const std::string& value = row.text(column);
+  if (value.empty()) return row.fail(column, "is empty");
+  if (value.size() > kLongestName)
+    return row.fail(column,
+                    base::format("has %zu characters; at most %zu are allowed", value.size(), kLongestName));
+  return value;
+}
 
-  base::Status fail(std::string_view column, const std::string& what) const {
-    return {GPUSHARE_MALFORMED_INPUT,
-            base::format("%s:%zu: %.*s: %s", file_.c_str(), row_.line, static_cast<int>(column.size()),
-                         column.data(), what.c_str())};
-  }
-  bool has(std::string_view column) const { return index(column) < columns_.size(); }
-  base::Result<std::string> text(std::string_view column) const {
-    const std::string& value = row_.fields[index(column)];
-    if (value.empty()) return fail(column, "is empty");
-    if (value.size() > kLongestName)
-      return fail(column,
-                  base::format("has %zu characters; at most %zu are allowed", value.size(), kLongestName));
-    return value;
-  }
-  // A number in [least, most], or in (least, most] if `above`.
-  base::Result<double> number(std::string_view column, double least, double most, bool above = false) const {
-    return number_of(row_.fields[index(column)], column, least, most, above);
-  }
-  // Megabytes; "205?": the job uses 205 MB and does not say so beforehand.
-  base::Result<double> need(std::string_view column, bool above, bool* declared) const {
-    std::string value = row_.fields[index(column)];
-    *declared = !value.ends_with('?');
-    if (!*declared) value.pop_back();
-    return number_of(value, column, 0, kMostMb, above);
-  }
-  base::Result<double> number_of(const std::string& value, std::string_view column, double least, double most,
-                                 bool above) const {
-    const auto parsed = base::parse_double(value);
-    if (parsed.ok() && (above ? *parsed > least : *parsed >= least) && *parsed <= most) return *parsed;
-    return fail(column,
-                base::format("'%s' must be a number %s %g and at most %g", value.substr(0, 40).c_str(),
-                             above ? "above" : "of at least", least, most));
-  }
-  base::Result<uint64_t> count(std::string_view column, double most) const {
-    const std::string& value = row_.fields[index(column)];
-    const auto parsed = base::parse_uint64(value);
-    if (parsed.ok() && *parsed >= 1 && static_cast<double>(*parsed) <= most) return *parsed;
-    return fail(column,
-                base::format("'%s' must be a whole number from 1 to %g", value.substr(0, 40).c_str(), most));
-  }
-
- private:
-  size_t index(std::string_view column) const {
-    return static_cast<size_t>(std::find(columns_.begin(), columns_.end(), column) - columns_.begin());
-  }
-  const std::string& file_;
-  const std::vector<std::string>& columns_;
-  const CsvRow& row_;
-};
+// Megabytes; "205?": the job uses 205 MB and does not say so beforehand.
+base::Result<double> need_in(const CsvFields& row, std::string_view column, bool above, bool* declared) {
+  std::string value = row.text(column);
+  *declared = !value.ends_with('?');
+  if (!*declared) value.pop_back();
+  return row.number_in(value, row.column(column), 0, kMostMb, above);
+}
 
 uint64_t to_ns(double seconds) {
   return static_cast<uint64_t>(std::llround(seconds * 1e9));
@@ -83,17 +45,17 @@ uint64_t to_bytes(double mb) {
   return static_cast<uint64_t>(std::llround(mb * kMb));
 }
 
-base::Result<Job> parse_own(const Row& row) {
+base::Result<Job> parse_own(const CsvFields& row) {
   Job job;
-  GPUSHARE_ASSIGN_OR_RETURN(job.name, row.text("name"));
-  GPUSHARE_ASSIGN_OR_RETURN(const std::string cls, row.text("class"));
+  GPUSHARE_ASSIGN_OR_RETURN(job.name, name_in(row, "name"));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string cls, name_in(row, "class"));
   if (cls == "opportunistic")
     job.cls = sched::SessionClass::kOpportunistic;
   else if (cls != "guaranteed")
     return row.fail("class", "'" + cls.substr(0, 40) + "' must be guaranteed or opportunistic");
   GPUSHARE_ASSIGN_OR_RETURN(const double arrival, row.number("arrival_s", 0, kMostSeconds));
   job.arrival_ns = to_ns(arrival);
-  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("iterations", kMostIterations));
+  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("iterations", 1, kMostIterations));
   GPUSHARE_ASSIGN_OR_RETURN(const double iteration_ms,
                             row.number("iteration_ms", 0, kMostSeconds * 1e3, true));
   job.iteration_ns = iteration_ms * 1e6;
@@ -101,9 +63,10 @@ base::Result<Job> parse_own(const Row& row) {
     return row.fail("iterations", base::format("times iteration_ms is %g s of work; at most %g s are allowed",
                                                job.work_ns() * 1e-9, kMostSeconds));
   GPUSHARE_ASSIGN_OR_RETURN(const double persistent,
-                            row.need("persistent_mb", false, &job.declares_persistent));
+                            need_in(row, "persistent_mb", false, &job.declares_persistent));
   job.persistent_bytes = to_bytes(persistent);
-  GPUSHARE_ASSIGN_OR_RETURN(const double ephemeral, row.need("ephemeral_mb", true, &job.declares_ephemeral));
+  GPUSHARE_ASSIGN_OR_RETURN(const double ephemeral,
+                            need_in(row, "ephemeral_mb", true, &job.declares_ephemeral));
   job.ephemeral_bytes = std::max<uint64_t>(to_bytes(ephemeral), 1);
   GPUSHARE_ASSIGN_OR_RETURN(const double priority, row.number("priority", -1e9, 1e9));
   if (priority != std::floor(priority)) return row.fail("priority", "must be a whole number");
@@ -115,7 +78,11 @@ base::Result<Job> parse_own(const Row& row) {
     GPUSHARE_ASSIGN_OR_RETURN(job.demand, row.number("demand", 0, 1, true));
   }
   if (row.has("config")) {
-    GPUSHARE_ASSIGN_OR_RETURN(job.config, row.text("config"));
+    GPUSHARE_ASSIGN_OR_RETURN(job.config, name_in(row, "config"));
+  }
+  if (row.has("gang")) {
+    GPUSHARE_ASSIGN_OR_RETURN(const double gang, row.number("gang", 1, kMostGang));
+    job.gang = static_cast<uint32_t>(gang);
   }
   if (row.has("think_ms")) {
     GPUSHARE_ASSIGN_OR_RETURN(const double think_ms, row.number("think_ms", 0, kMostSeconds * 1e3));
@@ -131,12 +98,12 @@ std::string salus_model(const std::string& name) {
   return name.substr(0, name.find('_'));
 }
 
-base::Result<Job> parse_salus(const Row& row, std::set<std::string>& unknown) {
+base::Result<Job> parse_salus(const CsvFields& row, std::set<std::string>& unknown) {
   Job job;
-  GPUSHARE_ASSIGN_OR_RETURN(job.name, row.text("name"));
+  GPUSHARE_ASSIGN_OR_RETURN(job.name, name_in(row, "name"));
   GPUSHARE_ASSIGN_OR_RETURN(const double seconds, row.number("seconds_alone", 0, kMostSeconds, true));
   GPUSHARE_ASSIGN_OR_RETURN(const double peak, row.number("peak_mb", 0, kMostMb, true));
-  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("iterations", kMostIterations));
+  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("iterations", 1, kMostIterations));
   job.iteration_ns = seconds * 1e9 / static_cast<double>(job.iterations);
   const std::string model = salus_model(job.name);
   const SalusModel* known = find_salus_model(model);
@@ -149,13 +116,14 @@ base::Result<Job> parse_salus(const Row& row, std::set<std::string>& unknown) {
   return job;
 }
 
-base::Result<Job> parse_gavel(const Row& row, const InterferenceTable* table) {
+base::Result<Job> parse_gavel(const CsvFields& row, const InterferenceTable* table) {
   Job job;
-  GPUSHARE_ASSIGN_OR_RETURN(job.config, row.text("model"));
+  GPUSHARE_ASSIGN_OR_RETURN(job.config, name_in(row, "model"));
   job.name = job.config;
-  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("steps", kMostIterations));
+  GPUSHARE_ASSIGN_OR_RETURN(job.iterations, row.count("steps", 1, kMostIterations));
   GPUSHARE_ASSIGN_OR_RETURN(const double arrival, row.number("arrival_s", 0, kMostSeconds));
-  GPUSHARE_RETURN_IF_ERROR(row.count("gpus", 1e6).status());
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t gpus, row.count("gpus", 1, kMostGang));
+  job.gang = static_cast<uint32_t>(gpus);
   job.arrival_ns = to_ns(arrival);
   const GavelConfig* known = find_gavel_config(job.config);
   if (known == nullptr)
@@ -191,17 +159,11 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string out;
-  for (const std::string& name : names) out += (out.empty() ? "" : ",") + name;
-  return out;
-}
-
 bool holds(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-base::Result<const Layout*> recognise(const std::string& file, const CsvRow& header) {
+base::Result<const Layout*> recognise(const std::string& file, const CsvRow& header, bool gangs) {
   const auto fail = [&](const std::string& what) {
     return base::Status(GPUSHARE_MALFORMED_INPUT,
                         base::format("%s:%zu: header: ", file.c_str(), header.line) + what);
@@ -233,7 +195,8 @@ base::Result<const Layout*> recognise(const std::string& file, const CsvRow& hea
     return fail(std::string("the ") + best->name + " layout lacks " + missing + "'; it has " +
                 joined(best->required));
   for (const std::string& column : header.fields)
-    if (!holds(best->required, column) && !holds(best->optional, column))
+    if (!holds(best->required, column) && !holds(best->optional, column) &&
+        !(gangs && best->name == std::string_view("gpushare") && column == "gang"))
       return fail("'" + column.substr(0, 40) + "' is no column of the " + best->name + " layout; allowed: " +
                   joined(best->required) + (best->optional.empty() ? "" : ", and " + joined(best->optional)));
   return best;
@@ -272,20 +235,15 @@ base::Result<JobFile> parse_jobs(std::string_view text, const std::string& file,
   GPUSHARE_ASSIGN_OR_RETURN(const std::vector<CsvRow> rows, parse_csv(text, file));
   if (rows.empty())
     return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": the file is empty; expected a header line");
-  GPUSHARE_ASSIGN_OR_RETURN(const Layout* layout, recognise(file, rows[0]));
-  const std::vector<std::string>& columns = rows[0].fields;
+  GPUSHARE_ASSIGN_OR_RETURN(const Layout* layout, recognise(file, rows[0], options.gangs));
 
   JobFile out;
   out.layout = layout->name;
   std::set<std::string> unknown;
   for (size_t i = 1; i < rows.size(); ++i) {
     if (options.limit != 0 && out.jobs.size() >= options.limit) break;
-    const Row row(file, columns, rows[i]);
-    if (rows[i].fields.size() != columns.size())
-      return base::Status(
-          GPUSHARE_MALFORMED_INPUT,
-          base::format("%s:%zu: %zu fields, but the header has %zu columns (%s)", file.c_str(), rows[i].line,
-                       rows[i].fields.size(), columns.size(), joined(columns).c_str()));
+    const CsvFields row(file, rows[0], rows[i]);
+    GPUSHARE_RETURN_IF_ERROR(row.check());
     auto job = out.layout == "gpushare" ? parse_own(row)
                : out.layout == "salus"  ? parse_salus(row, unknown)
                                         : parse_gavel(row, options.table);

@@ -30,16 +30,6 @@ std::string_view first_line(std::string_view text) {
   return text;
 }
 
-std::vector<std::string_view> split(std::string_view line, char by) {
-  std::vector<std::string_view> fields;
-  for (;;) {
-    const size_t end = line.find(by);
-    fields.push_back(line.substr(0, end));
-    if (end == std::string_view::npos) return fields;
-    line.remove_prefix(end + 1);
-  }
-}
-
 bool is_pai_row(const std::vector<std::string_view>& fields) {
   return fields.size() == kPai.size() &&
          std::find(std::begin(kPaiStates), std::end(kPaiStates), fields[3]) != std::end(kPaiStates);

@@ -27,16 +27,6 @@ base::Status invalid(std::string_view text) {
                                    static_cast<int>(text.size()), text.data()));
 }
 
-std::vector<std::string_view> split(std::string_view line, char by) {
-  std::vector<std::string_view> fields;
-  while (true) {
-    const size_t end = line.find(by);
-    fields.push_back(line.substr(0, end));
-    if (end == std::string_view::npos) return fields;
-    line.remove_prefix(end + 1);
-  }
-}
-
 }  // namespace
 
 base::Result<SyntheticSpec> parse_synthetic(std::string_view text) {
@@ -121,37 +111,6 @@ constexpr double kMostFeature = 1e15;
 constexpr uint64_t kMostTokens = 10'000'000;
 constexpr uint64_t kMostRequestBytes = uint64_t{1} << 30;
 
-// One row's fields by column, for errors that say where.
-class Fields {
- public:
-  Fields(const std::string& file, const std::vector<std::string>& header, const CsvRow& row)
-      : file_(file), header_(header), row_(row) {}
-  const std::string& text(size_t column) const { return row_.fields[column]; }
-  base::Status fail(size_t column, const std::string& allowed) const {
-    return {GPUSHARE_MALFORMED_INPUT,
-            base::format("%s:%zu: %s: '%s' %s", file_.c_str(), row_.line, header_[column].c_str(),
-                         text(column).substr(0, 40).c_str(), allowed.c_str())};
-  }
-  // A number from 0, above it if `above`, to `most`.
-  base::Result<double> number(size_t column, double most, bool above) const {
-    const base::Result<double> value = base::parse_double(text(column));
-    if (value.ok() && (above ? *value > 0 : *value >= 0) && *value <= most) return *value;
-    return fail(column,
-                base::format("must be a number %s 0 and at most %g", above ? "above" : "of at least", most));
-  }
-  base::Result<uint64_t> count(size_t column, uint64_t most) const {
-    const base::Result<uint64_t> value = base::parse_uint64(text(column));
-    if (value.ok() && *value <= most) return *value;
-    return fail(column,
-                base::format("must be a whole number up to %llu", static_cast<unsigned long long>(most)));
-  }
-
- private:
-  const std::string& file_;
-  const std::vector<std::string>& header_;
-  const CsvRow& row_;
-};
-
 uint64_t at_least_one_ns(double ms) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(ms * 1e6));
 }
@@ -176,37 +135,31 @@ OwnLayout own_layout(const std::vector<std::string>& header) {
   return layout;
 }
 
-base::Result<TimedRequest> parse_own(const Fields& fields, const OwnLayout& layout,
+base::Result<TimedRequest> parse_own(const CsvFields& fields, const OwnLayout& layout,
                                      std::map<std::string, uint32_t>& applications) {
   TimedRequest request;
-  GPUSHARE_ASSIGN_OR_RETURN(const double arrival_s, fields.number(0, kMostSeconds, false));
-  GPUSHARE_ASSIGN_OR_RETURN(const double execution_ms, fields.number(2, kMostMs, true));
-  if (fields.text(1).empty()) return fields.fail(1, "must be a name");
+  GPUSHARE_ASSIGN_OR_RETURN(const double arrival_s, fields.number(0, 0, kMostSeconds, false));
+  GPUSHARE_ASSIGN_OR_RETURN(const double execution_ms, fields.number(2, 0, kMostMs, true));
+  if (fields.text(1).empty()) return fields.refuse(1, "must be a name");
   request.arrival_ns = static_cast<uint64_t>(arrival_s * 1e9);
   request.execution_ns = at_least_one_ns(execution_ms);
   request.application =
       applications.try_emplace(fields.text(1), static_cast<uint32_t>(applications.size())).first->second;
   if (layout.with_slo) {
-    GPUSHARE_ASSIGN_OR_RETURN(const double slo_ms, fields.number(3, kMostMs, true));
+    GPUSHARE_ASSIGN_OR_RETURN(const double slo_ms, fields.number(3, 0, kMostMs, true));
     request.slo_ns = at_least_one_ns(slo_ms);
   }
   for (size_t i = 0; i < layout.features; ++i) {
     GPUSHARE_ASSIGN_OR_RETURN(const double value,
-                              fields.number(kOwnHeader.size() + layout.with_slo + i, kMostFeature, false));
+                              fields.number(kOwnHeader.size() + layout.with_slo + i, 0, kMostFeature, false));
     request.features.push_back(value);
   }
   return request;
 }
 
-size_t column_of(const std::vector<std::string>& header, const char* name) {
-  return static_cast<size_t>(std::find(header.begin(), header.end(), name) - header.begin());
-}
-
-const TokenLayout* token_layout(const std::vector<std::string>& header) {
+const TokenLayout* token_layout(const CsvFields& header) {
   for (const TokenLayout& layout : kTokenLayouts)
-    if (column_of(header, layout.time) < header.size() && column_of(header, layout.context) < header.size() &&
-        column_of(header, layout.generated) < header.size())
-      return &layout;
+    if (header.has(layout.time) && header.has(layout.context) && header.has(layout.generated)) return &layout;
   return nullptr;
 }
 
@@ -239,32 +192,29 @@ base::Result<std::vector<TimedRequest>> from_first(std::vector<TimedRequest> req
 base::Result<std::vector<TimedRequest>> parse_token_rows(std::vector<CsvRow> rows, bool ended,
                                                          const std::string& file, const TokenRule& rule,
                                                          std::vector<std::string>* notes) {
-  const std::vector<std::string> header = rows.front().fields;
+  const CsvFields header(file, rows.front(), rows.front());
   const TokenLayout& layout = *token_layout(header);
-  const size_t time = column_of(header, layout.time), context_at = column_of(header, layout.context),
-               generated_at = column_of(header, layout.generated);
-  const bool cut = rows.size() > 2 && !ended && rows.back().fields.size() < header.size();
+  const size_t time = header.column(layout.time), context_at = header.column(layout.context),
+               generated_at = header.column(layout.generated);
+  const bool cut = rows.size() > 2 && !ended && rows.back().fields.size() < rows.front().fields.size();
   if (cut) rows.pop_back();
   std::vector<TimedRequest> requests;
   uint64_t failed = 0;
   for (const CsvRow& row : std::span(rows).subspan(1)) {
-    if (row.fields.size() != header.size())
-      return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          base::format("%s:%zu: %zu fields, but the header has %zu columns", file.c_str(),
-                                       row.line, row.fields.size(), header.size()));
-    const Fields fields(file, header, row);
+    const CsvFields fields(file, rows.front(), row);
+    GPUSHARE_RETURN_IF_ERROR(fields.check());
     uint64_t arrival_ns = 0;
     if (layout.dated) {
       if (!parse_timestamp(fields.text(time), &arrival_ns))
-        return fields.fail(time, "must be 'YYYY-MM-DD hh:mm:ss.fraction', with or without a zone");
+        return fields.refuse(time, "must be 'YYYY-MM-DD hh:mm:ss.fraction', with or without a zone");
       if (!requests.empty() && arrival_ns < requests.front().arrival_ns)
-        return fields.fail(time, "must not be before the first request's");
+        return fields.refuse(time, "must not be before the first request's");
     } else {
-      GPUSHARE_ASSIGN_OR_RETURN(const double seconds, fields.number(time, kMostSeconds, false));
+      GPUSHARE_ASSIGN_OR_RETURN(const double seconds, fields.number(time, 0, kMostSeconds, false));
       arrival_ns = static_cast<uint64_t>(seconds * 1e9);
     }
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t context, fields.count(context_at, kMostTokens));
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t generated, fields.count(generated_at, kMostTokens));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t context, fields.count(context_at, 0, kMostTokens));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t generated, fields.count(generated_at, 0, kMostTokens));
     if (layout.zero_is_a_failure && generated == 0)
       ++failed;
     else
@@ -358,7 +308,7 @@ base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, co
   GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, file));
   if (rows.empty())
     return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": the file is empty; expected a header line");
-  if (token_layout(rows.front().fields) != nullptr)
+  if (token_layout(CsvFields(file, rows.front(), rows.front())) != nullptr)
     return parse_token_rows(std::move(rows), ended, file, rule, notes);
   const std::vector<std::string>& header = rows.front().fields;
   const OwnLayout own = own_layout(header);
@@ -375,11 +325,8 @@ base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, co
   std::vector<TimedRequest> requests;
   std::map<std::string, uint32_t> applications;
   for (const CsvRow& row : std::span(rows).subspan(1)) {
-    if (row.fields.size() != header.size())
-      return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          base::format("%s:%zu: %zu fields, but the header has %zu columns", file.c_str(),
-                                       row.line, row.fields.size(), header.size()));
-    const Fields fields(file, header, row);
+    const CsvFields fields(file, rows.front(), row);
+    GPUSHARE_RETURN_IF_ERROR(fields.check());
     GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, own, applications));
     requests.push_back(request);
   }

@@ -248,6 +248,13 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
   CHECK(trace->jobs[0].arrival_s == Approx(1));
   CHECK(trace->jobs[0].work_s == Approx(4.37));
   CHECK(trace->jobs[0].demands[1] == Approx(419.0 / 437));
+  const FileOf cut(  // the name stands behind the numbers
+      "num_gpu,submit_time,iterations,model_name,batch_size,iteration_time,resource_time_0,resource_time_1,"
+      "resource_time_2,job_id\n8,1000,10,gpt2,4,437,0.6,419,49\n");
+  CHECK(sim::read_training_jobs(cut.path(), 64, {})
+            .status()
+            .message()
+            .find(":2: 9 fields, but the header has 10") != std::string::npos);
   const FileOf bad(
       "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\na,guaranteed,5,"
       "10,100,1,2,0,none\n");
