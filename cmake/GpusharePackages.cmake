@@ -36,5 +36,5 @@ set(CPACK_COMPONENT_PRELOAD_DESCRIPTION "Many deep-learning jobs sharing one GPU
 set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME gpushare-daemon)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION admin)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS "gpushare ${same}")
-set(CPACK_COMPONENT_DAEMON_DESCRIPTION "Many deep-learning jobs sharing one GPU: the daemon's systemd unit")
+set(CPACK_COMPONENT_DAEMON_DESCRIPTION "Many deep-learning jobs sharing one GPU: the daemon's systemd unit, alert rules and dashboard for Prometheus")
 include(CPack)
