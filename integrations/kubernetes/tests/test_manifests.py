@@ -92,7 +92,7 @@ def test_the_chart_makes_the_manifests():
     spec, gangs = (next(document for document in rendered(values) if document["kind"] == kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
     assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("nvidia", [{"name": "key"}])
     daemon, agent = spec["containers"]
-    assert daemon["command"][5:] == ["--device", "host", "--policy", "priority"]
+    assert daemon["command"][5:] == ["--device", "host", "--policy", "priority"] and "ports" not in daemon
     assert (daemon["image"], agent["command"][3:]) == ("registry.example/gpushare:1.0.0", ["--cdi-device", "nvidia.com/gpu={index}"])
     assert gangs["imagePullSecrets"] == [{"name": "key"}]
     controller = gangs["containers"][0]
