@@ -14,8 +14,10 @@ namespace {
 
 // As the C library makes its own waits cancellation points: a request that comes while the kernel waits unwinds from
 // there. The function has nothing to destroy, and calls through a pointer because syscall() is declared as one that
-// nothing unwinds through.
-void wait_cancellable(std::atomic<uint32_t>* word, int operation, uint32_t seen, const timespec* left) {
+// nothing unwinds through. It is not inlined: the request may come between two calls, where a function that destroys
+// something cannot be unwound.
+[[gnu::noinline]] void wait_cancellable(std::atomic<uint32_t>* word, int operation, uint32_t seen,
+                                        const timespec* left) {
   using Call = long (*)(long, ...);
   static Call volatile call = syscall;
   int type = 0;
