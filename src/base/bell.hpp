@@ -37,4 +37,22 @@ class Bell {
 };
 static_assert(sizeof(Bell) == 8 && std::atomic<uint32_t>::is_always_lock_free);
 
+// A bell for the threads of one process. Any number of them may ring and wait at once. A ring that comes before the
+// waiting thread sleeps costs no system call.
+class LocalBell {
+ public:
+  uint32_t look() const { return rings_.load(std::memory_order_seq_cst); }
+  // Wakes the waiting threads.
+  void ring() {
+    rings_.fetch_add(1, std::memory_order_seq_cst);
+    if (waiting_.load(std::memory_order_seq_cst) > 0)
+      syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+  // As Bell::wait().
+  void wait(uint32_t seen, const Deadline& deadline);
+
+ private:
+  std::atomic<uint32_t> rings_{0}, waiting_{0};
+};
+
 }  // namespace gpushare::base

@@ -135,7 +135,7 @@ void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
 }
 
 void Books::wake(SessionImpl& session) noexcept {
-  session.turn_came_.notify_one();
+  session.turn_bell_.ring();
 }
 
 void Books::account_turn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

@@ -89,9 +89,9 @@ void RuntimeImpl::collapse() noexcept {
   stop_threads_ = true;
   for (const auto& [id, session] : sessions_) {
     for (PushItem& item : session->pushes_) complete_collapsed(item.ticket);
-    if (session->granted_ != nullptr) {  // granted to a call that has not taken the turn, and will not
-      session->granted_->holder = nullptr;
-      session->granted_ = nullptr;
+    // Granted to a call that has not taken the turn, and will not.
+    if (LaneSlot* const lane = session->granted_.exchange(nullptr); lane != nullptr) {
+      lane->holder = nullptr;
       session->open_ = false;
     }
     if (session->launch_gate_ != nullptr) session->launch_gate_->end();

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bell.hpp"
 #include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "base/move_budget.hpp"
@@ -67,6 +68,7 @@ class RuntimeImpl;
 class SessionImpl;
 class RangeImpl;
 class Outbox;
+class Section;
 struct LaneSlot;
 
 // Iterations that are profiled when a session opens without a declared need. They run with the free bytes. Afterwards
@@ -318,8 +320,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool open_ GPUSHARE_GUARDED_BY(books) = false;        // an iteration is between grant and end
   bool pull_waits_ GPUSHARE_GUARDED_BY(books) = false;
   uint64_t pull_order_ GPUSHARE_GUARDED_BY(books) = 0;
-  LaneSlot* granted_ GPUSHARE_GUARDED_BY(books) = nullptr;  // to the pull that waits
-  LaneSlot* lane_ GPUSHARE_GUARDED_BY(books) = nullptr;     // of the iteration under way, or the last one
+  // Granted to the pull that waits. Set under the lock, after all that the grant changes. Whoever takes the lane out
+  // has the turn, and needs no lock for that.
+  std::atomic<LaneSlot*> granted_{nullptr};
+  LaneSlot* lane_ GPUSHARE_GUARDED_BY(books) = nullptr;  // of the iteration under way, or the last one
   // The lane whose stream orders the heap. Written by the thread of the iteration, or without one by the thread that acts.
   std::atomic<LaneSlot*> stream_lane_{nullptr};
   std::deque<PushItem> pushes_ GPUSHARE_GUARDED_BY(books);
@@ -361,8 +365,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;                       // 0: the runtime's
   uint32_t progress_calls_ GPUSHARE_GUARDED_BY(books) = 0;  // in outboxes; close waits for them
   uint64_t works_ GPUSHARE_GUARDED_BY(books) = 0;  // submitted and not destroyed yet; close waits for them
-  base::ConditionVariable turn_came_;              // for the pull that waits
-  // The bell on which that pull waits instead while another process decides; null: the pull waits on turn_came_.
+  base::LocalBell turn_bell_;                      // for the pull that waits
+  // The bell on which that pull waits instead while another process decides; null: the pull waits on turn_bell_.
   std::shared_ptr<base::Bell> bell_ GPUSHARE_GUARDED_BY(books);
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
@@ -502,8 +506,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::string check_lanes() const GPUSHARE_REQUIRES(books);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
-  base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
-      GPUSHARE_REQUIRES(books);
+  // Waits until the session has a turn, and sets `granted` to its lane. The lock may be let go then; with an error it is held.
+  base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox, Section& lock,
+                             LaneSlot*& granted) GPUSHARE_REQUIRES(books);
   // The session's lane, if the lane has as much in flight as it may have; else null.
   LaneSlot* full_lane(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
 

@@ -201,6 +201,29 @@ void Reaper::wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadlin
   }
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
+LaneSlot* Reaper::wait_for_grant(SessionImpl& session, const base::Deadline& deadline, Outbox& outbox,
+                                 Section& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  wake();
+  const uint32_t seen = session.turn_bell_.look();
+  lock.unlock();
+  try {
+    outbox.flush();
+    const base::CancelPoint cancelled_here;
+    session.turn_bell_.wait(seen, deadline);
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    lock.lock();
+    throw;
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  LaneSlot* const lane = session.granted_.exchange(nullptr);
+  if (lane == nullptr) lock.lock();
+  return lane;
+}
+
 void Reaper::reap(LaneSlot& lane, Outbox& outbox) {
   const uint64_t sequence = lane.head;
   const device::Event& end = lane.at(sequence).end;

@@ -15,6 +15,7 @@ namespace gpushare::executor {
 
 class Outbox;
 class RuntimeImpl;
+class Section;
 class SessionImpl;
 struct InFlight;
 struct LaneSlot;
@@ -62,6 +63,11 @@ class Reaper {
       GPUSHARE_REQUIRES(books);
   void wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
+  // Waits once until the session's turn_bell_ rings, and returns the lane that was granted to the session, else null. The
+  // lock is let go and, with a lane, not taken again: the thread that granted the turn has done all that needs the lock.
+  // The caller is a pull, whose demand counts already.
+  LaneSlot* wait_for_grant(SessionImpl& session, const base::Deadline& deadline, Outbox& outbox,
+                           Section& lock) GPUSHARE_REQUIRES(books);
 
   void run(LaneSlot& lane);  // the lane's thread
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/bell.hpp"
 #include "base/cancel.hpp"
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
@@ -361,12 +360,10 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
       bool waits = true;
     };
     Waiting waiting{*this, outbox};
-    if (granted_ == nullptr) {
-      base::Status failure = runtime.wait_for_turn(*this, timeout_ns, outbox);
-      if (granted_ == nullptr) return failure;
-    }
+    lane = granted_.exchange(nullptr);
+    if (lane == nullptr)
+      GPUSHARE_RETURN_IF_ERROR(runtime.wait_for_turn(*this, timeout_ns, outbox, lock, lane));
     waiting.waits = false;
-    lane = std::exchange(granted_, nullptr);
     iteration_.slot_ = &lane->at(lane->next - 1);
     iteration_.can_end_.store(iteration_.serial_.load(std::memory_order_relaxed) + 1);  // as it starts
   }
@@ -389,7 +386,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
 void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
   if (collapsed_) return;
   try {
-    LaneSlot* const lane = std::exchange(session.granted_, nullptr);
+    LaneSlot* const lane = session.granted_.exchange(nullptr);
     if (lane != nullptr) {
       const uint64_t sequence = lane->next - 1;
       InFlight& slot = lane->at(sequence);
@@ -417,7 +414,7 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
 }
 
 void RuntimeImpl::tell_turn(SessionImpl& session) {
-  session.turn_came_.notify_all();
+  session.turn_bell_.ring();
   if (session.bell_ != nullptr) session.bell_->ring();
 }
 
@@ -449,7 +446,8 @@ LaneSlot* RuntimeImpl::full_lane(const SessionImpl& session) const {
   return lane != nullptr && lane->in_flight >= depth_ ? lane : nullptr;
 }
 
-base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
+base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox,
+                                        Section& lock, LaneSlot*& granted) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   Expecting expecting{session};
   for (bool polled = false;; polled = true) {
@@ -461,7 +459,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
         look_for_turn(session, outbox);
       }
     }
-    if (session.granted_ != nullptr) return {};
+    granted = session.granted_.exchange(nullptr);
+    if (granted != nullptr) return {};
     GPUSHARE_RETURN_IF_ERROR(check_live(session));
     LaneSlot* full = full_lane(session);
     if (full != nullptr && !polled && timeout_ns != GPUSHARE_NO_TIMEOUT) {
@@ -478,8 +477,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
       reaper_.reap(*full, outbox);
     else if (session.bell_ != nullptr)
       reaper_.wait(*session.bell_, rung, deadline, outbox);
-    else
-      reaper_.wait(session.turn_came_, deadline, outbox);
+    else if (granted = reaper_.wait_for_grant(session, deadline, outbox, lock); granted != nullptr)
+      return {};
   }
 }
 

@@ -10,21 +10,23 @@
 namespace gpushare::cluster::training {
 
 struct BookJob {
+  // What each observation reads and writes lies together.
   JobId id = 0;  // the driver's, also in books of a part of the jobs
-  JobInfo info;
   bool running = false;
   bool opportunistic = false;
   bool gone = false;
+  bool measured = false;      // `slowdown`, since its batch size or its neighbours changed
+  bool same_company = false;  // since observed() looked last, see Book::company_changed()
   double attained_s = 0;
   double remaining_s = 0;
   double slowdown = 1;
-  bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
-  double pace = 1;        // progress over what its measured slowdowns say; the portfolio knows it
-  uint32_t pauses = 0;    // for other jobs
-  uint32_t changes = 0;   // of its batch size, and so of its configuration
-  double lost_s = 0;      // work that it would have done but for others on its devices
+  double pace = 1;       // progress over what its measured slowdowns say; the portfolio knows it
+  uint32_t pauses = 0;   // for other jobs
+  uint32_t changes = 0;  // of its batch size, and so of its configuration
+  double lost_s = 0;     // work that it would have done but for others on its devices
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
+  JobInfo info;
 };
 
 // The slowdown of the job alone at its batch size.
@@ -52,6 +54,7 @@ class Book : public Scheduler {
     BookDevice& entry = devices_[device];
     entry.info = info;
     entry.up = up;
+    for (const JobId job : entry.jobs) jobs_[job].same_company = false;  // the speed may be another
     if (up) return;
     const std::vector<JobId> lost = entry.jobs;
     for (const JobId job : lost) {
@@ -103,6 +106,7 @@ class Book : public Scheduler {
     jobs_ = jobs;
     devices_ = devices;
     for (JobId job = 0; job < jobs_.size(); ++job) {
+      jobs_[job].same_company = false;
       if (jobs_[job].gone) continue;
       if (jobs_[job].running)
         goes_on(job);
@@ -146,6 +150,7 @@ class Book : public Scheduler {
       devices_[device].used_bytes += entry.info.memory_bytes;
       devices_[device].jobs.push_back(job);
     }
+    company_changed(job);
     actions.push_back({Action::Kind::kPlace, job, std::move(devices), opportunistic, ""});
   }
   void pause(JobId job, double now_s, std::vector<Action>& actions) {
@@ -167,7 +172,7 @@ class Book : public Scheduler {
             enter(action.job, action.devices, action.opportunistic, actions);
             break;
           case Action::Kind::kResize:
-            jobs_[action.job].opportunistic = action.opportunistic;
+            set_opportunistic(action.job, action.opportunistic);
             actions.push_back(action);
             break;
           case Action::Kind::kReconfigure:
@@ -178,6 +183,17 @@ class Book : public Scheduler {
         }
       }
   }
+  void set_opportunistic(JobId job, bool opportunistic) {
+    jobs_[job].opportunistic = opportunistic;
+    company_changed(job);
+  }
+  // The job and all on its devices have another company: a job more or less, or of another class or batch size. What
+  // observed() does by the company alone, it does once for each company and not at each event.
+  void company_changed(JobId job) {
+    jobs_[job].same_company = false;
+    for (const DeviceIndex device : jobs_[job].devices)
+      for (const JobId other : devices_[device].jobs) jobs_[other].same_company = false;
+  }
   // A running job goes on with another batch size; it fits.
   void reconfigure(JobId job, double batch, std::vector<Action>& actions) {
     BookJob& entry = jobs_[job];
@@ -186,12 +202,14 @@ class Book : public Scheduler {
     ++entry.changes;
     for (const DeviceIndex device : entry.devices)
       devices_[device].used_bytes += entry.info.memory_bytes - before;
+    company_changed(job);
     actions.push_back({Action::Kind::kReconfigure, job, {}, false, "", batch});
   }
   void leave(JobId job) {
     BookJob& entry = jobs_[job];
     if (!entry.running) return;
     entry.running = false;
+    company_changed(job);
     for (const DeviceIndex device : entry.devices) {
       BookDevice& place = devices_[device];
       place.used_bytes -= entry.info.memory_bytes;

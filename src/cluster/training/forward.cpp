@@ -296,12 +296,14 @@ void settle(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& dev
     for (DeviceIndex& d : action.devices) d = to[d];
   rule.rename(to);
   std::map<JobId, Action> placed;
-  std::vector<Action> out;
+  std::vector<Action> out, reconfigured;  // a job runs before its batch size changes
   for (Action& action : actions) {
     if (action.kind == Action::Kind::kPlace)
       placed[action.job] = std::move(action);
     else if (action.kind == Action::Kind::kResize)
       placed[action.job].opportunistic = action.opportunistic;
+    else if (action.kind == Action::Kind::kReconfigure)
+      reconfigured.push_back(std::move(action));
     else if (action.kind != Action::Kind::kPause)
       out.push_back(std::move(action));
   }
@@ -322,6 +324,7 @@ void settle(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& dev
     out.push_back({Action::Kind::kPause, job, {}, false, ""});
   }
   for (auto& [job, action] : placed) out.push_back(std::move(action));
+  for (Action& action : reconfigured) out.push_back(std::move(action));
   actions = std::move(out);
 }
 

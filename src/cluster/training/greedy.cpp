@@ -374,20 +374,30 @@ class Greedy final : public Lending {
     std::vector<DeviceIndex> devices;
     double start_s = 0, end_s = 0;
   };
-  Later find_later(JobId job) const {
+  Later find_later(JobId job) {
     const BookJob& entry = jobs_[job];
     const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
-    std::vector<std::tuple<double, double, DeviceIndex>> all;
-    for (DeviceIndex d = 0; d < devices_.size(); ++d)
-      if (devices_[d].up && devices_[d].info.memory_bytes >= entry.info.memory_bytes)
-        all.emplace_back(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
+    const size_t gang = entry.info.gang;
+    // The soonest of the devices seen so far, as a heap with the latest on top.
+    std::vector<std::tuple<double, double, DeviceIndex>>& soonest = soonest_;
+    soonest.clear();
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (!devices_[d].up || devices_[d].info.memory_bytes < entry.info.memory_bytes) continue;
+      const std::tuple one(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
+      if (soonest.size() == gang) {
+        if (!(one < soonest.front())) continue;
+        std::pop_heap(soonest.begin(), soonest.end());
+        soonest.pop_back();
+      }
+      soonest.push_back(one);
+      std::push_heap(soonest.begin(), soonest.end());
+    }
     Later out;
-    if (all.size() < entry.info.gang) return out;
-    std::partial_sort(all.begin(), all.begin() + entry.info.gang, all.end());
+    if (soonest.size() < gang) return out;
+    std::sort_heap(soonest.begin(), soonest.end());
     double speed = kNever;
-    for (uint32_t i = 0; i < entry.info.gang; ++i) {
-      const DeviceIndex d = std::get<2>(all[i]);
-      out.start_s = std::max(out.start_s, std::get<1>(all[i]));
+    for (const auto& [end_s, free_s, d] : soonest) {
+      out.start_s = std::max(out.start_s, free_s);
       speed = std::min(speed, devices_[d].info.speed);
       out.devices.push_back(d);
     }
@@ -403,6 +413,7 @@ class Greedy final : public Lending {
   std::vector<Beside> others_;
   std::vector<std::array<double, 4>> beside_;  // remaining, time a second before and after, weight
   std::vector<Facts> facts_;                   // by device
+  std::vector<std::tuple<double, double, DeviceIndex>> soonest_;  // see find_later()
   struct Waiting {
     Key key;
     double starves_s = 0;  // the job does not starve before

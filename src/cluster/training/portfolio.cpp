@@ -78,8 +78,11 @@ class Ours final : public Book {
   PredictionReport predictions() const override { return known_->slowdowns.predictions(); }
 
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
-    measure_pace(job, attained_s, remaining_s, slowdown);
-    measure_company(job, slowdown);
+    if (jobs_[job].running && slowdown > 0) {
+      look_at_company(job);
+      measure_pace(job, attained_s, remaining_s, slowdown);
+      measure_company(job, slowdown);
+    }
     Book::observed(job, attained_s, remaining_s, slowdown, now_s);
     rule_->observed(job, attained_s, remaining_s, slowdown, now_s);
   }
@@ -114,7 +117,10 @@ class Ours final : public Book {
 
   struct Progress {
     double expected_s = 0, made_s = 0;
-    bool fresh = true;  // it has just been placed: what it repeats is no progress
+    bool fresh = true;      // it has just been placed: what it repeats is no progress
+    double speed = 0;       // of each of its devices; 0: they differ
+    bool compared = false;  // it is beside equals, on one device
+    uint64_t beside = 0;    // its company there
     // The last measurement: among whom, the slowdown, and how often companies had been cleared then.
     uint64_t company = 0;
     double slowdown = 0;
@@ -125,36 +131,44 @@ class Ours final : public Book {
     bool afresh = false;
   };
 
+  // Notes what the job's devices and the jobs there say, if they are others than they were.
+  void look_at_company(JobId job) {
+    BookJob& entry = jobs_[job];
+    if (std::exchange(entry.same_company, true)) return;
+    Progress& progress = progress_[job];
+    const BookDevice& first = devices_[entry.devices[0]];
+    // A gang has one slowdown, that of its most crowded device, which need not be the one that it waits for.
+    const bool alike = std::all_of(entry.devices.begin(), entry.devices.end(),
+                                   [&](DeviceIndex d) { return devices_[d].info.speed == first.info.speed; });
+    progress.speed = alike ? first.info.speed : 0;
+    progress.compared =
+        !entry.opportunistic && entry.info.gang == 1 && first.jobs.size() > 1 && of_equals(first.jobs, job);
+    if (progress.compared) progress.beside = company_of(job, first.jobs);
+  }
+
   // Progress over what the measured slowdown and the devices' speed say: the job's own pace.
   void measure_pace(JobId job, double attained_s, double remaining_s, double slowdown) {
     BookJob& entry = jobs_[job];
     Progress& progress = progress_[job];
-    if (!entry.running || !(slowdown > 0)) return;
     const double passed = attained_s - entry.attained_s;
-    if (std::exchange(progress.fresh, false) || passed <= 0) return;
-    // A gang has one slowdown, that of its most crowded device, which need not be the one that it waits for.
-    const double speed = devices_[entry.devices[0]].info.speed;
-    for (const DeviceIndex d : entry.devices)
-      if (devices_[d].info.speed != speed) return;
-    progress.expected_s += passed * speed / slowdown;
+    if (std::exchange(progress.fresh, false) || passed <= 0 || progress.speed == 0) return;
+    progress.expected_s += passed * progress.speed / slowdown;
     progress.made_s += entry.remaining_s - remaining_s;
     if (progress.expected_s > 0) entry.pace = std::clamp(progress.made_s / progress.expected_s, 0.2, 5.0);
   }
 
   // What the job's present company costs it.
   void measure_company(JobId job, double slowdown) {
-    const BookJob& entry = jobs_[job];
-    if (!entry.running || !(slowdown > 0) || entry.opportunistic || entry.info.gang > 1) return;
-    const std::vector<JobId>& here = devices_[entry.devices[0]].jobs;
-    if (here.size() < 2 || !of_equals(here, job)) return;
-    const uint64_t company = company_of(job, here);
     // Most often it is what was measured at the last event.
     Progress& progress = progress_[job];
+    if (!progress.compared) return;
+    const uint64_t company = progress.beside;
     const bool full = known_->companies.size() >= kMostCompanies;
     if (!full && progress.company == company && progress.slowdown == slowdown && progress.cleared == cleared_)
       return;
+    const BookJob& entry = jobs_[job];
     std::vector<Beside> beside;
-    for (const JobId other : here)
+    for (const JobId other : devices_[entry.devices[0]].jobs)
       if (other != job) beside.push_back({&jobs_[other], false});
     const double believed = believed_slowdown(*known_, {&entry, false}, beside);
     if (std::abs(slowdown - believed) > kSurprise * believed) news_ = true;

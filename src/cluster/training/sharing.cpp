@@ -54,7 +54,7 @@ class AntMan final : public Sharing {
       }
       if (std::all_of(jobs_[job].devices.begin(), jobs_[job].devices.end(),
                       [&](DeviceIndex d) { return !holds_guaranteed(d); })) {
-        jobs_[job].opportunistic = false;
+        set_opportunistic(job, false);
         actions.push_back({Action::Kind::kResize, job, {}, false, ""});
         at = lent_.erase(at);
         continue;

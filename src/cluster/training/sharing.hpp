@@ -53,9 +53,10 @@ class Sharing : public Book {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
     Book::observed(job, attained_s, remaining_s, slowdown, now_s);
     if (!(slowdown > 0)) return;
-    jobs_[job].measured = true;
+    BookJob& entry = jobs_[job];
+    entry.measured = true;
+    if (std::exchange(entry.same_company, true)) return;  // which has told
     // Only a job beside exactly one other tells of a pair.
-    const BookJob& entry = jobs_[job];
     const JobId* other = nullptr;
     for (const DeviceIndex d : entry.devices) {
       const std::vector<JobId>& here = devices_[d].jobs;
@@ -67,13 +68,7 @@ class Sharing : public Book {
       }
     }
     if (other == nullptr || entry.opportunistic || jobs_[*other].opportunistic) return;
-    const double own_batch = entry.info.batch, other_batch = jobs_[*other].info.batch;
-    if (last_told_.size() <= job) last_told_.resize(jobs_.size());
-    Told& last = last_told_[job];
-    if (last.any && last.other == *other && last.own_batch == own_batch && last.other_batch == other_batch)
-      return;
-    last = {true, *other, own_batch, other_batch};
-    if (known_->told.emplace(job, *other, own_batch, other_batch).second)
+    if (known_->told.emplace(job, *other, entry.info.batch, jobs_[*other].info.batch).second)
       known_->slowdowns.observe(entry.info, jobs_[*other].info, slowdown);
   }
 
@@ -218,13 +213,6 @@ class Sharing : public Book {
     bool ended = false;
   };
   std::vector<Tuned> tuned_;
-  // The pair that a job told of last: it is seen at every event, and the set of all pairs is large.
-  struct Told {
-    bool any = false;
-    JobId other = 0;
-    double own_batch = 0, other_batch = 0;
-  };
-  std::vector<Told> last_told_;
 };
 
 // Classes on shared devices: beside a guaranteed job an opportunistic one gets what that leaves, by the device's
@@ -254,7 +242,7 @@ class Lending : public Sharing {
         ++at;
         continue;
       }
-      entry.opportunistic = false;
+      set_opportunistic(*at, false);
       actions.push_back({Action::Kind::kResize, *at, {}, false, ""});
       at = lent_.erase(at);
     }
@@ -269,7 +257,7 @@ class Lending : public Sharing {
         if (!info.guaranteed) {
           lent = true;
         } else if (!jobs_[other].opportunistic) {
-          jobs_[other].opportunistic = true;
+          set_opportunistic(other, true);
           lent_.insert(other);
           actions.push_back({Action::Kind::kResize, other, {}, true, ""});
         }

@@ -144,6 +144,29 @@ TEST_CASE("a thread waits for the bell until it rings") {
   CHECK(waits < 100);
 }
 
+TEST_CASE("a local bell wakes all threads that wait for it") {
+  base::LocalBell bell;
+  bell.ring();
+  bell.wait(0, base::Deadline::after(GPUSHARE_NO_TIMEOUT));  // it has rung since 0: returns at once
+  std::atomic<bool> news{false};
+  std::atomic<int> looked{0};
+  const auto wait = [&] {
+    uint32_t seen = bell.look();
+    for (++looked; !news; seen = bell.look()) bell.wait(seen, base::Deadline::after(GPUSHARE_NO_TIMEOUT));
+  };
+  std::thread first(wait), second(wait);
+  while (looked < 2) std::this_thread::yield();
+  news = true;
+  bell.ring();
+  first.join();
+  second.join();
+
+  const base::Deadline deadline = base::Deadline::after(200'000'000);
+  int waits = 0;
+  while (!deadline.passed() && ++waits < 100) bell.wait(bell.look(), deadline);
+  CHECK(waits < 100);
+}
+
 TEST_CASE("pieces follow each other, and own their descriptors") {
   const auto is_open = [](int descriptor) { return fcntl(descriptor, F_GETFD) != -1; };
   const int first = open("/dev/null", O_RDONLY), second = open("/dev/null", O_RDONLY),

@@ -356,6 +356,23 @@ TEST_CASE("iadeep and gpushare choose batch sizes, within memory and by what the
   }
 }
 
+TEST_CASE("gpushare: the batch size of a job that moves changes once the job runs again") {
+  const auto document =
+      sim::parse_training_document(R"({"version": 1, "kind": "training", "devices": 2, "jobs": [
+    {"name": "a", "arrival_s": 102, "iterations": 2500, "iteration_ms": 100, "persistent_mb": 1000, "ephemeral_mb": 2000,
+     "demand": 0.58, "class": "opportunistic"},
+    {"name": "b", "arrival_s": 111, "iterations": 300, "iteration_ms": 100, "persistent_mb": 1000, "ephemeral_mb": 6000,
+     "demand": 0.27, "class": "guaranteed"},
+    {"name": "c", "arrival_s": 105, "iterations": 3400, "iteration_ms": 100, "persistent_mb": 1000, "ephemeral_mb": 6000,
+     "demand": 0.59, "class": "guaranteed"},
+    {"name": "d", "arrival_s": 131, "iterations": 200, "iteration_ms": 100, "persistent_mb": 1000, "ephemeral_mb": 4000,
+     "demand": 0.99, "class": "guaranteed", "batch_sizes": [16, 32], "noise_scale": 1000}]})");
+  REQUIRE(document.ok());
+  const auto result = played("gpushare", document->jobs.jobs, document->devices.size());
+  CHECK(result.completed == 4);
+  CHECK(result.reconfigured > 0);
+}
+
 TEST_CASE("what was measured before is told to schedulers, and predictions are judged") {
   const auto table = sim::InterferenceTable::parse(
       R"x({"p100": {"('A', 1)": {"null": 10, "('B', 1)": [9, 8]}, "('B', 1)": {"null": 10, "('A', 1)": [8, 9]}}})x",
