@@ -40,8 +40,8 @@ struct Kernels {
 // rests: after iterations of 1 ms. rests_long: of 16 ms.
 enum class Other { none, open, rests, rests_long, left };
 const char* name_of(Other other) {
-  return other == Other::none    ? "none"
-         : other == Other::open  ? "open, never ran"
+  return other == Other::none         ? "none"
+         : other == Other::open       ? "open, never ran"
          : other == Other::rests      ? "has run 1 ms at a time, rests"
          : other == Other::rests_long ? "has run 16 ms at a time, rests"
                                       : "has run and left";
@@ -101,7 +101,8 @@ void measure(const std::string& device, Other other, Ns length, bool waits, int 
     if (other == Other::left) guaranteed.close();
   }
   Kernels kernels{length, {}};
-  const int iterations = std::max<int>(2, static_cast<int>(Ns(std::chrono::milliseconds(300)) / (kKernels * length)));
+  const int iterations =
+      std::max<int>(2, static_cast<int>(Ns(std::chrono::milliseconds(300)) / (kKernels * length)));
   (void)block(session, &gate, kernels, iterations, waits);
   std::vector<double> ratios;
   for (int pair = 0; pair < pairs; ++pair) {
@@ -112,9 +113,9 @@ void measure(const std::string& device, Other other, Ns length, bool waits, int 
   }
   const gpushare_gate_info info = gate.info();
   std::printf("| %s | %.2f ms | %s | %.1f%% (%.1f to %.1f) | %llu of %llu |\n", name_of(other),
-              static_cast<double>(length.count()) * 1e-6, waits ? "waits" : "runs ahead", quantile(ratios, 0.5),
-              quantile(ratios, 0.25), quantile(ratios, 0.75), static_cast<unsigned long long>(info.waits),
-              static_cast<unsigned long long>(info.entries));
+              static_cast<double>(length.count()) * 1e-6, waits ? "waits" : "runs ahead",
+              quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75),
+              static_cast<unsigned long long>(info.waits), static_cast<unsigned long long>(info.entries));
   std::fflush(stdout);
 }
 
@@ -123,13 +124,16 @@ void measure(const std::string& device, Other other, Ns length, bool waits, int 
 int main(int argc, char** argv) {
   const std::string device = argc > 1 ? argv[1] : "host";
   const int pairs = argc > 2 ? std::atoi(argv[2]) : 15;
-  std::printf("| guaranteed session | kernels | its loop | work, of that without gates (quartiles) | launches that waited |\n"
-              "|---|---|---|---|---|\n");
+  std::printf(
+      "| guaranteed session | kernels | its loop | work, of that without gates (quartiles) | launches that "
+      "waited |\n"
+      "|---|---|---|---|---|\n");
   const int only = argc > 3 ? std::atoi(argv[3]) : -1;
   for (const Other other : {Other::none, Other::open, Other::rests, Other::rests_long, Other::left}) {
     if (only >= 0 && other != static_cast<Other>(only)) continue;
     for (const int us : {200, 2000, 20'000})
-      for (const bool waits : {false, true}) measure(device, other, std::chrono::microseconds(us), waits, pairs);
+      for (const bool waits : {false, true})
+        measure(device, other, std::chrono::microseconds(us), waits, pairs);
   }
   return 0;
 }

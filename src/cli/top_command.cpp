@@ -44,7 +44,7 @@ promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cu
 page_outs, page_ins, max_guaranteed, max_opportunistic},
 processes[] {pid, uid, program, device, state, sessions, context_bytes}, sessions[] {pid, session, name, device, state,
 waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, priority, class,
-limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, held_by, share_now, uid, user, command, container},
+limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, owed_bytes, held_by, share_now, uid, user, command, container},
 images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, sessions},
 refusals[] {cause, count}.
 
