@@ -17,6 +17,7 @@ namespace gpushare::base {
 // What a gate may let in until it is told otherwise. Times are CLOCK_MONOTONIC.
 struct GateTerms {
   static constexpr uint64_t kNever = UINT64_MAX;
+  static constexpr uint64_t kLongAwayNs = 1'000'000'000;
   // The terms hold up to then. Later nothing is limited: whoever decided has gone, or no guaranteed session is known.
   uint64_t until_ns = 0;
   double share = 1;  // of the time, that the session's work may take; in [0, 1]
@@ -34,10 +35,14 @@ struct GateTerms {
   uint64_t guaranteed_id = 0, alone_ns = 0, iterations = 0, learning = 1;
   double slowdown = 0, error = 1, credit = 0, target = 0;
 
-  uint64_t in_flight_at(uint64_t now_ns) const {
+  // For a launch that takes `work_ns`. After a long absence it may wait behind another one, if that is within the part of the time:
+  // the device would stand still between the two.
+  uint64_t in_flight_at(uint64_t now_ns, uint64_t work_ns = 0) const {
     if (busy != 0 || now_ns <= since_ns) return in_flight_ns;
     const double grown_ns = away_share * static_cast<double>(now_ns - since_ns);
-    const double away_ns = grown_ns < away_most_ns ? grown_ns : away_most_ns;
+    const double two_ns = 2 * static_cast<double>(work_ns);
+    double away_ns = grown_ns < away_most_ns ? grown_ns : away_most_ns;
+    if (now_ns - since_ns >= kLongAwayNs && two_ns <= grown_ns && two_ns > away_ns) away_ns = two_ns;
     return away_ns > static_cast<double>(in_flight_ns) && away_ns < 1e18 ? static_cast<uint64_t>(away_ns)
                                                                          : in_flight_ns;
   }

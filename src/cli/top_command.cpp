@@ -47,7 +47,7 @@ page_outs, page_ins, max_guaranteed, max_opportunistic, product, uuid, parent_uu
 total_bytes},
 processes[] {pid, uid, program, device, state, sessions, context_bytes}, sessions[] {pid, session, name, device, state,
 waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, priority, class,
-limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, iteration_times[], iteration_time_s,
+limit_bytes, share, group, held_bytes, spilled_bytes, pinned_bytes, owed_bytes, iteration_times[], iteration_time_s,
 iteration_slowdowns[], slowdown_sum, requests_offered, requests_in_time, requests_late, requests_failed,
 requests_refused, requests_dropped, requests_cancelled, requests_pending, predicted_miss_rate, price_per_s, held_by,
 share_now, uid, user, command, container},

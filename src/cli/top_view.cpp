@@ -157,6 +157,7 @@ const Column kColumns[] = {
      [](const TopRow& r) { return bytes_or_dash(r.session.spilled_bytes); }},
     {"pinned", Table::Align::kRight, 8,
      [](const TopRow& r) { return bytes_or_dash(r.session.pinned_bytes); }},
+    {"owed", Table::Align::kRight, 9, [](const TopRow& r) { return bytes_or_dash(r.session.owed_bytes); }},
     {"limit", Table::Align::kRight, 10, [](const TopRow& r) { return bytes_or_dash(r.session.limit_bytes); }},
     {"container", Table::Align::kLeft, 10,
      [](const TopRow& r) { return r.container.empty() ? std::string("-") : r.container; }},

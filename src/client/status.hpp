@@ -109,6 +109,9 @@ struct SessionStatus {
   uint64_t held_bytes = 0;     // on the device
   uint64_t spilled_bytes = 0;  // blocks in host memory
   uint64_t pinned_bytes = 0;   // pinned host memory, spilled blocks included
+  // What the daemon owes the group, on the same line: of its limit, the bytes lent to other sessions of the group, and those that the
+  // programs use from the host since a page-out that ended in part. They come back when bytes are free.
+  uint64_t owed_bytes = 0;
   // Iterations by device time and by slowdown, in the buckets of base/figures.hpp, and the sums; empty where the process reports none.
   std::vector<uint64_t> iteration_times, iteration_slowdowns;
   uint64_t iteration_time_ns = 0;
@@ -140,6 +143,7 @@ struct SessionStatus {
     visit("held_bytes", line.held_bytes);
     visit("spilled_bytes", line.spilled_bytes);
     visit("pinned_bytes", line.pinned_bytes);
+    visit("owed_bytes", line.owed_bytes);
     visit("iteration_times", line.iteration_times);
     visit("iteration_time_ns", line.iteration_time_ns);
     visit("iteration_slowdowns", line.iteration_slowdowns);

@@ -84,7 +84,11 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
   out.share =
       service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
   out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
-  if (claim.page != nullptr && claim.members.front().get() == &session) {
+  const bool first = claim.members.front().get() == &session;
+  if (first)
+    out.owed_bytes =
+        base::add_saturated(claim.short_bytes, claim.page != nullptr ? claim.page->limit().lent_bytes : 0);
+  if (claim.page != nullptr && first) {
     const GroupPage::Held held = claim.page->held();
     out.held_bytes = held.device_bytes;
     out.spilled_bytes = held.spilled_bytes;
@@ -155,6 +159,11 @@ std::string SharedDevice::check() const {
   for (const auto& [id, claim] : claims_) {
     ready += claim->turn == Claim::Turn::kReady ? 1 : 0;
     const std::string name = "'" + claim->members.front()->name + "'";
+    const sched::SessionView view = scheduler_.view(id);
+    const uint64_t all = base::add_saturated(claim->persistent_bytes, claim->ephemeral_bytes);
+    if (view.persistent_bytes != (claim->shares_lane ? claim->persistent_bytes : all) ||
+        view.ephemeral_bytes != (claim->shares_lane ? lane_need(claim->ephemeral_bytes) : 0))
+      return "session " + name + " and the scheduler disagree on what it needs";
     const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
     if (holds != claim->leased()) return "session " + name + " and its lane disagree on the turn";
     const bool leased = std::any_of(claim->members.begin(), claim->members.end(),

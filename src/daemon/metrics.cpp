@@ -94,6 +94,9 @@ constexpr SessionFigure kSessionFigures[] = {
     {"gpushare_group_pinned_bytes",
      "Pinned host memory of the group's preloaded programs, spilled blocks included.", false, true,
      [](const SessionStatus& s) { return figure(s.pinned_bytes); }},
+    {"gpushare_group_owed_bytes",
+     "Bytes that the daemon owes the group: lent to others of the group, or used from the host.", false, true,
+     [](const SessionStatus& s) { return figure(s.owed_bytes); }},
 };
 
 void write_daemon(MetricsText& out, const client::ServiceStatus& status) {

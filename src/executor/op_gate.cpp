@@ -209,9 +209,9 @@ uint32_t LaunchGate::read_terms(uint64_t now_ns) {
   return rings;
 }
 
-sched::OpController::Allowance LaunchGate::allowance(uint64_t now_ns) const {
-  if (link_ != nullptr) return {terms_.share, terms_.in_flight_at(now_ns)};
-  return of_->controller_.allowance(session_, now_ns);
+sched::OpController::Allowance LaunchGate::allowance(uint64_t now_ns, uint64_t work_ns) const {
+  if (link_ != nullptr) return {terms_.share, terms_.in_flight_at(now_ns, work_ns)};
+  return of_->controller_.allowance(session_, now_ns, work_ns);
 }
 
 uint64_t LaunchGate::admits_at(uint64_t ns, uint64_t now_ns) const {
@@ -328,7 +328,13 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     const uint64_t now_ns = op.now_ns_();
     const uint32_t rings = read_terms(now_ns);
     asks();
-    const sched::OpController::Allowance allowed = allowance(now_ns);
+    const sched::OpController::Allowance allowed = allowance(now_ns, ns);
+    if (stream != nullptr && mark_due(allowed, ns)) {
+      base::Status marked = mark(lock, stream);
+      op.notify();  // who came meanwhile does not wait for the device
+      if (!marked.ok()) return marked;
+      continue;
+    }
     Answer answer = ask(allowed, stream, ns, now_ns);
     if (answer.in) return {};
     if (stream == nullptr && unmarked_ && !draining_) {  // no event can follow that work from here
@@ -415,28 +421,41 @@ void LaunchGate::under_way(bool any) {
   of_->notify();
 }
 
-base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool poll) {
+// Each half of what may be in flight has an event of its own. So the device has the second half to do when the first is over and
+// more is let in.
+bool LaunchGate::mark_due(const sched::OpController::Allowance& allowed, uint64_t ns) const {
+  return allowed.share > 0 && allowed.in_flight_ns != sched::kUnknown && unmarked_ && unmarked_ns_ > 0 &&
+         !draining_ && marked_ < kMarks && base::add_saturated(unmarked_ns_, ns) > allowed.in_flight_ns / 2;
+}
+
+base::Status LaunchGate::mark(base::RoleLock& lock, const Stream* stream) {
   draining_ = true;
+  Mark& mark = marks_[(first_mark_ + marked_) % kMarks];
+  mark.ns = unmarked_ns_;
+  unmarked_ = false;  // launches that come while the lock is released set it again
+  lock.unlock();
   base::Status status;
-  if (stream != nullptr && unmarked_ && marked_ < kMarks) {
-    Mark& mark = marks_[(first_mark_ + marked_) % kMarks];
-    mark.ns = unmarked_ns_;
-    unmarked_ = false;  // launches that come while the lock is released set it again
-    lock.unlock();
-    if (const auto held = stream->hold(); held.ok())
-      status = (*held)->record(mark.event);
-    else
-      status = held.status();
-    status = stream->checked(std::move(status));
-    lock.lock();
-    if (status.ok()) {
-      // The gate may have been open meanwhile, and have forgotten what was in flight.
-      unmarked_ns_ -= std::min(unmarked_ns_, mark.ns);
-      ++marked_;
-    } else {
-      unmarked_ = true;
-    }
+  if (const auto held = stream->hold(); held.ok())
+    status = (*held)->record(mark.event);
+  else
+    status = held.status();
+  status = stream->checked(std::move(status));
+  lock.lock();
+  if (status.ok()) {
+    // The gate may have been open meanwhile, and have forgotten what was in flight.
+    unmarked_ns_ -= std::min(unmarked_ns_, mark.ns);
+    ++marked_;
+  } else {
+    unmarked_ = true;
   }
+  draining_ = false;
+  return status;
+}
+
+base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool poll) {
+  base::Status status;
+  if (stream != nullptr && unmarked_ && marked_ < kMarks) status = mark(lock, stream);
+  draining_ = true;
   if (status.ok() && marked_ > 0) {
     Mark& mark = marks_[first_mark_];
     lock.unlock();

@@ -142,7 +142,8 @@ class LaunchGate {
   uint32_t read_terms(uint64_t now_ns) GPUSHARE_REQUIRES(has_gates);
   // With a link: the flag follows from the state.
   void refresh_flag() GPUSHARE_REQUIRES(has_gates);
-  sched::OpController::Allowance allowance(uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  sched::OpController::Allowance allowance(uint64_t now_ns,
+                                           uint64_t work_ns = 0) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   uint64_t admits_at(uint64_t ns, uint64_t now_ns) const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // The session asks its gate, for the first time since a guaranteed iteration ended perhaps.
   void asks() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
@@ -156,6 +157,10 @@ class LaunchGate {
   void streams_done() GPUSHARE_REQUIRES(has_gates);
   // Tells the controller whether work of the session may be on the device.
   void tell() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  bool mark_due(const sched::OpController::Allowance& allowed, uint64_t ns) const
+      GPUSHARE_REQUIRES(has_gates);
+  // Records an event behind the work that no event follows yet. Releases the lock meanwhile.
+  base::Status mark(base::RoleLock& lock, const Stream* stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // Waits for the oldest work in flight, marking it first if need be. Releases the lock meanwhile.
   // NOT_READY with `poll`, which does not wait.
   base::Status drain(base::RoleLock& lock, const Stream* stream,

@@ -1,6 +1,7 @@
 // The answers of a runtime about all of its sessions and lanes: figures, measured interference, timeline, memory
 // snapshot, and the check of the books.
 // SPDX-License-Identifier: Apache-2.0
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 #include "executor/runtime.hpp"
@@ -148,8 +149,20 @@ std::string RuntimeImpl::check_sessions() const {
     demand += session->pushes_.size() + (session->pull_waits_ ? 1 : 0) + (session->ended_ ? 1 : 0);
     if (session->open_ && (session->lane_ == nullptr || session->lane_->holder != session.get()))
       return "session " + session->name() + " has an iteration open that no lane knows";
-    if (session->in_flight_ + (session->open_ ? 1 : 0) != authority_->view(id).in_flight && lost_.ok())
+    const sched::SessionView view = authority_->view(id);
+    if (session->in_flight_ + (session->open_ ? 1 : 0) != view.in_flight && lost_.ok())
       return "session " + session->name() + ": the scheduler counts other iterations in flight";
+    if (view.id != id || session->torn_down_) continue;
+    if (session->home_promise_ > session->range_promise_ ||
+        session->range_promise_ > session->persistent_promise_ ||
+        session->persistent_promise_ > base::round_up(view.persistent_bytes, granularity_bytes_))
+      return base::format(
+          "session %s: of %s promised its runtime reckons with %s, ranges with %s, blocks that came home "
+          "with %s",
+          session->name().c_str(), base::format_bytes(view.persistent_bytes).c_str(),
+          base::format_bytes(session->persistent_promise_).c_str(),
+          base::format_bytes(session->range_promise_).c_str(),
+          base::format_bytes(session->home_promise_).c_str());
   }
   return reaper_.demand() < demand ? "somebody waits and is not counted" : "";
 }

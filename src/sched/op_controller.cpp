@@ -582,12 +582,12 @@ base::GateTerms OpController::terms_of(const Guaranteed& g) const {
   return terms;
 }
 
-OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns) const {
+OpController::Allowance OpController::allowance(SessionId id, uint64_t now_ns, uint64_t work_ns) const {
   const auto found = opportunistic_.find(id);
   if (found == opportunistic_.end() || guaranteed_.empty()) return {};
   uint64_t least_ns = 0;
   for (const auto& [other, g] : guaranteed_) {
-    const uint64_t ns = terms_of(g).in_flight_at(now_ns);
+    const uint64_t ns = terms_of(g).in_flight_at(now_ns, work_ns);
     least_ns = least_ns == 0 ? ns : std::min(least_ns, ns);
   }
   Allowance allowed;

@@ -85,8 +85,8 @@ class OpController {
     bool open() const { return share >= 1 && in_flight_ns == kUnknown; }
   };
   // The allowance of an opportunistic session. Guaranteed and unknown sessions are never limited. `now_ns`: more work may be in flight
-  // the longer the guaranteed sessions have been away; 0: as if they had just ended an iteration.
-  Allowance allowance(SessionId id, uint64_t now_ns = 0) const;
+  // the longer the guaranteed sessions have been away; 0: as if they had just ended an iteration. `work_ns`: of the launch that asks.
+  Allowance allowance(SessionId id, uint64_t now_ns = 0, uint64_t work_ns = 0) const;
   // The time at which a launch that takes `work_ns` may come, if `in_flight_ns` of the session's own work is on the
   // device. A time up to `now_ns`: now. A later time: ask again at that time. kUnknown: ask again after the next change
   // of version(). The driver obeys allowance() as well.

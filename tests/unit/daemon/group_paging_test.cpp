@@ -180,8 +180,15 @@ TEST_CASE("a session alone that has begun and cannot go on comes in again") {
 TEST_CASE("a group that went out in part goes on as it is, and comes in whole when there is room again") {
   SharedService shared;
   Group group(shared);
+  const auto owed = [&] {  // on the lines of all sessions
+    uint64_t bytes = 0;
+    for (const client::SessionStatus& each : shared.status().sessions) bytes += each.owed_bytes;
+    return bytes;
+  };
+  CHECK(owed() == 0);
   group.go_out_in_part(12);
   CHECK(group.promised_mib() == 40);
+  CHECK(owed() == 12 * kMiB);
   CHECK(group.wants.need(26 * kMiB) == GPUSHARE_OK);
   group.wants.says(MessageType::kRoomUsed);
   CHECK(group.promised_mib() == 64);
@@ -198,6 +205,7 @@ TEST_CASE("a group that went out in part goes on as it is, and comes in whole wh
   for (const Program* each : std::vector<const Program*>{&group.a, &group.b, &late})
     each->hears(MessageType::kPageIn);
   CHECK(group.promised_mib() == 64);
+  CHECK(owed() == 0);
   group.both_say(MessageType::kPageDone);
   late.says(MessageType::kPageDone);
   for (const Program* each : std::vector<const Program*>{&group.a, &group.b, &late})

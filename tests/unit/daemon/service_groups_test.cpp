@@ -335,6 +335,8 @@ TEST_CASE("preloaded programs lend what they do not hold to the other sessions o
   CHECK(need_of(linked, 20 * kMiB) == GPUSHARE_OK);  // gives back
   CHECK(page.left() == 20 * kMiB);
   CHECK(page.page->lent_bytes[0] == 20 * kMiB);
+  for (const client::SessionStatus& each : shared.status().sessions)
+    CHECK(each.owed_bytes == (each.persistent_bytes == 20 * kMiB && each.held_bytes > 0 ? 20 * kMiB : 0));
   CHECK(promised() == 40 * kMiB);
 
   // A program that was killed holds nothing.

@@ -207,6 +207,51 @@ TEST_CASE("a gate waits for the work in flight each time that its limit is reach
   REQUIRE_OK((*stream)->release());
 }
 
+TEST_CASE("half of the work that may be in flight goes on while a launch waits for the other half") {
+  OneGate f;
+  f.iterate(1, 20);
+  auto stream = f.runtime->create_stream(0);
+  REQUIRE(stream.ok());
+  const uint64_t half_ns = f.gate->info().in_flight_limit_ns / 2;
+  Gate first, second, third;
+  const auto launch = [&](Gate& busy, uint64_t timeout_ns) {
+    const int32_t code = f.gate->enter(stream->get(), half_ns, timeout_ns).code();
+    if (code == GPUSHARE_OK) REQUIRE_OK((*stream)->launch_host(Gate::block, &busy));
+    return code;
+  };
+  REQUIRE(launch(first, 0) == GPUSHARE_OK);
+  REQUIRE(launch(second, 0) == GPUSHARE_OK);
+  CHECK(launch(third, 0) == GPUSHARE_TIMED_OUT);
+  first.open();
+  CHECK(launch(third, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);  // the second still runs
+  second.open();
+  third.open();
+  REQUIRE_OK((*stream)->synchronize());
+  REQUIRE_OK((*stream)->release());
+}
+
+TEST_CASE(
+    "one launch waits behind another of any length once the guaranteed session has been away for long") {
+  OneGate f;
+  f.iterate(1, 20);  // of a millisecond each
+  for (const uint64_t away_ms : {500, 900, 2000}) {
+    CAPTURE(away_ms);
+    OneGate::now_ns += away_ms * kMs;
+    REQUIRE(f.gate->enter(nullptr, 4 * kMs, 0).ok());
+    const bool waits_behind = f.gate->enter(nullptr, 4 * kMs, 0).ok();
+    CHECK(waits_behind == (away_ms > 500));
+    CHECK_FALSE(f.gate->enter(nullptr, 4 * kMs, 0).ok());  // two at most
+    for (int i = 0; i < (waits_behind ? 2 : 1); ++i) f.gate->done(4 * kMs);
+    OneGate::now_ns += kMs;
+    CHECK(f.gate->enter(nullptr, 100 * kMs, 0).ok());
+    CHECK_FALSE(f.gate->enter(nullptr, 100 * kMs, 0).ok());  // more than the target of the time away
+    f.gate->done(100 * kMs);
+  }
+  f.iterate(1, 1);
+  REQUIRE(f.gate->enter(nullptr, 4 * kMs, 0).ok());
+  CHECK_FALSE(f.gate->enter(nullptr, 4 * kMs, 0).ok());
+}
+
 TEST_CASE(
     "gates of opportunistic sessions close while a guaranteed one is learned, and open when it pauses or "
     "leaves") {
