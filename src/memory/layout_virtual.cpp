@@ -492,17 +492,9 @@ base::Status VirtualLayout::fill_pool(Pool& pool, size_t wanted, const Patience&
   base::Status refused;
   // Another thread may empty the pool while this one waits.
   while (pool.memories.size() < wanted) {
-    if (pool.granule <= capacity_ - created_bytes_ && refused.ok()) {
-      auto memory = device_.phys_create(pool.granule);
-      if (memory.ok()) {
-        // Below the others, as the last are mapped to the first cells.
-        pool.memories.insert(pool.memories.begin(), *memory);
-        ++created_;
-        created_bytes_ += pool.granule;
-        continue;
-      }
-      refused = memory.status();  // others use the device too: take from what is cached here
-    }
+    // Others use the device too: if it refuses, this takes from what is cached here.
+    if (refused.ok()) refused = create(pool, wanted);
+    if (pool.memories.size() >= wanted) break;
     const uint64_t missing_bytes = (wanted - pool.memories.size()) * pool.granule;
     if (Pool& other = other_pool(pool); !other.memories.empty()) {
       release_from(other, missing_bytes);
@@ -518,6 +510,24 @@ base::Status VirtualLayout::fill_pool(Pool& pool, size_t wanted, const Patience&
     GPUSHARE_RETURN_IF_ERROR(wait_for(std::move(busy), patience, lock));
   }
   return {};
+}
+
+base::Status VirtualLayout::create(Pool& pool, size_t wanted) {
+  std::vector<gpushare_backend_memory*> made;
+  base::Status status;
+  while (pool.memories.size() + made.size() < wanted && pool.granule <= capacity_ - created_bytes_) {
+    auto memory = device_.phys_create(pool.granule);
+    if (!memory.ok()) {
+      status = memory.status();
+      break;
+    }
+    made.push_back(*memory);
+    ++created_;
+    created_bytes_ += pool.granule;
+  }
+  // Below the others, as the last are mapped to the first cells.
+  pool.memories.insert(pool.memories.begin(), made.rbegin(), made.rend());
+  return status;
 }
 
 bool VirtualLayout::reclaim(uint64_t wanted_bytes, FenceList* out_busy) {

@@ -174,6 +174,9 @@ class VirtualLayout final : public RangeLayout {
   Pool& other_pool(const Pool& pool) GPUSHARE_REQUIRES(mutex_) {
     return &pool == &pool_ ? elastic_pool_ : pool_;
   }
+  // Makes granules until the pool has `wanted`, the capacity is used up, or the device refuses. Takes time in proportion to
+  // the granules made: a range may want tens of thousands in one call.
+  base::Status create(Pool& pool, size_t wanted) GPUSHARE_REQUIRES(mutex_);
   // Releases up to `bytes` of it.
   void release_from(Pool& pool, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Unmaps granules that nobody is promised, those given back longest ago first, since streams pass their fences in that

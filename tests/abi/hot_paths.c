@@ -1,9 +1,11 @@
 /* The calls that programs make most, for scripts/check-instructions, which counts their instructions.
  *
  *   hot_paths PATH COUNT    makes COUNT rounds of the path: 64 blocks allocated and freed in another order
+ *   hot_paths range COUNT   commits 128 granules COUNT times over with one call, for which the device makes memory
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <gpushare/gpushare.h>
+#include <gpushare/range.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +79,24 @@ static void bulk_round(void) {
   for (int i = 0; i < kBlocks; i += 4) must(gpushare_memory_free_many(runtime, 4, blocks + i, NULL));
 }
 
+static void commit_range(uint64_t granules) {
+  gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+  gpushare_session_params need = GPUSHARE_SESSION_PARAMS_INIT;
+  gpushare_range_params reserved = GPUSHARE_RANGE_PARAMS_INIT;
+  gpushare_range range = NULL;
+  const uint64_t granule = 2u << 20;
+  params.device = "sim?total_gib=64&data=0";
+  must(gpushare_runtime_open(&params, &runtime));
+  need.ephemeral_bytes = granule;
+  must(gpushare_session_open(runtime, &need, &session));
+  reserved.reserved_bytes = granules * granule;
+  must(gpushare_range_open(session, &reserved, &range));
+  must(gpushare_range_commit(range, 0, granules * granule, 0));
+  must(gpushare_range_close(range));
+  must(gpushare_session_close(session));
+  must(gpushare_runtime_close(runtime));
+}
+
 int main(int argc, char** argv) {
   const char* path = argc == 3 ? argv[1] : "";
   const long count = argc == 3 ? strtol(argv[2], NULL, 10) : 0;
@@ -87,9 +107,14 @@ int main(int argc, char** argv) {
   if (strcmp(path, "model") == 0) round = model_round;
   if (strcmp(path, "heap") == 0) round = heap_round;
   if (strcmp(path, "bulk") == 0) round = bulk_round;
-  if (round == NULL || count <= 0) {
-    fprintf(stderr, "usage: hot_paths lane|planned|framework|model|heap|bulk COUNT\n");
+  const int ranges = strcmp(path, "range") == 0;
+  if ((round == NULL && !ranges) || count <= 0) {
+    fprintf(stderr, "usage: hot_paths lane|planned|framework|model|heap|bulk|range COUNT\n");
     return 2;
+  }
+  if (ranges) {
+    commit_range((uint64_t)count * 128);
+    return 0;
   }
   if (round == heap_round) {
     gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
