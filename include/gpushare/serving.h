@@ -137,7 +137,7 @@ typedef struct gpushare_batch {
 GPUSHARE_API int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t now_ns, uint32_t in_flight,
                                            gpushare_batch* out_batch, uint64_t* out_ids, uint64_t capacity);
 /* These three report that a batch began, that it ended after device_ns of device time, and that it was not
- * started. Unknown ids are ignored. */
+ * started. Unknown ids are ignored. A device_ns of 0 is an unknown time, from which nothing is learned. */
 GPUSHARE_API int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
 GPUSHARE_API int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id,
                                                uint64_t device_ns, uint64_t now_ns);

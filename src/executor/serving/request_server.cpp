@@ -18,6 +18,7 @@
 #include "base/service_thread.hpp"
 #include "base/thread_local.hpp"
 #include "executor/runtime.hpp"
+#include "executor/serving/pulse.hpp"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::executor {
@@ -64,30 +65,6 @@ class OutcomeQueue {
   std::vector<RequestOutcome> ring_;
   size_t first_ = 0;
   size_t size_ = 0;
-};
-
-// Tells whether the whole process stood still (SIGSTOP, a suspended machine) while a batch ran. The sign is a thread
-// that sleeps in short pieces and wakes long after the end of a piece. The time of such a batch is not known, so no
-// estimate learns from it.
-class Pulse {
- public:
-  static constexpr uint64_t kPieceNs = 20'000'000;
-  void batch_begins() { missed_ = false; }
-  void asleep(uint64_t until_ns) { until_ns_ = until_ns; }
-  void awake(uint64_t now_ns) {
-    (void)missed(now_ns);
-    until_ns_ = UINT64_MAX;
-  }
-  // Since the batch began.
-  bool missed(uint64_t now_ns) {
-    constexpr uint64_t kLateNs = 200'000'000;  // more than a busy machine takes to wake a thread
-    missed_ = missed_ || (now_ns > until_ns_ && now_ns - until_ns_ > kLateNs);
-    return missed_;
-  }
-
- private:
-  uint64_t until_ns_ = UINT64_MAX;  // the end of the piece that is slept
-  bool missed_ = false;
 };
 
 // What the next batch is worth.
@@ -409,16 +386,13 @@ class RequestServer::Impl {
       others_wait = batcher_->cancel_some();
     } else {
       const uint64_t now = base::host_now_ns();
-      decision = batcher_->next(now, in_flight_);
+      decision = batcher_->next(now, static_cast<uint32_t>(waiting_.size()) + (running_ ? 1 : 0));
       ++stats_.decisions;
       stats_.decision_ns += base::host_now_ns() - now;
     }
     take_drops();
     note_waiting();
-    if (decision.batch) {
-      ++in_flight_;
-      waiting_.push_back(std::move(*decision.batch));
-    }
+    if (decision.batch) waiting_.push_back(std::move(*decision.batch));
     return decision.batch || others_wait ? kAgain : decision.wake_ns;
   }
 
@@ -452,7 +426,6 @@ class RequestServer::Impl {
         continue;
       }
       batcher_->rejected(batch->id, now);
-      --in_flight_;
       batch = waiting_.erase(batch);
     }
   }
@@ -533,17 +506,16 @@ class RequestServer::Impl {
     }
   }
 
-  // Until something happens or the time has come. While a batch runs, in short pieces, see Pulse.
+  // Until something happens or the time has come; see Pulse.
   void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
+    constexpr uint64_t kHour = 3'600'000'000'000;
     for (uint64_t now = base::host_now_ns(); !poked_ && now < wake_ns; now = base::host_now_ns()) {
-      if (wake_ns == kNever && in_flight_ == 0) {
+      const uint64_t until_ns = pulse_.asleep(now, wake_ns);
+      if (until_ns == kNever)
         changed_.wait(mutex_);
-        continue;
-      }
-      constexpr uint64_t kHour = 3'600'000'000'000;
-      const uint64_t piece = std::min(wake_ns - now, in_flight_ == 0 ? kHour : Pulse::kPieceNs);
-      pulse_.asleep(now + piece);
-      changed_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::nanoseconds(piece));
+      else
+        changed_.wait_until(mutex_, std::chrono::steady_clock::now() +
+                                        std::chrono::nanoseconds(std::min(until_ns - now, kHour)));
       pulse_.awake(base::host_now_ns());
     }
   }
@@ -558,7 +530,9 @@ class RequestServer::Impl {
       if (waiting_.empty()) return;
       const Batch batch = std::move(waiting_.front());
       waiting_.pop_front();
+      running_ = true;
       if (begin_batch(batch, told)) run_batch(batch, told);
+      running_ = false;
     }
   }
 
@@ -577,12 +551,11 @@ class RequestServer::Impl {
       return false;
     }
     if (!in_time) {
-      --in_flight_;
       poke();  // the decider answers the drops
       return false;
     }
     for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
-    pulse_.batch_begins();
+    if (pulse_.begins(begin)) changed_.notify_all();
     told.started_ns = begin;
     told.model_ended = false;
     told.server = this;
@@ -607,13 +580,14 @@ class RequestServer::Impl {
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
     const uint64_t took = end - std::clamp(told.started_ns, begin, end);
+    const bool known = !pulse_.ends(end);
     try {
-      if (!given_up_) learn(batch, told, status, took, end);
+      if (!given_up_) learn(batch, told, status, known ? took : 0, end);
     } catch (...) {
       give_up();
     }
     if (told.model_ended) models_[batch.model].ended = status;
-    --in_flight_;
+    running_ = false;
     ++stats_.batches;
     stats_.batched_requests += batch.requests.size();
     stats_.busy_ns += took;
@@ -644,14 +618,12 @@ class RequestServer::Impl {
     }
   }
 
-  // Tells the batcher how the batch ended.
+  // Tells the batcher how the batch ended. `took` is 0 if that is not known.
   void learn(const Batch& batch, BatchReport& told, const base::Status& status, uint64_t took, uint64_t end)
       GPUSHARE_REQUIRES(mutex_) {
     const auto fails = [](int32_t each) { return each != GPUSHARE_OK; };
     if (!status.ok() || std::all_of(told.statuses.begin(), told.statuses.end(), fails)) {
       batcher_->failed(batch.id, took, end);
-    } else if (pulse_.missed(end)) {
-      batcher_->finished(batch.id, took, end);  // the time that the process stood still is not the batch's
     } else {
       told.execution_ns.resize(batch.requests.size());
       batcher_->finished_run(batch.id, told.execution_ns, took, end);
@@ -714,7 +686,7 @@ class RequestServer::Impl {
   const std::shared_ptr<WaitingRequests> waiting_requests_ = std::make_shared<WaitingRequests>();
   uint64_t told_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // when tell_stats() told last
   uint64_t tell_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = kNever;  // when it is to tell what has changed since
-  uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  bool running_ GPUSHARE_GUARDED_BY(mutex_) = false;  // a batch that is not in waiting_ any more is in flight
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;

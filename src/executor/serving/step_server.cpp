@@ -14,6 +14,7 @@
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
 #include "executor/serving/iteration_work.hpp"
+#include "executor/serving/pulse.hpp"
 #include "executor/serving/request_server.hpp"
 #include "executor/waits.hpp"
 #include "gpushare/gpushare.h"
@@ -343,6 +344,7 @@ class StepServer::Impl {
   }
 
   void run(RunningStep& seen) GPUSHARE_REQUIRES(mutex_) {
+    if (pulse_.begins(base::host_now_ns())) news_.notify_all();
     mutex_.unlock();
     base::Status outcome;
     uint64_t started_ns = 0;
@@ -352,6 +354,7 @@ class StepServer::Impl {
     const bool over = session_ended(*session_, ran);
     mutex_.lock();
     const uint64_t end = base::host_now_ns();
+    const bool known = !pulse_.ends(end) && started_ns != 0;
     mark(seen, false);
     if (over || !ended_status_.ok() || (started_ns == 0 && ran.code() == GPUSHARE_HOST_OUT_OF_MEMORY)) {
       end_all(ran.ok() ? no_memory_ : ran);
@@ -375,7 +378,7 @@ class StepServer::Impl {
     result.statuses = seen.statuses;
     result.bytes = seen.bytes;
     try {
-      batcher_->end_step(result, started_ns == 0 ? 0 : end - started_ns, end);
+      batcher_->end_step(result, known ? end - started_ns : 0, end);
       post();
     } catch (...) {
       end_all(no_memory_);
@@ -434,14 +437,22 @@ class StepServer::Impl {
       const uint64_t expires_ns = ended_status_.ok() ? batcher_->expires_ns() : kNever;
       if (ended_status_.ok() && (cancelling_ || expires_ns < now)) {
         drop_some(now);
-      } else if (expires_ns == kNever) {
-        news_.wait(mutex_);
       } else {
-        constexpr uint64_t kHour = 3'600'000'000'000;
-        news_.wait_until(mutex_, std::chrono::steady_clock::now() +
-                                     std::chrono::nanoseconds(std::min(expires_ns - now + 1, kHour)));
+        sleep(now, expires_ns == kNever ? kNever : expires_ns + 1);
       }
     }
+  }
+
+  // The sleep of the thread that answers: until news, or at most until then; see Pulse.
+  void sleep(uint64_t now_ns, uint64_t until_ns) GPUSHARE_REQUIRES(mutex_) {
+    constexpr uint64_t kHour = 3'600'000'000'000;
+    const uint64_t wake_ns = pulse_.asleep(now_ns, until_ns);
+    if (wake_ns == kNever)
+      news_.wait(mutex_);
+    else
+      news_.wait_until(mutex_, std::chrono::steady_clock::now() +
+                                   std::chrono::nanoseconds(std::min(wake_ns - now_ns, kHour)));
+    pulse_.awake(base::host_now_ns());
   }
 
   // Threads that submit wait meanwhile. So only some requests are dropped at a time, and they are answered before the
@@ -523,6 +534,7 @@ class StepServer::Impl {
   Entry* first_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;  // of those with news, in order
   Entry* last_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
   std::vector<StepEvent> events_ GPUSHARE_GUARDED_BY(mutex_);
+  Pulse pulse_ GPUSHARE_GUARDED_BY(mutex_);
   base::Status ended_status_ GPUSHARE_GUARDED_BY(mutex_);  // not OK: no more steps run
   uint64_t ended_count_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // requests that end_all answered
   bool changed_ GPUSHARE_GUARDED_BY(mutex_) = false;

@@ -134,7 +134,7 @@ class Clipper final : public Ordered {
     return limited;
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
-    if (flight.cold) return;
+    if (!flight.sample()) return;
     Fit& fit = fits_[flight.model];
     const auto took = static_cast<double>(device_ns);
     Latency& seen = fit.of_size[flight.size];
@@ -218,7 +218,7 @@ class ClipperMean final : public Ordered {
     return static_cast<uint32_t>(std::clamp((budget - offset) / slope, 1.0, static_cast<double>(most)));
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
-    if (flight.cold) return;
+    if (!flight.sample()) return;
     std::deque<std::pair<double, double>>& seen = fits_[flight.model].seen;
     seen.emplace_back(flight.size, static_cast<double>(device_ns));
     if (seen.size() > 300) seen.pop_front();
@@ -245,7 +245,7 @@ class ClipperAimd final : public Ordered {
     return static_cast<uint32_t>(limit_[model]);
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
-    if (flight.cold) return;
+    if (!flight.sample()) return;
     double& limit = limit_[flight.model];
     if (device_ns > flight.slo_ns)
       limit = std::max(1.0, limit * 0.9);
@@ -404,7 +404,7 @@ class Clockwork final : public BatcherBase {
     order_.remove(held.request.model, held.request.deadline_ns, held.request.id);
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
-    if (!flight.cold) {
+    if (flight.sample()) {
       std::deque<double>& recent = recent_[flight.model][flight.size];
       recent.push_back(static_cast<double>(device_ns));
       if (recent.size() > 10) recent.pop_front();

@@ -169,7 +169,8 @@ class Batcher {
   virtual bool cancel(RequestId id, uint64_t now_ns) = 0;
   // The same for all that wait, at most 1,024 of them a call. True while others wait.
   virtual bool cancel_some() = 0;
-  // A batch handed out by next() has started, finished, or was refused because its latest start had passed.
+  // A batch handed out by next() has started, finished, or was refused because its latest start had passed. A device_ns of 0:
+  // the time is not known, because the process stood still meanwhile; nothing is learned from it.
   virtual void started(BatchId id, uint64_t now_ns) = 0;
   virtual void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;
   // observe_run for the members of the batch, whose features it knows, and finished.

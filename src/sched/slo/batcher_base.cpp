@@ -142,8 +142,8 @@ double BatcherBase::least_alone_ns(const Held& held) {
 
 // A request that became hopeless while it waited for others says nothing about the estimate.
 bool BatcherBase::may_probe(const Held& held, uint64_t now_ns) {
-  if (held.idle_since == next_batch_ && now_ns >= idle_probe_ns_) return true;
-  if (now_ns < busy_probe_ns_) return false;
+  if (held.idle_since == next_batch_ && now_ns >= idle_probes_.next_ns) return true;
+  if (now_ns < busy_probes_.next_ns) return false;
   const uint64_t arrived = std::min(held.request.arrival_ns, held.request.deadline_ns);
   return static_cast<double>(held.request.deadline_ns - arrived) < least_alone_ns(held);
 }
@@ -163,14 +163,14 @@ bool BatcherBase::keep_as_probe(RequestId id, const Held& held) {
   return true;
 }
 
-Decision BatcherBase::run_probe(Decision decision) {
+Decision BatcherBase::run_probe(Decision decision, Flight::Probe kind) {
   const RequestId id = std::exchange(probe_, std::nullopt).value();
   Held& held = *find(id);
   const uint32_t model = held.request.model;
   knowledge_.model(model).applications[held.application].tried = ++tries_;
   if (predicts_) predict_misses(1, 1);
   decision.batch = make_batch(model, {id}, least_alone_ns(held));
-  flights_.at(decision.batch->id).probe = true;
+  flights_.at(decision.batch->id).probe = kind;
   return decision;
 }
 
@@ -179,13 +179,17 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   // that does but is idle now and then, and of a busy one a fiftieth and less and less.
   constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
   if (flight.won > 0 || flight.cold) {
-    confirmed_ = 0;
-    idle_probe_ns_ = busy_probe_ns_ = now_ns;
+    idle_probes_ = busy_probes_ = {now_ns, 0};
   } else {
-    confirmed_ = std::min(confirmed_ + 1, 16u);
-    const uint64_t winning = std::min(kWinning, uint64_t{1} << (confirmed_ - 1));
-    idle_probe_ns_ = base::add_saturated(now_ns, device_ns * (won_since_probe_ ? winning : 1));
-    busy_probe_ns_ = base::add_saturated(now_ns, device_ns * std::min(kBusy << (confirmed_ - 1), kMost));
+    uint32_t& late = (flight.probe == Flight::Probe::kIdle ? idle_probes_ : busy_probes_).late;
+    late = std::min(late + 1, 16u);
+    const auto doubled = [](uint64_t times, const Probes& of) {
+      return times << (std::max(of.late, 1u) - 1);
+    };
+    const uint64_t winning = won_since_probe_ ? std::min(doubled(1, idle_probes_), kWinning) : 1;
+    idle_probes_.next_ns = base::add_saturated(now_ns, device_ns * winning);
+    busy_probes_.next_ns =
+        base::add_saturated(now_ns, device_ns * std::min(doubled(kBusy, busy_probes_), kMost));
   }
   won_since_probe_ = false;
 }
@@ -215,11 +219,12 @@ Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
 
 // The policy's choice, or the probe.
 Decision BatcherBase::choose(uint64_t now_ns, uint32_t in_flight) {
-  if (probe_ && deciding_idle_ && now_ns >= busy_probe_ns_) return run_probe({});
+  if (probe_ && deciding_idle_ && now_ns >= busy_probes_.next_ns)
+    return run_probe({}, held_.size() > 1 ? Flight::Probe::kBusy : Flight::Probe::kIdle);
   Decision decision = decide(now_ns, in_flight);
-  if (probe_ && deciding_idle_ && !decision.batch && now_ns >= idle_probe_ns_)
-    return run_probe(std::move(decision));
-  if (probe_ && deciding_idle_ && now_ns < busy_probe_ns_)
+  if (probe_ && deciding_idle_ && !decision.batch && now_ns >= idle_probes_.next_ns)
+    return run_probe(std::move(decision), Flight::Probe::kIdle);
+  if (probe_ && deciding_idle_ && now_ns < busy_probes_.next_ns)
     forget(std::exchange(probe_, std::nullopt).value(), DropReason::kHopeless);
   return decision;
 }
@@ -290,18 +295,30 @@ void BatcherBase::failed(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   in_flight_.erase(id);
   flight.cold = true;  // what it took is no sample
   const auto missed = static_cast<double>(flight.deadlines.size());
-  if (flight.probe) probe_ended(flight, device_ns, now_ns);
+  if (flight.probe != Flight::Probe::kNone) probe_ended(flight, device_ns, now_ns);
   count_decided(flight.deadlines.size(), predicts_ ? 0 : missed);
   batch_finished(flight, device_ns, now_ns);
 }
 
 void BatcherBase::ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns) {
   bool& warm = knowledge_.model(flight.model).warm;
-  flight.cold = !std::exchange(warm, true);
+  flight.cold = !std::exchange(warm, true) || device_ns == 0;
+  flight.stalled = !flight.cold && stalled(flight, device_ns);
   if (!predicts_) count_decided(flight.deadlines.size(), missed);
   won_since_probe_ = won_since_probe_ || flight.won > 0;
-  if (flight.probe) probe_ended(flight, device_ns, now_ns);
+  if (flight.probe != Flight::Probe::kNone) probe_ended(flight, device_ns, now_ns);
   batch_finished(flight, device_ns, now_ns);
+}
+
+// Policies whose own estimates are of a few batches, or weigh the longest, would plan with a stall for long after it. Four
+// such batches in a row are no accident.
+bool BatcherBase::stalled(const Flight& flight, uint64_t device_ns) {
+  constexpr uint64_t kFactor = 5;
+  constexpr uint32_t kInARow = 4;
+  uint32_t& in_a_row = knowledge_.model(flight.model).stalls;
+  const bool longer = flight.expected_ns > 0 && device_ns / kFactor >= flight.expected_ns;
+  in_a_row = longer ? in_a_row + 1 : 0;
+  return longer && in_a_row < kInARow;
 }
 
 void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,

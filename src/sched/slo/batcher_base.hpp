@@ -76,10 +76,15 @@ class BatcherBase : public Batcher {
     uint64_t expected_ns = 0;
     std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
     std::vector<Knowledge::Member> members;
-    bool probe = false;  // of an estimate that refuses requests
-    // The first batch of its model. It includes work that is done once (compilation, handles, page faults), so nothing
-    // is learned from its time.
+    enum class Probe : uint8_t { kNone, kIdle, kBusy };
+    Probe probe =
+        Probe::kNone;  // of an estimate that refuses requests; of an idle device, or while others waited
+    // The first batch of its model, which includes work that is done once (compilation, handles, page faults), or one that
+    // failed or whose time is not known. Nothing is learned from its time.
     bool cold = false;
+    // It took many times what was expected, and such batches are rare.
+    bool stalled = false;
+    bool sample() const { return !cold && !stalled; }  // its time says what others will take
     double won = 0;  // cost of the requests that finished in time; 0 if the batch failed
   };
 
@@ -132,13 +137,14 @@ class BatcherBase : public Batcher {
   bool may_probe(const Held& held, uint64_t now_ns);
   bool keep_as_probe(RequestId id, const Held& held);
   void forget(RequestId id, DropReason reason);
-  Decision run_probe(Decision decision);
+  Decision run_probe(Decision decision, Flight::Probe kind);
   Decision choose(uint64_t now_ns, uint32_t in_flight);
   uint64_t expire_all(uint64_t now_ns);
   Held& hold(const Request& request, Held held);
   void foresee_next(uint64_t now_ns);
   void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
   void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
+  bool stalled(const Flight& flight, uint64_t device_ns);
 
   std::string name_;
   base::FlatHashMap<RequestId, Held> held_;
@@ -159,11 +165,13 @@ class BatcherBase : public Batcher {
   // Probes. A policy refuses and drops requests by estimates that only finished work can correct. So that a wrong
   // estimate does not refuse for ever, from time to time a request that the estimate calls hopeless runs all the same,
   // alone: when the device would otherwise do nothing, and rarely when it is busy. A probe that finishes in time shows
-  // that the estimate is wrong, and the next one may follow at once. A late probe makes the next ones rarer.
+  // that the estimate is wrong, and the next one may follow at once. A late probe makes the next ones of its kind rarer.
+  struct Probes {
+    uint64_t next_ns = 0;
+    uint32_t late = 0;  // in a row
+  };
   std::optional<RequestId> probe_;  // kept for that; the policy does not have it any more
-  uint64_t idle_probe_ns_ = 0;      // the next one of an idle device, and of a busy one
-  uint64_t busy_probe_ns_ = 0;
-  uint32_t confirmed_ = 0;  // probes in a row that were late
+  Probes idle_probes_, busy_probes_;
   bool won_since_probe_ = false;
   uint64_t tries_ = 0;        // probes so far
   uint64_t deciding_ns_ = 0;  // of the call of next() under way

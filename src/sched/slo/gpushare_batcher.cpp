@@ -204,6 +204,7 @@ class Gpushare final : public BatcherBase {
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
     constexpr double kKeep = 1 - 1.0 / 64;  // about the last 64 batches
+    if (device_ns == 0) return;
     won_ = won_ * kKeep + flight.won;
     busy_ns_ = busy_ns_ * kKeep + static_cast<double>(device_ns);
   }

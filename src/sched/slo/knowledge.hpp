@@ -94,7 +94,8 @@ class Knowledge {
     uint64_t time_version = 0;
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
-    bool warm = false;  // a batch of the model has finished
+    bool warm = false;    // a batch of the model has finished
+    uint32_t stalls = 0;  // batches in a row that took many times what their policy expected, see BatcherBase
     uint32_t odd_runs =
         0;  // batches in a row that took many times what they should have, or a small part of it
     double odd_logarithm = 0;  // the sum of their ratios' logarithms

@@ -176,6 +176,7 @@ class StepBatcher {
   const Step& begin_step(uint64_t now_ns);
   // The step after the one that begin_step() made last.
   const NextStep& next_step() const { return next_step_; }
+  // device_ns 0: what the step took is not known, and nothing is learned from it.
   void end_step(const StepResult& result, uint64_t device_ns, uint64_t now_ns);
   // Called instead of end_step for a step that could not be run: nothing was processed, and it has not been said that
   // members left.

@@ -3,6 +3,7 @@
 #include "executor/serving/step_server.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -12,6 +13,8 @@
 #include "base/clock.hpp"
 #include "support/catch.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/sanitizers.hpp"
+#include "support/stopped_child.hpp"
 
 using namespace gpushare;
 using executor::StepServer;
@@ -173,4 +176,35 @@ TEST_CASE("a step queue says what the step after the running one is worth, and b
   REQUIRE(queue.server->drain().ok());
   REQUIRE(queue.server->stop().ok());
   CHECK(first.next->worth().cost == 0);
+}
+
+TEST_CASE("the time for which the process is stopped is no step's") {
+  if (test::kThreadSanitizer) return;  // threads after fork
+  const int status = test::run_stopped([](const test::StandsStill& process) {
+    std::atomic<StepServer*> server{nullptr};
+    std::atomic<int> steps{0};
+    Stepping queue("gpushare", {}, [&](const auto&, executor::RunningStep& step) -> base::Status {
+      std::fill(step.done.begin(), step.done.end(), uint8_t{1});
+      if (++steps < 4) return {};
+      // The answers before are told: the thread that told them sleeps.
+      while (server.load()->stats().held > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      process.stand_still();
+      return {};
+    });
+    server = queue.server.get();
+    const auto known = [&] {
+      const StepServer::Stats stats = queue.server->stats();
+      return std::array<double, 4>{stats.step_ns, stats.decode_ns, stats.prefill_ns, stats.read_ns};
+    };
+    std::array<double, 4> before{};
+    for (uint64_t id = 1; id <= 4; ++id) {
+      before = known();
+      if (!queue.submit(id, 3600 * kSecond, 1).ok()) return 1;
+      while (queue.server->stats().held > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (steps != 4) return 2;
+    if (known() != before) return 3;
+    return queue.server->stop().ok() ? 0 : 4;
+  });
+  CHECK(status == 0);
 }

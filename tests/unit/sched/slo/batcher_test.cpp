@@ -3,6 +3,7 @@
 #include "sched/slo/batcher.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -271,6 +272,57 @@ TEST_CASE("an application that is refused beside one that keeps the device busy 
   CHECK(second > 50);  // of a hundred
 }
 
+namespace {
+
+// Until `until_ns` requests of application 1 are refused, which take 500 ms and have 100. Application 0, whose requests take 5 ms,
+// keeps the device busy or asks each 100 ms. Returns how many probes ran, all of them late.
+int late_probes(Batcher& batcher, bool busy, uint64_t& now, uint64_t until_ns) {
+  static RequestId last_id = 0;  // odd: of application 1
+  int ran = 0;
+  std::vector<Drop> drops;
+  for (uint64_t next_ns = now; now < until_ns;) {
+    while (busy ? batcher.pending() < 10 : next_ns <= now) {
+      last_id += 2;
+      REQUIRE(batcher.arrive(request(last_id, now / kMs, now / kMs + 10'000, 0), now).ok());
+      next_ns = now + 100 * kMs;
+    }
+    (void)batcher.arrive(request(++last_id, now / kMs, now / kMs + 100, 1), now);
+    ++last_id;
+    const Decision d = batcher.next(now, 0);
+    const bool probe = d.batch && d.batch->requests[0] % 2 == 1;
+    ran += probe ? 1 : 0;
+    now += (probe ? 500 : 5) * kMs;
+    if (d.batch)
+      batcher.finished_run(d.batch->id, std::vector<uint64_t>{(probe ? 500 : 5) * kMs},
+                           (probe ? 500 : 5) * kMs, now);
+    batcher.take_drops(drops);
+  }
+  return ran;
+}
+
+}  // namespace
+
+TEST_CASE("late probes of a busy device make those of an idle one no rarer, nor the other way round") {
+  constexpr uint64_t kSecond = 1000 * kMs;
+  for (const bool busy : {true, false}) {
+    INFO((busy ? "busy first" : "idle first"));
+    auto batcher = std::move(*make_batcher("gpushare"));
+    REQUIRE(batcher->add_model({.c0_ns = 0, .c1 = 1, .learn = false, .batch_sizes = {1}}).ok());
+    for (int i = 0; i < 256; ++i) {
+      batcher->observe(0, 0, 5 * kMs);
+      batcher->observe(0, 1, 500 * kMs);  // which is right
+    }
+    uint64_t now = 0;
+    if (busy) {
+      CHECK(late_probes(*batcher, true, now, 800 * kSecond) >= 5);
+      CHECK(late_probes(*batcher, false, now, now + 20 * kSecond) >= 4);
+    } else {
+      CHECK(late_probes(*batcher, false, now, 200 * kSecond) >= 10);
+      CHECK(late_probes(*batcher, true, now, now + 60 * kSecond) >= 1);
+    }
+  }
+}
+
 TEST_CASE("an idle device runs what is more likely to miss than not") {
   for (const char* policy : {"gpushare", "greedy", "edf"}) {
     INFO(policy);
@@ -288,44 +340,71 @@ TEST_CASE("an idle device runs what is more likely to miss than not") {
   }
 }
 
+namespace {
+
+// A device that a policy may plan ahead for. Each `every_ms` until 4 s a request comes that has 100 ms; duration_ms(n, k) is
+// what the n-th batch takes, of k requests. Returns how many that came at `from_ms` or later were in time.
+template <class Duration>
+int served_ahead(Batcher& batcher, uint64_t every_ms, Duration duration_ms, uint64_t from_ms = 0) {
+  std::vector<Batch> sent;  // the first one runs if `ends_ms` is not 0
+  std::vector<Drop> drops;
+  uint64_t ends_ms = 0, took_ms = 0, batches = 0;
+  int in_time = 0;
+  for (uint64_t now_ms = 0; now_ms < 4000; ++now_ms) {
+    const uint64_t now = now_ms * kMs;
+    if (ends_ms != 0 && ends_ms <= now_ms) {
+      for (const RequestId id : sent.front().requests)  // the ids are the times of arrival
+        if (id >= from_ms && now_ms <= id + 100) ++in_time;
+      batcher.finished_run(sent.front().id, {}, took_ms * kMs, now);
+      sent.erase(sent.begin());
+      ends_ms = 0;
+    }
+    if (now_ms % every_ms == 0) {
+      Request one = request(now_ms, now_ms, now_ms + 100);
+      one.execution_ns = 4 * kMs;
+      (void)batcher.arrive(one, now);
+    }
+    for (Decision next; (next = batcher.next(now, static_cast<uint32_t>(sent.size()))).batch;)
+      sent.push_back(*next.batch);
+    while (!sent.empty() && ends_ms == 0 && now > sent.front().latest_start_ns) {
+      batcher.rejected(sent.front().id, now);
+      sent.erase(sent.begin());
+    }
+    if (!sent.empty() && ends_ms == 0 && now >= sent.front().not_before_ns) {
+      batcher.started(sent.front().id, now);
+      took_ms = duration_ms(++batches, sent.front().requests.size());
+      ends_ms = now_ms + took_ms;
+    }
+    batcher.take_drops(drops);
+  }
+  return in_time;
+}
+
+}  // namespace
+
 TEST_CASE("after three batches in a row that stalled every policy soon serves again") {
   for (const char* policy : batcher_names()) {
     INFO(policy);
-    auto batcher = std::move(*make_batcher(policy));
-    REQUIRE(batcher->add_model({.c0_ns = 0, .c1 = 1}).ok());
-    std::vector<Batch> sent;  // the first one runs if `ends_ms` is not 0
-    std::vector<Drop> drops;
-    uint64_t ends_ms = 0, took_ms = 0;
-    int batches = 0, in_time = 0;
-    for (uint64_t now_ms = 0; now_ms < 4000; ++now_ms) {
-      const uint64_t now = now_ms * kMs;
-      if (ends_ms != 0 && ends_ms <= now_ms) {
-        for (const RequestId id : sent.front().requests)  // the ids are the times of arrival
-          if (id >= 3000 && now_ms <= id + 100) ++in_time;
-        batcher->finished_run(sent.front().id, {}, took_ms * kMs, now);
-        sent.erase(sent.begin());
-        ends_ms = 0;
-      }
-      if (now_ms % 10 == 0) {
-        Request one = request(now_ms, now_ms, now_ms + 100);
-        one.execution_ns = 4 * kMs;
-        (void)batcher->arrive(one, now);
-      }
-      for (Decision next; (next = batcher->next(now, static_cast<uint32_t>(sent.size()))).batch;)
-        sent.push_back(*next.batch);
-      while (!sent.empty() && ends_ms == 0 && now > sent.front().latest_start_ns) {
-        batcher->rejected(sent.front().id, now);
-        sent.erase(sent.begin());
-      }
-      if (!sent.empty() && ends_ms == 0 && now >= sent.front().not_before_ns) {
-        batcher->started(sent.front().id, now);
-        ++batches;
-        took_ms = batches >= 5 && batches <= 7 ? 300 : 4;
-        ends_ms = now_ms + took_ms;
-      }
-      batcher->take_drops(drops);
+    auto batcher = untold(policy);
+    const auto takes = [](uint64_t n, size_t) { return uint64_t{n >= 5 && n <= 7 ? 300u : 4u}; };
+    CHECK(served_ahead(*batcher, 10, takes, 3000) >= 80);  // of 100 that came in the last second
+  }
+}
+
+TEST_CASE("batches that stall now and then are no samples to any policy") {
+  for (const auto& [every_ms, one_in, stall_ms] :
+       {std::array<uint64_t, 3>{20, 10, 300}, {10, 10, 200}, {20, 7, 200}}) {
+    const auto takes = [one_in = one_in, stall_ms = stall_ms](uint64_t n, size_t k) {
+      return 3 + k + (n % one_in == 0 ? stall_ms : 0);
+    };
+    auto edf = untold("edf");
+    const int of_edf = served_ahead(*edf, every_ms, takes);
+    for (const char* policy : batcher_names()) {
+      INFO(policy << ", a request each " << every_ms << " ms, one batch in " << one_in << " stalls for "
+                  << stall_ms << " ms");
+      auto batcher = untold(policy);
+      CHECK(served_ahead(*batcher, every_ms, takes) >= 0.75 * of_edf);
     }
-    CHECK(in_time >= 80);  // of 100 that came in the last second
   }
 }
 
