@@ -7,8 +7,10 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 
+#include "base/cancel.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::capi_cluster {
@@ -34,21 +36,40 @@ inline int32_t report_out_of_memory() noexcept {
   return GPUSHARE_HOST_OUT_OF_MEMORY;
 }
 
-// Status and exceptions become a code and the thread's last error.
-template <class F>
-int32_t guard(F&& body) noexcept {
+// A function of the caller's threw; what() says which function, and what it threw.
+class CallbackThrew : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// For the exception that is being handled, which is no ForcedUnwind.
+inline int32_t report_exception() noexcept {
   try {
-    return report(body());
-  } catch (const std::bad_alloc&) {
-    return report_out_of_memory();
-  } catch (const std::exception& error) {
     try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const CallbackThrew& error) {
+      return report({GPUSHARE_CALLBACK_FAILED, error.what()});
+    } catch (const std::exception& error) {
       return report({GPUSHARE_INTERNAL, std::string("unexpected exception: ") + error.what()});
     } catch (...) {
-      return report_out_of_memory();
+      return report({GPUSHARE_INTERNAL, "unexpected exception of an unknown type"});
     }
-  } catch (...) {
+  } catch (...) {  // no memory, for the call or for the message
     return report_out_of_memory();
+  }
+}
+
+// Status and exceptions become a code and the thread's last error. It is not noexcept, because a thread that ends inside
+// a callback (pthread_exit) is unwound through it.
+template <class F>
+GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard(F&& body) {
+  try {
+    return report(body());
+  } catch (const base::ForcedUnwind&) {
+    throw;
+  } catch (...) {
+    return report_exception();
   }
 }
 

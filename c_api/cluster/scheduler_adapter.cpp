@@ -2,6 +2,8 @@
 #include "c_api/cluster/scheduler_adapter.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <type_traits>
 #include <vector>
 
 #include "c_api/cluster/guard.hpp"
@@ -24,11 +26,11 @@ thread_local gpushare_cluster_actions t_actions;
 class Adapter final : public cluster::Scheduler {
  public:
   explicit Adapter(const gpushare_cluster_scheduler_ops* ops) : ops_(*ops) {
-    if (ops_.begin != nullptr) ops_.begin(ops_.context);
+    if (ops_.begin != nullptr) ask("begin", ops_.begin);
   }
   void device_changed(cluster::DeviceIndex device, const cluster::DeviceInfo& info, bool up,
                       double now_s) override {
-    ops_.device_changed(ops_.context, device, info.memory_bytes, info.speed, up ? 1 : 0, now_s);
+    ask("device_changed", ops_.device_changed, device, info.memory_bytes, info.speed, up ? 1 : 0, now_s);
   }
   void arrived(cluster::JobId job, const cluster::JobInfo& info, double now_s) override {
     const gpushare_cluster_job_info out = {
@@ -36,13 +38,14 @@ class Adapter final : public cluster::Scheduler {
         info.arrival_s, info.work_s,         info.memory_bytes,   info.guaranteed ? 1 : 0,
         info.priority,  info.demands.data(), info.demands.size(), info.weight};
     widest_ = std::max<size_t>(widest_, info.gang);
-    ops_.arrived(ops_.context, job, &out, now_s);
+    ask("arrived", ops_.arrived, job, &out, now_s);
   }
   void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown,
                 double now_s) override {
-    if (ops_.observed != nullptr) ops_.observed(ops_.context, job, attained_s, remaining_s, slowdown, now_s);
+    if (ops_.observed != nullptr)
+      ask("observed", ops_.observed, job, attained_s, remaining_s, slowdown, now_s);
   }
-  void finished(cluster::JobId job, double now_s) override { ops_.finished(ops_.context, job, now_s); }
+  void finished(cluster::JobId job, double now_s) override { ask("finished", ops_.finished, job, now_s); }
   double tick(double now_s, std::vector<Action>& actions) override {
     // A tick may run another simulation on this thread.
     struct Restore {
@@ -50,11 +53,28 @@ class Adapter final : public cluster::Scheduler {
       const gpushare_cluster_actions before = t_actions;
     } restore;
     t_actions = {&actions, widest_};
-    const double next = ops_.tick(ops_.context, now_s, &t_actions);
+    const double next = ask("tick", ops_.tick, now_s, &t_actions);
     return next >= 0 ? next : cluster::kNever;  // also for what is no number
   }
 
  private:
+  template <class Function, class... Arguments>
+  GPUSHARE_CATCHES_FORCED_UNWIND std::invoke_result_t<Function, void*, Arguments...> ask(
+      const char* which, Function function, Arguments... arguments) const {
+    const auto threw = [&](const char* what) {
+      return CallbackThrew(base::format("scheduler '%s': %s threw: %s", ops_.name, which, what));
+    };
+    try {
+      return function(ops_.context, arguments...);
+    } catch (const base::ForcedUnwind&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw threw(error.what());
+    } catch (...) {
+      throw threw("no std::exception");
+    }
+  }
+
   const gpushare_cluster_scheduler_ops ops_;
   size_t widest_ = 0;
 };

@@ -51,10 +51,11 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_plan(const char* document, uint64_
 /* ---- A scheduler of your own, for documents of kind training ----
  *
  * A table of functions over a context of yours. The library tells it what happened, then asks it for actions by `tick`;
- * all times are seconds of the run. It is called from the thread of gpushare_cluster_run alone, must not throw, and
- * must not call gpushare_cluster_run with the same context. Job numbers ascend in the order of arrival. An action that
+ * all times are seconds of the run. It is called from the thread of gpushare_cluster_run alone and must
+ * not call gpushare_cluster_run with the same context. Job numbers ascend in the order of arrival. An action that
  * cannot be taken (a job that runs already, the wrong number of devices, memory that a device does not have) ends the
- * run with INVALID_ARGUMENT and a message that names job and reason. */
+ * run with INVALID_ARGUMENT and a message that names job and reason. A C++ exception that leaves a function ends the run
+ * with CALLBACK_FAILED and a message that names the function. */
 #define GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION 1u
 
 /* A job as it is known when it arrives. Valid only during the call. The library sets struct_size. */

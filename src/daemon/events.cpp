@@ -139,7 +139,7 @@ void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& me
   session.cls = static_cast<sched::SessionClass>(message.value);
   gates_.set_class(session.at_gates, guaranteed_at_gates(session), host_now_ns());
   tell_gates();
-  ranges_.refresh_class(session, host_now_ns());
+  ranges_.refresh_class(*session.claim, host_now_ns());
 }
 
 void SharedDevice::on_set_weight(RemoteSession& session, const SessionMessage& message, const Request&) {

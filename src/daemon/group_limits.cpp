@@ -95,7 +95,7 @@ uint64_t SharedDevice::left_in(const GroupLimits& limits) const {
 // What the group's other sessions no longer need.
 uint64_t SharedDevice::loan_to_take_back(const Claim& lender) const {
   const GroupLimits* const limits = lender.limits.get();
-  if (limits == nullptr || !lender.lends()) return 0;
+  if (limits == nullptr || lender.page == nullptr) return 0;
   const uint64_t lent = lender.page->limit().lent_bytes;
   if (limits->memory_bytes == 0) return lent;
   return std::min(lent, left_in(*limits));

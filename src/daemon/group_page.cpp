@@ -79,11 +79,16 @@ std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file, uint32_t pci
 }
 
 GroupPage::Limit GroupPage::limit() const {
-  uint64_t all = 0;
+  struct Words {  // read at once, because each lender's are read after each event
+    shim::Limits limits;
+    uint64_t lent_bytes[shim::kDevices];
+  } words;
+  static_assert(offsetof(Words, lent_bytes) ==
+                offsetof(shim::GroupPage, lent_bytes) - offsetof(shim::GroupPage, limits));
+  if (!read_at(file_.get(), offsetof(shim::GroupPage, limits), &words)) return {};
+  const uint64_t all = words.limits.device_bytes;
   Limit limit;
-  if (!read_at(file_.get(), offsetof(shim::GroupPage, limits), &all) ||
-      !read_at(file_.get(), lent_at(place_), &limit.lent_bytes))
-    return {};
+  limit.lent_bytes = words.lent_bytes[place_];
   limit.bytes = all == shim::kNoLimit ? all : all - std::min(all, limit.lent_bytes);
   return limit;
 }

@@ -87,7 +87,8 @@ void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
       const bool out = claim.bytes == Bytes::kGoing;
       claim.bytes = out ? Bytes::kOut : Bytes::kHere;
       scheduler_.page_done(claim.id, now_ns);
-      if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
+      // A process that is out has no piece of any lane, also where its session has a place in another lane at once.
+      if (out) leave_lane(claim);
       claim.lane = scheduler_.lane_of(claim.id);
       if (claim.group != 0 && !out) tell(claim, MessageType::kAdmit);  // members that came meanwhile
       break;

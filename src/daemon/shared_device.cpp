@@ -225,6 +225,7 @@ void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, 
     }
   }
   divide_weight(claim.limits.get(), now_ns);
+  ranges_.refresh_class(claim, now_ns);
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
@@ -410,6 +411,7 @@ void SharedDevice::remove(RemoteSession& session) {
     const bool pages = session.pages();
     std::erase_if(claim.members, [&](const auto& member) { return member.get() == &session; });
     if (pages) paged(claim, true, now_ns);
+    ranges_.refresh_class(claim, now_ns);
     return;
   }
   if (kernel_limits_ != nullptr) kernel_limits_->clear(claim.id);

@@ -6,10 +6,18 @@
 
 #include "device/registry.hpp"
 #include "support/child_process.hpp"
+#include "support/log_lines.hpp"
 #include "unit/daemon/lane_jobs.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
+
+namespace {
+
+// What a session says that comes into a lane without the memory of the lane.
+constexpr char kWithoutMemory[] = "of the shared lane are here";
+
+}  // namespace
 
 TEST_CASE("nobody has a turn in a lane whose holder hangs; sessions with lanes of their own go on") {
   const Shared shared([](auto& options) {
@@ -34,6 +42,7 @@ TEST_CASE("nobody has a turn in a lane whose holder hangs; sessions with lanes o
 }
 
 TEST_CASE("sessions whose lane is held up go on in another one, and keep their state") {
+  LogLines log(base::kInfo);
   const Shared shared([](auto& options) { options.lease_ns = 200'000'000; });
   Job hangs("hangs", 4 * kMiB, 8 * kMiB), a("a", 4 * kMiB, 8 * kMiB), b("b", 4 * kMiB, 6 * kMiB);
   const auto state = a.session->alloc(memory::Kind::kModel, 4 * kMiB, 0);
@@ -70,9 +79,11 @@ TEST_CASE("sessions whose lane is held up go on in another one, and keep their s
   CHECK_OK(b.run(4, 6 * kMiB));
   holds();
   for (const Job* job : {&hangs, &a, &b}) CHECK(job->runtime->check() == "");
+  CHECK(log.with(kWithoutMemory) == "");
 }
 
 TEST_CASE("without room for a second lane a session goes out so that the others go on, and comes back") {
+  LogLines log(base::kInfo);
   const Shared shared([](auto& options) {
     options.lease_ns = 200'000'000;
     options.capacity_bytes = 24 * kMiB;
@@ -110,6 +121,7 @@ TEST_CASE("without room for a second lane a session goes out so that the others 
   eventually([&] { return shared.promised() == 20 * kMiB; });
   CHECK(shared.status().devices[0].lanes == 1);
   for (const Job* job : {&hangs, &a, &b}) CHECK(job->runtime->check() == "");
+  CHECK(log.with(kWithoutMemory) == "");
 }
 
 TEST_CASE("nobody has a turn in a lane before its holder is dead") {

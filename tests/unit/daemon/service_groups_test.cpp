@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -22,6 +23,30 @@
 using namespace gpushare;
 using namespace gpushare::test;
 using client::MessageType;
+
+TEST_CASE("a group counts as the best class of its members, whoever told last") {
+  constexpr auto kOpportunistic = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
+  SharedService shared;
+  RawProcess a(shared), b(shared);
+  for (RawProcess* raw : {&a, &b}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  const auto all_are = [&](const std::string& cls) {
+    eventually([&] {
+      const auto sessions = shared.status().sessions;
+      return std::all_of(sessions.begin(), sessions.end(), [&](const auto& each) { return each.cls == cls; });
+    });
+  };
+  auto lower = arrive(1, 8 * kMiB, 7);
+  lower.cls = kOpportunistic;
+  REQUIRE(b.call(lower) == GPUSHARE_OK);
+  all_are("opportunistic");
+  REQUIRE(a.call(arrive(1, 8 * kMiB, 7)) == GPUSHARE_OK);  // a guaranteed one joins
+  all_are("guaranteed");
+  b.tell(MessageType::kSetClass, 1, kOpportunistic);
+  REQUIRE(b.call(lower) == GPUSHARE_INVALID_ARGUMENT);  // so the daemon has heard it
+  all_are("guaranteed");
+  a.tell(MessageType::kLeave, 1);
+  all_are("opportunistic");
+}
 
 TEST_CASE("sessions of a group have memory and turns together") {
   using client::LeaseState;

@@ -5,46 +5,15 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <mutex>
 #include <string>
-#include <vector>
 
-#include "base/log.hpp"
 #include "base/utf8.hpp"
+#include "support/log_lines.hpp"
 #include "unit/daemon/raw_process.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
 using client::MessageType;
-
-namespace {
-
-// The lines of the log while it lives.
-class LogLines {
- public:
-  LogLines() {
-    base::set_log_sink(
-        [](void* self, int32_t, const char* message) {
-          auto& lines = *static_cast<LogLines*>(self);
-          const std::lock_guard lock(lines.mutex_);
-          lines.lines_.emplace_back(message);
-        },
-        this, base::kWarning);
-  }
-  ~LogLines() { base::set_log_sink(nullptr, nullptr, base::kWarning); }
-  LogLines(const LogLines&) = delete;
-  LogLines& operator=(const LogLines&) = delete;
-  std::vector<std::string> all() {
-    const std::lock_guard lock(mutex_);
-    return lines_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
-
-}  // namespace
 
 TEST_CASE("a user gets some warnings in the log, and the number of the rest") {
   LogLines log;
