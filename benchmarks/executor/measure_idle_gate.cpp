@@ -123,7 +123,7 @@ void measure(const std::string& device, Other other, Ns length, bool waits, int 
 
 int main(int argc, char** argv) {
   const std::string device = argc > 1 ? argv[1] : "host";
-  const int pairs = argc > 2 ? std::atoi(argv[2]) : 15;
+  const int pairs = argc > 2 ? std::max(1, std::atoi(argv[2])) : 15;
   std::printf(
       "| guaranteed session | kernels | its loop | work, of that without gates (quartiles) | launches that "
       "waited |\n"

@@ -145,7 +145,7 @@ GPUSHARE_API int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_
  * out_ids, took or would take alone; where it is 0, or beyond `count`, the time is unknown and is inferred from
  * device_ns. This call replaces gpushare_batcher_finished, gpushare_batcher_observe and
  * gpushare_batcher_observe_batch for the batch, and only this call learns from the members' features. Unknown ids are
- * ignored. Errors: INVALID_ARGUMENT (count above 4,096). */
+ * ignored. With a device_ns of 0 nothing is learned. Errors: INVALID_ARGUMENT (count above 4,096). */
 GPUSHARE_API int32_t gpushare_batcher_finished_run(gpushare_batcher batcher, uint64_t batch_id,
                                                    const uint64_t* execution_ns, uint64_t count,
                                                    uint64_t device_ns, uint64_t now_ns);
@@ -165,7 +165,7 @@ GPUSHARE_API int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, ui
  * execution_ns[i] the time that this member took, or would take, alone. Where execution_ns[i] is 0, or
  * execution_ns is null, the time is unknown and is inferred from the batch's duration. This call replaces
  * gpushare_batcher_observe and gpushare_batcher_observe_batch for the batch. Errors: INVALID_ARGUMENT (count
- * 0 or above 4,096, no such model). */
+ * 0 or above 4,096, no such model). With a device_ns of 0 nothing is learned. */
 GPUSHARE_API int32_t gpushare_batcher_observe_run(gpushare_batcher batcher, uint32_t model,
                                                   const uint32_t* applications, const uint64_t* execution_ns,
                                                   uint64_t count, uint64_t device_ns);

@@ -37,8 +37,8 @@ class Bell {
 };
 static_assert(sizeof(Bell) == 8 && std::atomic<uint32_t>::is_always_lock_free);
 
-// A bell for the threads of one process. Any number of them may ring and wait at once. A ring that comes before the
-// waiting thread sleeps costs no system call.
+// A bell for the threads of one process. Any number of them may ring and wait at once. A ring while nobody waits
+// costs no system call.
 class LocalBell {
  public:
   uint32_t look() const { return rings_.load(std::memory_order_seq_cst); }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/charts.hpp"
 #include "cli/report_style.hpp"
@@ -150,14 +151,16 @@ class Colours {
       time[place->second].second += span->end_s - span->begin_s;
     }
     const bool all = time.size() <= kReportStyles;
-    std::vector<double> longest;
-    for (const auto& [name, seconds] : time) longest.push_back(seconds);
-    std::sort(longest.rbegin(), longest.rend());
-    for (const auto& [name, seconds] : time) {
-      if (!all && (names_.size() == kReportStyles - 1 || seconds < longest[kReportStyles - 2])) continue;
+    std::vector<size_t> kept(time.size());
+    std::iota(kept.begin(), kept.end(), 0);
+    std::stable_sort(kept.begin(), kept.end(),
+                     [&](size_t a, size_t b) { return time[a].second > time[b].second; });
+    if (!all) kept.resize(kReportStyles - 1);
+    std::sort(kept.begin(), kept.end());
+    for (const size_t i : kept) {
       const size_t next = styles_.size() + (!all && styles_.size() >= kGrey ? 1 : 0);
-      styles_.emplace(name, next);
-      names_.push_back(name);
+      styles_.emplace(time[i].first, next);
+      names_.push_back(time[i].first);
     }
     others_ = time.size() - names_.size();
   }
@@ -170,7 +173,7 @@ class Colours {
   std::string key() const {
     std::string out = "<ul class=\"key\">";
     for (const std::string& name : names_) out += entry(of(name), name);
-    if (others_ > 0) out += entry(kGrey, base::format("%zu others, with less time each", others_));
+    if (others_ > 0) out += entry(kGrey, base::format("%zu others, with no more time each", others_));
     return out + "</ul>";
   }
 

@@ -83,7 +83,7 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
       }
       const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
       Keys::Next next = Keys::Next::kKey;
-      while (next == Keys::Next::kKey) {  // a key changes how this look is shown, and asks for no other one
+      while (next == Keys::Next::kKey && Clock::now() < until) {  // a key changes how this look is shown
         GPUSHARE_RETURN_IF_ERROR(show(status, rows));
         next = keys.next(signals, until, [&](char key) { return pressed(key); });
       }

@@ -321,7 +321,7 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     uint64_t& since_ns;
   };
   const Waiting waiting{*this, waiting_since_ns};  // destroyed with the lock held
-  for (;;) {
+  for (bool may_mark = true;;) {
     if (!pass || ended_)
       return {GPUSHARE_CANCELLED, "session '" + name_ + "' has ended, and its gate lets nothing in any more"};
     if (always_open_) return {};
@@ -329,10 +329,12 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
     const uint32_t rings = read_terms(now_ns);
     asks();
     const sched::OpController::Allowance allowed = allowance(now_ns, ns);
-    if (stream != nullptr && mark_due(allowed, ns)) {
+    if (may_mark && stream != nullptr && mark_due(allowed, ns)) {
       base::Status marked = mark(lock, stream);
       op.notify();  // who came meanwhile does not wait for the device
-      if (!marked.ok()) return marked;
+      may_mark =
+          marked.code() != GPUSHARE_INVALID_STATE;  // a capture; what needs no event may come all the same
+      if (may_mark && !marked.ok()) return marked;
       continue;
     }
     Answer answer = ask(allowed, stream, ns, now_ns);

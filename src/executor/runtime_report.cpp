@@ -155,7 +155,9 @@ std::string RuntimeImpl::check_sessions() const {
     if (view.id != id || session->torn_down_) continue;
     if (session->home_promise_ > session->range_promise_ ||
         session->range_promise_ > session->persistent_promise_ ||
-        session->persistent_promise_ > base::round_up(view.persistent_bytes, granularity_bytes_))
+        // A need that another process is asked for may be told in part.
+        (!shared_ &&
+         session->persistent_promise_ > base::round_up(view.persistent_bytes, granularity_bytes_)))
       return base::format(
           "session %s: of %s promised its runtime reckons with %s, ranges with %s, blocks that came home "
           "with %s",

@@ -426,16 +426,20 @@ void RuntimeImpl::look_for_turn(const SessionImpl& session, Outbox& outbox) {
 
 namespace {
 
-// The bell that a session's wait for its turn expects. Made and destroyed with the lock held.
+// The bell that a session's wait for its turn expects. Made with the lock held, and destroyed with it where it has set a bell.
 struct Expecting {
-  ~Expecting() { expect(nullptr); }
+  ~Expecting() {
+    if (own) expect(nullptr);
+  }
   void expect(std::shared_ptr<base::Bell> bell) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     if (bell == session.bell_) return;
     if (session.bell_ != nullptr) session.bell_->expect(false);
     session.bell_ = std::move(bell);
     if (session.bell_ != nullptr) session.bell_->expect(true);
+    own = session.bell_ != nullptr;
   }
   SessionImpl& session;
+  bool own = false;
 };
 
 }  // namespace

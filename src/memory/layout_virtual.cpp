@@ -513,7 +513,11 @@ base::Status VirtualLayout::fill_pool(Pool& pool, size_t wanted, const Patience&
 }
 
 base::Status VirtualLayout::create(Pool& pool, size_t wanted) {
+  const size_t most = std::min<uint64_t>(wanted - std::min(wanted, pool.memories.size()),
+                                         (capacity_ - created_bytes_) / pool.granule);
   std::vector<gpushare_backend_memory*> made;
+  made.reserve(most);  // what is made is counted, so nothing may throw after it
+  pool.memories.reserve(pool.memories.size() + most);
   base::Status status;
   while (pool.memories.size() + made.size() < wanted && pool.granule <= capacity_ - created_bytes_) {
     auto memory = device_.phys_create(pool.granule);

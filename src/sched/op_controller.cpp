@@ -567,7 +567,8 @@ base::GateTerms OpController::terms_of(const Guaranteed& g) const {
   base::GateTerms terms;
   const double alone = g.alone.value;
   terms.in_flight_ns = static_cast<uint64_t>(alone * std::min(1.0, target_of(g) / 4 / known_cost(g)));
-  // Who was away for long waits at most the target of that time when it comes back, and at most one iteration's.
+  // Who was away for long waits at most the target of that time when it comes back, and at most one iteration's, or
+  // two launches' after a second (GateTerms::in_flight_at).
   terms.away_share = target_of(g);
   terms.away_most_ns = alone;
   terms.since_ns = g.since_ns;

@@ -58,7 +58,7 @@ class Cluster(ToolTest):
         """Each stretch of the picture has the colour that the key gives its name."""
         key = dict((html.unescape(name), colour) for colour, name in re.findall(r'<li><span class="swatch" style="background:var\((--s\d)\);opacity:.55"></span>(.*?)</li>', page))
         self.assertEqual(len(set(key.values())), len(key), key)
-        others = [name for name in key if name.endswith("others, with less time each")]
+        others = [name for name in key if name.endswith("others, with no more time each")]
         stretches = re.findall(r'<rect [^>]*fill="var\((--s\d)\)"[^>]*><title>([^<]*), [-+.\de]+ to [-+.\de]+ s</title>', page)
         self.assertEqual(len(stretches), page.count("<rect "))
         missing = set()

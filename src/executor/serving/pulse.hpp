@@ -17,6 +17,7 @@ class Pulse {
   bool begins(uint64_t now_ns) noexcept {
     missed_ = false;
     runs_ = true;
+    if (sleeps_ && until_ns_ < now_ns) until_ns_ = now_ns;  // what was missed before is not of the batch
     if (!sleeps_ || until_ns_ <= now_ns + kPieceNs) return false;
     until_ns_ = now_ns + kPieceNs;
     return true;

@@ -1070,6 +1070,30 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
     }
 }
 
+TEST_CASE("a batch of unknown time teaches no policy anything") {
+  for (const char* policy : batcher_names()) {
+    INFO(policy);
+    auto batcher = make(policy);
+    uint64_t now = 0;
+    // Returns what the policy expected of the batch.
+    const auto batch = [&](RequestId id, uint64_t took_ms, bool known) {
+      Request r = request(id, 0, 0);
+      r.arrival_ns = now;
+      r.deadline_ns = now + 1000 * kMs;
+      REQUIRE(batcher->arrive(r, now).ok());
+      Decision decision = batcher->next(now, 0);
+      while (!decision.batch) decision = batcher->next(now = decision.wake_ns, 0);
+      batcher->started(decision.batch->id, now);
+      now += took_ms * kMs;
+      batcher->finished(decision.batch->id, known ? took_ms * kMs : 0, now);
+      return decision.batch->expected_ns;
+    };
+    for (RequestId id = 1; id <= 40; ++id) batch(id, 10, true);
+    const uint64_t expected_ns = batch(41, 30, false);
+    CHECK(batch(42, 10, true) == expected_ns);
+  }
+}
+
 TEST_CASE("with more models than a decision weighs every model's requests are served") {
   auto batcher = make("gpushare");
   constexpr uint32_t kModels = 60;
