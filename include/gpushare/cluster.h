@@ -136,7 +136,7 @@ typedef struct gpushare_cluster_run_options {
  * gpushare_cluster_plan; objectives are in the options). `options` may be null: the defaults of
  * GPUSHARE_CLUSTER_RUN_OPTIONS_INIT. The same document, choices and options give the same result but for its times of
  * solving. Errors and ownership: as gpushare_cluster_plan's; also INVALID_ARGUMENT for options of an unknown size, and
- * EXCEEDS_CAPACITY for a document that is too long to play. */
+ * EXCEEDS_CAPACITY for a document that is too long to play, CALLBACK_FAILED when a scheduler threw. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_run(const char* document, uint64_t document_bytes,
                                                   const char* choices,
                                                   const gpushare_cluster_run_options* options,

@@ -76,7 +76,7 @@ class ClusterActions {
   gpushare_cluster_actions* actions_;
 };
 
-// A scheduler of your own for cluster_run; see gpushare_cluster_scheduler_ops. Its functions must not throw.
+// A scheduler of your own for cluster_run; see gpushare_cluster_scheduler_ops. An exception out of one ends the run.
 class ClusterScheduler {
  public:
   virtual ~ClusterScheduler() = default;

@@ -16,8 +16,8 @@ namespace {
 // there. The function has nothing to destroy, and calls through a pointer because syscall() is declared as one that
 // nothing unwinds through. It is not inlined: the request may come between two calls, where a function that destroys
 // something cannot be unwound.
-[[gnu::noinline]] void wait_cancellable(std::atomic<uint32_t>* word, int operation, uint32_t seen,
-                                        const timespec* left) {
+GPUSHARE_LEFT_BY_FORCED_UNWIND void wait_cancellable(std::atomic<uint32_t>* word, int operation,
+                                                     uint32_t seen, const timespec* left) {
   using Call = long (*)(long, ...);
   static Call volatile call = syscall;
   int type = 0;
@@ -26,7 +26,8 @@ namespace {
   (void)pthread_setcanceltype(type, &type);
 }
 
-void wait_while(std::atomic<uint32_t>* word, int operation, uint32_t seen, const Deadline& deadline) {
+GPUSHARE_LEFT_BY_FORCED_UNWIND void wait_while(std::atomic<uint32_t>* word, int operation, uint32_t seen,
+                                               const Deadline& deadline) {
   timespec left{};
   if (!deadline.never()) {
     const uint64_t left_ns = deadline.left_ns();

@@ -28,6 +28,10 @@ class ForcedUnwind {};
 // the handler for a reference to null. GCC leaves that check out only where it checks neither null nor alignment.
 #define GPUSHARE_CATCHES_FORCED_UNWIND __attribute__((no_sanitize("null", "alignment")))
 
+// For each function without a handler or a destructor that such an unwinding leaves: AddressSanitizer does not see it, and
+// would take the function's variables on the stack for ones that are still there.
+#define GPUSHARE_LEFT_BY_FORCED_UNWIND __attribute__((noinline, no_sanitize("address")))
+
 // True once the calling thread is being unwound to end inside of a callback. Code that rethrows ForcedUnwind at
 // a callback sets it, so that locks which the unwinding passes can tell it from an exception that left their
 // data incomplete.

@@ -127,7 +127,6 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
   JobFileOptions plain;
   plain.table = options.table;
   plain.limit = options.limit;
-  plain.time_scale = options.time_scale;
   plain.gangs = true;
   GPUSHARE_ASSIGN_OR_RETURN(const JobFile file, parse_jobs(text, path, plain));
   out.layout = file.layout;
@@ -144,6 +143,7 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
         "arrivals were stretched so that %.4g device hours of work arrive at a load of %.2f on %zu devices",
         work / 3600, options.load, devices));
   } else {
+    for (JobInfo& job : out.jobs) job.arrival_s *= options.time_scale;
     out.notes = file.notes;
   }
   if (file.layout != "gpushare") draw_classes(out, options);

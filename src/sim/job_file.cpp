@@ -80,10 +80,6 @@ base::Result<Job> parse_own(const CsvFields& row) {
   if (row.has("config")) {
     GPUSHARE_ASSIGN_OR_RETURN(job.config, name_in(row, "config"));
   }
-  if (row.has("gang")) {
-    GPUSHARE_ASSIGN_OR_RETURN(const double gang, row.number("gang", 1, kMostGang));
-    job.gang = static_cast<uint32_t>(gang);
-  }
   if (row.has("think_ms")) {
     GPUSHARE_ASSIGN_OR_RETURN(const double think_ms, row.number("think_ms", 0, kMostSeconds * 1e3));
     job.think_ns = to_ns(think_ms * 1e-3);
@@ -195,10 +191,10 @@ base::Result<const Layout*> recognise(const std::string& file, const CsvRow& hea
     return fail(std::string("the ") + best->name + " layout lacks " + missing + "'; it has " +
                 joined(best->required));
   for (const std::string& column : header.fields)
-    if (!holds(best->required, column) && !holds(best->optional, column) &&
-        !(gangs && best->name == std::string_view("gpushare") && column == "gang"))
+    if (!holds(best->required, column) && !holds(best->optional, column) && !(gangs && column == "gang"))
       return fail("'" + column.substr(0, 40) + "' is no column of the " + best->name + " layout; allowed: " +
-                  joined(best->required) + (best->optional.empty() ? "" : ", and " + joined(best->optional)));
+                  joined(best->required) + (best->optional.empty() ? "" : ", and " + joined(best->optional)) +
+                  (gangs ? ", and 'gang'" : ""));
   return best;
 }
 
@@ -248,6 +244,10 @@ base::Result<JobFile> parse_jobs(std::string_view text, const std::string& file,
                : out.layout == "salus"  ? parse_salus(row, unknown)
                                         : parse_gavel(row, options.table);
     if (!job.ok()) return job.status();
+    if (row.has("gang")) {
+      GPUSHARE_ASSIGN_OR_RETURN(const double gang, row.number("gang", 1, kMostGang));
+      job->gang = static_cast<uint32_t>(gang);
+    }
     out.jobs.push_back(std::move(*job));
   }
   if (out.jobs.empty())

@@ -27,7 +27,7 @@ namespace gpushare::sim {
 struct JobFileOptions {
   uint64_t limit = 0;       // only the first jobs of the file; 0 = all
   double time_scale = 1.0;  // arrivals are multiplied by it; finite, >= 0
-  bool gangs = false;       // the first layout may have a column gang, the devices that a job runs on at once
+  bool gangs = false;       // a file may have a column gang, the devices that a job runs on at once
   double load = 0.95;       // gavel: work over the span of arrivals, in (0, 10]
   const InterferenceTable* table =
       nullptr;  // gavel: its steps per second, where it has them, go before the built-in ones

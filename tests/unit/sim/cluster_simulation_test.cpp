@@ -237,6 +237,11 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
   CHECK(jobs->jobs[1].gang == 4);
   CHECK(jobs->jobs[1].work_s == Approx(1));
   CHECK(jobs->jobs[1].memory_bytes == 3000000);
+  const FileOf salus("name,seconds_alone,peak_mb,iterations,gang\nvgg16_25_1min,60,5000,311,2\n");
+  const auto profiles = sim::read_training_jobs(salus.path(), 4, {});
+  REQUIRE(profiles.ok());
+  CHECK(profiles->layout == "salus");
+  CHECK(profiles->jobs[0].gang == 2);
   const FileOf muri(
       "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_"
       "time_0,resource_time_1,"
