@@ -36,7 +36,7 @@ struct Kernels {
   }
 };
 
-// What is known of guaranteed sessions: there is none; one is open that never ran; one has run and rests; one has run and left.
+// Guaranteed sessions, as far as they are known: there is none; one is open that never ran; one has run and rests; one has run and left.
 // rests: after iterations of 1 ms. rests_long: of 16 ms.
 enum class Other { none, open, rests, rests_long, left };
 const char* name_of(Other other) {
