@@ -14,7 +14,7 @@
 
 namespace gpushare::base {
 
-// What a gate may let in until it is told otherwise. Times are CLOCK_MONOTONIC.
+// The terms by which a gate lets work in until it is told otherwise. Times are CLOCK_MONOTONIC.
 struct GateTerms {
   static constexpr uint64_t kNever = UINT64_MAX;
   static constexpr uint64_t kLongAwayNs = 1'000'000'000;
@@ -51,7 +51,7 @@ struct GateTerms {
   uint64_t admits_at(double let_in_ns, uint64_t work_ns, uint64_t on_device_ns, uint64_t now_ns) const {
     if (let_in_ns + static_cast<double>(work_ns) <= paid_ns) return now_ns;
     if (busy != 0) return kNever;
-    // What is done when the session comes back costs it nothing; what is not waits until the session is overdue.
+    // Work that is done when the session comes back costs it nothing; other work waits until the session is overdue.
     const uint64_t left_ns = now_ns < back_ns ? back_ns - now_ns : 0;
     if (on_device_ns < left_ns && work_ns < left_ns - on_device_ns) return now_ns;
     return overdue_ns;
@@ -79,11 +79,11 @@ class GateSlot {
     unseen_.store(0, std::memory_order_relaxed);
     bell_.expect(false);
   }
-  // What the process says; nothing of it is trusted.
+  // The process says these; nothing of it is trusted.
   uint64_t used_ns() const { return used_ns_.load(std::memory_order_acquire); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t held_up() const { return held_up_.load(std::memory_order_relaxed); }
-  // Of the last launch that was refused. 0: one has come in since.
+  // The last launch that was refused has this. 0: one has come in since.
   uint64_t asked_ns() const { return asked_ns_.load(std::memory_order_relaxed); }
   uint64_t busy_until_ns() const { return busy_until_ns_.load(std::memory_order_acquire); }
   // Launches do not ask at the gate now, so nothing else here tells of them.

@@ -190,7 +190,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return out;
 }
 
-// What a terminal of so many lines shows without scrolling: the cursor stands behind the last line.
+// The part that a terminal of so many lines shows without scrolling: the cursor stands behind the last line.
 std::string first_lines(const std::string& text, size_t height) {
   size_t end = 0;
   for (size_t seen = 1; end < text.size(); ++end)

@@ -105,11 +105,11 @@ struct SessionStatus {
   uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
   double share = 0;          // of all service on the device so far
   uint64_t group = 0;  // sessions with the same number share memory, weight and turns; 0 = it is in no group
-  // What the preloaded programs of its group hold together, on the line of the group's first session; else 0.
+  // The preloaded programs of its group hold these together, on the line of the group's first session; else 0.
   uint64_t held_bytes = 0;     // on the device
   uint64_t spilled_bytes = 0;  // blocks in host memory
   uint64_t pinned_bytes = 0;   // pinned host memory, spilled blocks included
-  // What the daemon owes the group, on the same line: of its limit, the bytes lent to other sessions of the group, and those that the
+  // The daemon owes the group these, on the same line: of its limit, the bytes lent to other sessions of the group, and those that the
   // programs use from the host since a page-out that ended in part. They come back when bytes are free.
   uint64_t owed_bytes = 0;
   // Iterations by device time and by slowdown, in the buckets of base/figures.hpp, and the sums; empty where the process reports none.
