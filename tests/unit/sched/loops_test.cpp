@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -81,7 +82,10 @@ class Device {
   void at(uint64_t time, Event event) { events_.emplace(time, event); }
 
   void handle(const Event& event) {
-    if (event.session == kNoSession) return;  // only a look
+    if (event.session == kNoSession) {  // only a look
+      looks_.erase(now_);
+      return;
+    }
     Loop& loop = loops_[event.session - 1];
     if (event.arrives) {
       SessionSpec asks = spec(event.session, 10, 10);
@@ -133,8 +137,9 @@ class Device {
         if (loop.pause_ns == kAsynchronous) begin(*picked);
       }
     }
-    if (const uint64_t look = scheduler_->look_again_ns(); look != kUnknown) at(std::max(look, now_ + 1), {});
-    REQUIRE(scheduler_->check() == "");
+    if (const uint64_t look = scheduler_->look_again_ns(); look != kUnknown)
+      if (const uint64_t time = std::max(look, now_ + 1); looks_.insert(time).second) at(time, {});
+    books_.after_event(*scheduler_);
   }
 
   struct Flight {
@@ -144,8 +149,10 @@ class Device {
   std::vector<Loop> loops_;
   uint32_t depth_;
   std::unique_ptr<Scheduler> scheduler_;
+  SoundBooks books_;
   std::map<LaneId, Flight> lanes_;
   std::multimap<uint64_t, Event> events_;
+  std::set<uint64_t> looks_;  // the times of those that only look
   uint64_t now_ = 0;
 };
 

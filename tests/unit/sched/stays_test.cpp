@@ -130,7 +130,7 @@ class Alternation {
         came(action.session);
       }
     }
-    CHECK(scheduler_.check() == "");
+    books_.after_event(scheduler_);
   }
   void came(SessionId id) {
     Program& program = programs_.at(id);
@@ -151,6 +151,7 @@ class Alternation {
   }
 
   Scheduler scheduler_;
+  SoundBooks books_;
   double copy_ns_per_byte_;
   std::map<SessionId, Program> programs_;
   uint64_t now_ = 0, idle_ns_ = 0, outs_ = 0;
