@@ -56,11 +56,13 @@ class HostCluster {
  private:
   // A job; what its thread and the driver share is under mutex_.
   struct Job {
-    uint64_t owner = 0;                          // of the marks
-    double iteration_s = 0;                      // alone at the first batch size, speed 1
-    uint64_t persistent_bytes = 0;               // as scaled
-    uint64_t ephemeral_bytes = 0;                // at the first batch size, as scaled
-    std::vector<std::vector<std::byte>> models;  // in host memory while paused; one for each device
+    uint64_t owner = 0;             // of the marks
+    double iteration_s = 0;         // alone at the first batch size, speed 1
+    uint64_t persistent_bytes = 0;  // as scaled
+    uint64_t ephemeral_bytes = 0;   // at the first batch size, as scaled
+    std::vector<std::vector<std::byte>>
+        models;  // in host memory while paused; one for each device, or for all
+    std::vector<std::vector<std::byte>> parts;  // what the devices of a divided iteration exchange
     bool on = false;
     bool opportunistic = false;
     std::vector<uint32_t> devices;
@@ -190,11 +192,15 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
           if (job.models.empty())
             iteration.stream().launch_host([&, block = model(d)] { HostWork::mark({&block, 1}, job.owner); });
           else
-            iteration.stream().copy_to_device(models[d], job.models[d].data(), job.persistent_bytes);
+            iteration.stream().copy_to_device(models[d], job.models[d % job.models.size()].data(),
+                                              job.persistent_bytes);
         })
         .get();
   }
   job.models.clear();
+  const bool divides = info.divides && job.sessions.size() > 1;
+  const double parts = divides ? static_cast<double>(job.sessions.size()) : 1;
+  job.parts.assign(divides ? job.sessions.size() : 0, std::vector<std::byte>(job.persistent_bytes));
   const double demand =
       info.demands.empty() ? 1 : *std::max_element(info.demands.begin(), info.demands.end());
   const auto total = static_cast<double>(info.iterations);
@@ -216,14 +222,18 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
     for (size_t d = 0; d < job.sessions.size(); ++d) {
       const double speed = devices_[job.devices[d]].speed;
       slowest = std::min(slowest, speed);
-      const double target_ns = length_s * demand / speed * 1e9;
+      const double target_ns = length_s * demand / speed / parts * 1e9;
       tickets.push_back(job.sessions[d].run([&, d, target_ns, ephemeral, index](Iteration& iteration) {
         const WorkBlock block = work_block(iteration.alloc_bytes(ephemeral), ephemeral);
+        if (divides && index > 0)
+          iteration.stream().copy_to_device(models[d], job.parts[(d + 1) % job.parts.size()].data(),
+                                            job.persistent_bytes);
         iteration.stream().launch_host([&, d, block, target_ns, index] {
           const WorkBlock weights = work_block(models[d], job.persistent_bytes);
           const bool kept = HostWork::marked({&weights, 1}, job.owner, index % 16, 16);
           if (!work_.run({&block, 1}, job.owner ^ (index << 20), target_ns) || !kept) damaged = true;
         });
+        if (divides) iteration.stream().copy_to_host(job.parts[d].data(), models[d], job.persistent_bytes);
       }));
     }
     for (const Ticket& ticket : tickets) ticket.get();
@@ -247,7 +257,7 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
       const std::lock_guard lock(mutex_);
       more = job.done < total;
     }
-    if (!more) continue;
+    if (!more || (divides && d > 0)) continue;  // a divided job's devices all have the same
     job.models.emplace_back(job.persistent_bytes);
     job.sessions[d]
         .run([&](Iteration& iteration) {
@@ -327,7 +337,7 @@ base::Status HostCluster::place(const Action& action, double now) {
   session.ephemeral_bytes =
       static_cast<uint64_t>(static_cast<double>(job.ephemeral_bytes) * std::max(grown, most));
   session.iterations_total = info.iterations;
-  session.weight = weight_of(info, action.opportunistic);
+  session.weight = action.share > 0 ? action.share : weight_of(info, action.opportunistic);
   for (const uint32_t d : action.devices) job.sessions.push_back(runtimes_[d].open_session(session));
   for (const uint32_t d : action.devices) {
     if (here_[d].empty()) busy_since_[d] = now;
@@ -386,7 +396,8 @@ base::Status HostCluster::take(const Action& action, double now, size_t& left) {
     }
     case Action::Kind::kPlace: {
       if (job.on) return wrong("it runs already");
-      if (action.devices.size() != infos_[action.job].gang)
+      if (infos_[action.job].divides ? action.devices.empty()
+                                     : action.devices.size() != infos_[action.job].gang)
         return wrong("the devices are not as many as its gang");
       const uint64_t bytes = cluster::with_batch(infos_[action.job], job.batch).memory_bytes;
       for (size_t i = 0; i < action.devices.size(); ++i) {

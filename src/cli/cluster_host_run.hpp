@@ -25,7 +25,8 @@ struct ClusterHostOptions {
 // A job is a session on each of its devices. An iteration takes its ephemeral memory, writes every page and does
 // arithmetic for its demand's part of the iteration's time (divided by the device's speed), then waits on the host for
 // the rest. The parts of a gang end an iteration together. A pause copies the persistent memory to host memory and
-// closes the sessions; going on, there or on other devices, copies it back. Every page of persistent memory is marked
+// closes the sessions; going on, there or on other devices, copies it back. A job that divides its work does each device's
+// part of an iteration there, and its devices hand their persistent memory around through host memory after it. Every page of persistent memory is marked
 // and checked. An opportunistic job's sessions have 1/16 of the weight of others.
 //
 // The scheduler is told a job's slowdown when it has ended five iterations since its neighbours or its batch size last changed.

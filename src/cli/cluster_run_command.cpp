@@ -63,7 +63,7 @@ class ClusterRunCommand final : public Command {
         ->type_name("N|FILE");
     add(app, "--memory", &memory_bytes_, parse_size, "SIZE", "With --devices N: memory of each [16GiB]");
     add(app, "--device", &device_, one_of({"sim", "host"}), "SPEC",
-        "What they are: sim, on virtual time; host, real work of training jobs or of shares [sim]");
+        "What they are: sim, on virtual time; host, real work of training jobs, trials or shares [sim]");
     app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [the kind's default]")
         ->type_name("NAMES");
     app.add_option("--objective", objective_, "For kind shares: what is maximised: sw, ew or njc [njc]")
@@ -116,11 +116,11 @@ class ClusterRunCommand final : public Command {
       GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file_, uint64_t{1} << 30));
       const std::string kind = kind_of(text);
       if (kind != "training") {
-        if (host && kind != "shares")
+        if (host && kind != "shares" && kind != "trials")
           return bad_option("--device", device_,
-                            "on host run training jobs and shares; other kinds have sim");
+                            "on host run training jobs, trials and shares; other kinds have sim");
         if (host && tell_ != "demands") return bad_option("--tell", tell_, "it is for training jobs");
-        return play(text);
+        return play(text, kind);
       }
     }
     if (!objective_.empty() || rounds_)
@@ -291,8 +291,30 @@ class ClusterRunCommand final : public Command {
     return parse_names("--scheduler", kept, cluster::kTrainingSchedulers);
   }
 
+  static base::Result<cluster::RealRun> run_trials(const std::vector<cluster::JobInfo>& jobs,
+                                                   const std::vector<cluster::Device>& devices,
+                                                   cluster::Scheduler& scheduler,
+                                                   std::vector<std::string>& notes) {
+    ClusterHostOptions options;
+    options.progress = [](double, size_t, size_t) { return !InterruptScope::interrupted(); };
+    options.want_spans = true;
+    notes.clear();  // each scheduler's are the same
+    GPUSHARE_ASSIGN_OR_RETURN(const sim::ClusterResult ran,
+                              run_cluster_on_host(jobs, devices, scheduler, options, notes));
+    cluster::RealRun run;
+    run.utilization = ran.utilization;
+    for (const sim::ClusterJobResult& job : ran.jobs) {
+      run.end_s.push_back(job.end_s);
+      run.pauses += job.pauses;
+    }
+    for (const sim::ClusterSpan& span : ran.spans)
+      run.spans.push_back(
+          {"device " + devices[span.device].id, jobs[span.job].name, span.begin_s, span.end_s});
+    return run;
+  }
+
   // Documents of the kinds other than training.
-  base::Result<ExitCode> play(const std::string& text) {
+  base::Result<ExitCode> play(const std::string& text, const std::string& kind) {
     if (!interference_.empty() || !known_.empty() || restart_s_)
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--interference, --known and --restart-s are for training jobs");
@@ -310,9 +332,14 @@ class ClusterRunCommand final : public Command {
     play.rounds = rounds_;
     const bool host = device_ == "host";
     std::optional<InterruptScope> interrupts;
+    std::vector<std::string> notes;
     if (host) {
       interrupts.emplace();
-      if (options.schedulers.empty()) options.schedulers = {"gpushare", "cilantro", "fair"};
+      if (options.schedulers.empty() && kind == "shares")
+        options.schedulers = {"gpushare", "cilantro", "fair"};
+      play.real_trials = [&notes](const auto& jobs, const auto& devices, cluster::Scheduler& scheduler) {
+        return run_trials(jobs, devices, scheduler, notes);
+      };
       play.real_jobs = [](const cluster::shares::RoundsProblem& problem) {
         return make_host_shares(problem, [] { return !InterruptScope::interrupted(); });
       };
@@ -327,6 +354,7 @@ class ClusterRunCommand final : public Command {
       return malformed ? result.status().with_context(file_) : result.status();
     }
     if (host) (*result)["device"] = device_;
+    if (!notes.empty()) (*result)["notes"] = notes;
     if (!report_.empty())
       GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(*result, spans)));
     if (!timeline_.empty())

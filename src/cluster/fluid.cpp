@@ -157,6 +157,13 @@ void TrialRun::place(size_t trial, Width width, std::vector<int> devices) {
   schedule(trial);
 }
 
+void TrialRun::measured(size_t trial, double remaining) {
+  State& state = trials_[trial];
+  update(state);
+  state.remaining = std::clamp(remaining, 0.0, 1.0);
+  schedule(trial);
+}
+
 void TrialRun::pause(size_t trial) {
   State& state = trials_[trial];
   if (state.width == 0) return;

@@ -103,6 +103,8 @@ class TrialRun {
   TrialRun believed() const;
   // Starts, resizes or moves a trial. The devices that it held before are free at once.
   void place(size_t trial, Width width, std::vector<int> devices);
+  // A trial that really runs has so much of its work left now.
+  void measured(size_t trial, double remaining);
   // Takes its devices; it keeps its progress.
   void pause(size_t trial);
   // Ends a trial before its budget is used: stopped by the tuning algorithm.

@@ -23,6 +23,22 @@ struct RoundsProblem;
 
 inline constexpr uint64_t kDocumentVersion = 1;
 
+// Something on a row of a timeline.
+struct PlaySpan {
+  std::string row;   // a device, a stream, a job
+  std::string name;  // what is there
+  double begin_s = 0;
+  double end_s = 0;
+};
+
+// What jobs took that really ran.
+struct RealRun {
+  std::vector<double> end_s;  // of each job, from the begin of the run; negative: it did not end
+  uint64_t pauses = 0;
+  double utilization = 0;  // device time with a job over all device time
+  std::vector<PlaySpan> spans;
+};
+
 // How a document is played through.
 struct PlayOptions {
   std::optional<double> noise;       // in place of the document's; what it is of, the kind's schema says
@@ -38,14 +54,9 @@ struct PlayOptions {
   std::vector<Own> own;
   // For the kind shares, whose jobs then really run: fresh jobs for each scheduler. Empty: virtual time.
   std::function<base::Result<std::unique_ptr<shares::RealJobs>>(const shares::RoundsProblem&)> real_jobs;
-};
-
-// Something on a row of a timeline.
-struct PlaySpan {
-  std::string row;   // a device, a stream, a job
-  std::string name;  // what is there
-  double begin_s = 0;
-  double end_s = 0;
+  // For the kind trials, which then really run under the scheduler: blocks until all have ended. Empty: virtual time.
+  std::function<base::Result<RealRun>(const std::vector<JobInfo>&, const std::vector<Device>&, Scheduler&)>
+      real_trials;
 };
 
 // A document that was read, to be decided by any of its kind's schedulers.

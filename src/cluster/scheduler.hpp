@@ -36,6 +36,7 @@ struct JobInfo {
       batch_sizes;  // that it may run with, the first of which `work_s` is of; at most one: none is chosen
   double noise_scale =
       0;  // of the gradient, in the unit of batch sizes: the greater, the more a larger batch is worth
+  bool divides = false;  // it runs on any number of devices, among which an iteration's work is divided
 };
 
 // Training with batch m instead of m0 needs (noise + m)/(noise + m0) times the samples (McCandlish et al. 2018), so
@@ -67,6 +68,8 @@ struct Action {
   bool opportunistic = false;        // the device's coordinator gives it what guaranteed jobs leave
   std::string reason;
   double batch = 0;
+  double share =
+      0;  // kPlace: the part of each device that is meant, which is then the job's weight; 0: its own weight
 };
 
 // How well a scheduler predicted the slowdowns of pairs that it had never observed, before it observed them: the mean of

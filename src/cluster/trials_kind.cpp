@@ -1,9 +1,11 @@
 // The kind "trials": groups of tuning trials. Reads the document, asks fluid.hpp, writes the result.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "cluster/fluid.hpp"
+#include "cluster/fluid_scheduler.hpp"
 #include "cluster/json.hpp"
 #include "cluster/kinds.hpp"
 
@@ -24,9 +26,29 @@ Trial read_trial(Fields& fields, Fields::Names& seen, size_t index) {
   return trial;
 }
 
+// What a trial does where it really runs.
+struct TrialWork {
+  double iteration_ms = 10;
+  double demand = 1;
+};
+
+TrialWork read_work(Fields& fields) {
+  TrialWork work;
+  fields.about("work", "For run on host devices: what budget_s consists of there.");
+  if (!fields.has("work")) return work;
+  fields.with("work", [&](Fields& inner) {
+    inner.about("iteration_ms", "Of an iteration, on one device of speed 1.");
+    inner.about("demand",
+                "The part of an iteration for which it keeps the device busy; then it waits on the host.");
+    work.iteration_ms = inner.number_or("iteration_ms", {0, 1e6, true}, work.iteration_ms);
+    work.demand = inner.number_or("demand", {0, 1, true}, work.demand);
+  });
+  return work;
+}
+
 class TrialsProblem final : public Problem {
  public:
-  TrialsProblem(Fields& document, const std::vector<Device>& devices) {
+  TrialsProblem(Fields& document, const std::vector<Device>& devices) : real_devices_(devices) {
     for (const Device& device : devices) {
       devices_.push_back({device.speed, device.memory_bytes});
       ids_.push_back(device.id);
@@ -49,6 +71,7 @@ class TrialsProblem final : public Problem {
       group.arrival_s = fields.number("arrival_s", kNotNegative);
       fields.each("trials", 0, [&](Fields& inner, size_t index) {
         group.trials.push_back(read_trial(inner, seen, index));
+        works_.push_back(read_work(inner));
       });
       groups_.push_back(std::move(group));
     });
@@ -61,6 +84,7 @@ class TrialsProblem final : public Problem {
 
   base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                     std::vector<PlaySpan>* spans) override {
+    if (options.real_trials) return play_real(scheduler_of(choice), options, result, spans);
     const double noise = options.noise.value_or(noise_);
     std::mt19937_64 random(options.seed);
     std::normal_distribution<double> normal(0, 1);
@@ -88,6 +112,52 @@ class TrialsProblem final : public Problem {
   }
 
  private:
+  // The trials as jobs, in the order of their arrival, run by the caller.
+  base::Status play_real(TrialScheduler rule, const PlayOptions& options, OrderedJson& result,
+                         std::vector<PlaySpan>* spans) const {
+    struct Entry {
+      double arrival_s;
+      const Trial* trial;
+      size_t row;  // in document order
+    };
+    std::vector<Entry> entries;
+    for (const TrialGroup& group : groups_)
+      for (const Trial& trial : group.trials) entries.push_back({group.arrival_s, &trial, entries.size()});
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const Entry& a, const Entry& b) { return a.arrival_s < b.arrival_s; });
+    std::vector<Trial> trials;
+    std::vector<JobInfo> jobs;
+    for (const Entry& entry : entries) {
+      const TrialWork& work = works_[entry.row];
+      JobInfo job;
+      job.name = entry.trial->name;
+      job.arrival_s = entry.arrival_s;
+      job.work_s = entry.trial->budget_s;
+      job.memory_bytes = entry.trial->memory_bytes;
+      job.iterations = uint64_t(std::max(1.0, std::round(job.work_s * 1e3 / work.iteration_ms)));
+      job.demands = {work.demand};
+      job.divides = true;
+      jobs.push_back(std::move(job));
+      trials.push_back(*entry.trial);
+    }
+    FluidScheduler scheduler(rule, limits_, std::move(trials));
+    GPUSHARE_ASSIGN_OR_RETURN(const RealRun run, options.real_trials(jobs, real_devices_, scheduler));
+    TrialResult played;
+    played.trials.resize(entries.size());
+    for (size_t i = 0; i < entries.size(); ++i) {
+      TrialResult::Row& row = played.trials[entries[i].row];
+      row.width = scheduler.first_widths()[i];
+      row.rejected = run.end_s[i] < 0;
+      if (!row.rejected) played.makespan_s = std::max(played.makespan_s, run.end_s[i] - jobs[0].arrival_s);
+    }
+    played.utilization = run.utilization;
+    write(played, result);
+    result.erase("bound_s");  // what trials really take is known to nobody
+    result["changes"] = run.pauses;
+    if (spans != nullptr) spans->insert(spans->end(), run.spans.begin(), run.spans.end());
+    return {};
+  }
+
   static TrialScheduler scheduler_of(std::string_view choice) {
     return choice == "fifo"            ? TrialScheduler::kFifo
            : choice == "static-fluid"  ? TrialScheduler::kStaticFluid
@@ -117,6 +187,8 @@ class TrialsProblem final : public Problem {
     if (!rejected.empty()) result["rejected"] = std::move(rejected);
   }
 
+  const std::vector<Device> real_devices_;
+  std::vector<TrialWork> works_;  // of the groups' trials, in document order
   std::vector<std::string> ids_;
   double noise_ = 0;
   std::vector<TrialDevice> devices_;

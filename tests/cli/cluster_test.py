@@ -124,7 +124,24 @@ class Cluster(ToolTest):
         self.refused(["cluster", "run", path, "--device", "cuda"], "--device: 'cuda'")
         self.refused(["cluster", "run", path, "--tell", "nothing"], "--tell")
         self.refused(["cluster", "run", path, "--device", "host", "--tell", "all"], "--tell: 'all'")
-        self.refused(["cluster", "run", "examples/cluster/trials.json", "--device", "host"], "--device")
+        self.refused(["cluster", "run", "examples/cluster/retraining.json", "--device", "host"], "--device")
+
+    def test_trials_really_run_on_host_devices(self):
+        trials = [{"name": "long", "budget_s": 0.2, "alpha": 1, "work": {"iteration_ms": 2}},
+                  {"name": "short", "budget_s": 0.02, "alpha": 1, "work": {"iteration_ms": 2, "demand": 0.5}}]
+        path = self.file("trials.json", json.dumps({"version": 1, "kind": "trials", "devices": 3, "max_packed": 2, "max_workers": 2, "groups": [
+            {"arrival_s": 0.01, "trials": [{"name": "late", "budget_s": 0.01}, {"name": "huge", "budget_s": 1, "memory_bytes": 1 << 49}]},
+            {"arrival_s": 0, "trials": trials}]}))
+        names = ["fifo", "static-fluid", "dynamic-fluid", "gpushare"]
+        result = self.run_document(path, "--device", "host", "--scheduler", ",".join(names), "--report", "out.html", "--timeline", "out.json")
+        self.assertEqual(result["device"], "host")
+        self.assertEqual([entry["scheduler"] for entry in result["results"]], names)
+        for entry in result["results"]:
+            self.assertNotIn("bound_s", entry)
+            self.assertGreater(entry["makespan_s"], 0)
+            self.assertEqual([one["trial"] for one in entry["rejected"]], ["huge"])
+            if entry["scheduler"] != "gpushare":  # whose width depends on when the second group comes
+                self.assertEqual(entry["shares"]["long"], 1 if entry["scheduler"] == "fifo" else 2)
 
     def test_shares_of_jobs_that_really_run_on_the_host_device(self):
         jobs = [{"name": "search", "load": 50, "slo": 0.95, "utility": "linear", "work": {"iteration_ms": 1, "deadline_ms": 1000}},

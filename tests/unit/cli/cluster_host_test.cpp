@@ -5,6 +5,7 @@
 
 #include "cli/cluster_host_run.hpp"
 #include "cli/cluster_host_shares.hpp"
+#include "cluster/fluid_scheduler.hpp"
 #include "support/catch.hpp"
 
 using namespace gpushare;
@@ -153,6 +154,69 @@ TEST_CASE("gangs and neighbours run on several devices, weights and batch sizes 
   CHECK(result->oom == 0);
   CHECK(result->spans.size() == 3);
   CHECK(scheduler.arrivals == 2);
+}
+
+TEST_CASE(
+    "a job that divides its work grows to two devices, goes on there with its model, and shrinks again") {
+  std::vector<JobInfo> jobs = {host_job("trial", 500)};
+  jobs[0].divides = true;
+  Scripted scheduler([](Scripted& self, double, std::vector<Action>& actions) {
+    // Each stage waits for what was measured in the one before it.
+    const bool next = self.stage == 0 || self.seen;
+    if (!next || self.stage == 3) return cluster::kNever;
+    if (self.stage > 0) actions.push_back({Action::Kind::kPause, 0, {}, false, ""});
+    actions.push_back(self.stage == 1 ? place(0, {0, 1}) : place(0, {0}));
+    actions.back().share = 0.5;
+    ++self.stage;
+    self.seen = false;
+    return cluster::kNever;
+  });
+  const auto result = on_host(scheduler, jobs, 2);
+  INFO((result.ok() ? "" : result.status().message()));
+  REQUIRE(result.ok());
+  CHECK(result->completed == 1);
+  CHECK(scheduler.stage == 3);
+  CHECK(result->jobs[0].pauses == 2);
+  REQUIRE(result->spans.size() == 4);
+  CHECK(result->spans[1].device + result->spans[2].device == 1);  // both, at the same time
+  CHECK(result->spans[1].begin_s == result->spans[2].begin_s);
+}
+
+TEST_CASE("Fluid's policies run real trials: wide, packed, and too large for any device") {
+  using cluster::TrialScheduler;
+  const auto trial = [](const char* name, double budget_s, double alpha) {
+    cluster::Trial out;
+    out.name = name;
+    out.budget_s = budget_s;
+    out.alpha = alpha;
+    return out;
+  };
+  std::vector<cluster::Trial> trials = {trial("large", 1, 1), trial("long", 0.2, 1), trial("short", 0.01, 1),
+                                        trial("short too", 0.01, 1)};
+  trials[0].memory_bytes = 65 << 20;
+  std::vector<JobInfo> jobs;
+  for (const cluster::Trial& one : trials) {
+    JobInfo info;
+    info.name = one.name;
+    info.work_s = one.budget_s;
+    info.iterations = static_cast<uint64_t>(one.budget_s * 1e3);
+    info.memory_bytes = one.memory_bytes;
+    info.divides = true;
+    jobs.push_back(info);
+  }
+  for (const TrialScheduler rule : {TrialScheduler::kFifo, TrialScheduler::kStaticFluid,
+                                    TrialScheduler::kDynamicFluid, TrialScheduler::kGpushare}) {
+    cluster::FluidScheduler scheduler(rule, {2, 2, 0}, trials);
+    std::vector<std::string> notes;
+    const auto result = cli::run_cluster_on_host(jobs, small_devices(3), scheduler, {}, notes);
+    INFO((result.ok() ? "" : result.status().message()));
+    REQUIRE(result.ok());
+    CHECK(result->completed == 3);
+    CHECK(result->rejected == 1);
+    CHECK(scheduler.first_widths()[0] == 0);
+    CHECK(scheduler.first_widths()[1] == (rule == TrialScheduler::kFifo ? 1 : 2));
+    if (rule == TrialScheduler::kStaticFluid) CHECK(scheduler.first_widths()[2] == -2);
+  }
 }
 
 TEST_CASE("what cannot be carried out on host is refused and named; nothing is left running") {
