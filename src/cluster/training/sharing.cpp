@@ -213,11 +213,6 @@ class JobSet {
     jobs_.pop_back();
     at_[job] = kOut;
   }
-  template <class F>
-  void keep_if(F&& wanted) {
-    for (size_t i = jobs_.size(); i-- > 0;)
-      if (!wanted(jobs_[i])) erase(jobs_[i]);
-  }
   const std::vector<JobId>& jobs() const { return jobs_; }
 
  private:
@@ -261,7 +256,6 @@ class Best final : public Lending {
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
-    running_.keep_if([&](JobId job) { return jobs_[job].running; });
     tries_ = 0;  // what was tried before this event has been observed
     part(now_s, actions);
     give_back(actions);
