@@ -19,6 +19,7 @@ struct BookJob {
   bool gone = false;
   bool measured = false;      // `slowdown`, since its batch size or its neighbours changed
   bool same_company = false;  // since observed() looked last, see Book::company_changed()
+  bool tunable = false;       // it has batch sizes to choose from
   double attained_s = 0;
   double remaining_s = 0;
   double slowdown = 1;
@@ -33,6 +34,9 @@ struct BookJob {
 
 // The slowdown of the job alone at its batch size.
 double alone_slowdown(const JobInfo& info);
+inline double alone_slowdown(const BookJob& job) {
+  return job.tunable ? alone_slowdown(job.info) : 1;
+}
 // A guaranteed job may take so much longer than alone on the same devices, over its whole run.
 inline constexpr double kMostSlowed = 1.05;
 inline constexpr double kSlowedRounding = 1e-9;  // of its work: demands that sum to just 1.05 are within it
@@ -74,6 +78,7 @@ class Book : public Scheduler {
     if (jobs_.size() <= job) jobs_.resize(job + 1);
     jobs_[job].id = job;
     jobs_[job].info = info;
+    jobs_[job].tunable = info.batch_sizes.size() > 1;
     jobs_[job].remaining_s = info.work_s;
     jobs_[job].waiting_since_s = now_s;
     size_t fitting = 0;
@@ -97,7 +102,7 @@ class Book : public Scheduler {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double) override {
     BookJob& entry = jobs_[job];
     if (slowdown > 0) {
-      const double made = entry.remaining_s - remaining_s, alone = alone_slowdown(entry.info);
+      const double made = entry.remaining_s - remaining_s, alone = alone_slowdown(entry);
       if (entry.running && made > 0 && slowdown > alone) entry.lost_s += made * (slowdown / alone - 1);
       entry.slowdown = slowdown;
     }

@@ -261,7 +261,7 @@ class Greedy final : public Lending {
   Cost cost_on(JobId newcomer, DeviceIndex d) {
     const BookJob& own = jobs_[newcomer];
     const std::vector<JobId>& here = devices_[d].jobs;
-    const double speed = devices_[d].info.speed * own.pace, alone = alone_slowdown(own.info);
+    const double speed = devices_[d].info.speed * own.pace, alone = alone_slowdown(own);
     if (here.empty()) return {own.remaining_s * alone / speed, 0};
     if (here.size() >= kMostBeside) return {};
     const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
@@ -317,6 +317,7 @@ class Greedy final : public Lending {
     for (const Member& member : members_[d]) {
       const BookJob& entry = jobs_[member.job];
       facts.last_s = std::max(facts.last_s, entry.remaining_s * member.least / member.there);
+      if (!facts.one) continue;
       facts.remaining_s = entry.remaining_s;
       facts.may_lose_s = may_lose(entry);
     }
@@ -341,7 +342,7 @@ class Greedy final : public Lending {
       member.opportunistic = out.guaranteed && !entry.info.guaranteed;
       out.held = member.held = held_back(entry, out.speed);
       out.there = member.there = out.speed * entry.pace;
-      member.least = std::max(alone_slowdown(entry.info), member.held);
+      member.least = std::max(alone_slowdown(entry), member.held);
       gather(job, device.jobs, kNobody, out.guaranteed);
       member.company = company_among({&entry, member.opportunistic}, others_);
       members_[d].push_back(member);
@@ -462,7 +463,7 @@ class Greedy final : public Lending {
   };
   Later find_later(JobId job) {
     const BookJob& entry = jobs_[job];
-    const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
+    const double alone = entry.remaining_s * alone_slowdown(entry) / entry.pace;
     const size_t gang = entry.info.gang;
     // Of devices that are alike, those that are free first end it first: the groups' first ones are compared.
     const auto later = std::greater<>();

@@ -251,8 +251,11 @@ class Best final : public Lending {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
     Sharing::observed(job, attained_s, remaining_s, slowdown, now_s);
     const BookJob& entry = jobs_[job];
-    const double limit = entry.info.guaranteed ? kGuaranteedLimit : kWorthSlowdown;
-    if (!entry.opportunistic && slowdown > 0 && slowed(job) > limit) crowded_.push_back(job);
+    if (entry.opportunistic || !(slowdown > 0)) return;
+    static_assert(kGuaranteedLimit < kWorthSlowdown);
+    const double slower = slowed(job);
+    if (slower > kGuaranteedLimit && (entry.info.guaranteed || slower > kWorthSlowdown))
+      crowded_.push_back(job);
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
@@ -281,7 +284,10 @@ class Best final : public Lending {
       64;  // jobs that found no place, after which the rest waits for the next event
 
   // The slowdown relative to the job alone with its best batch size.
-  double slowed(JobId job) const { return jobs_[job].slowdown / known_->tuner.best_alone(jobs_[job].info); }
+  double slowed(JobId job) const {
+    const BookJob& entry = jobs_[job];
+    return entry.tunable ? entry.slowdown / known_->tuner.best_alone(entry.info) : entry.slowdown;
+  }
   // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least
   // weighted completion on one device). A gang counts less than all its devices, since it leaves room beside it:
   // benchmarks/results/training.md has other exponents.
