@@ -55,9 +55,11 @@ std::optional<std::vector<int64_t>> maximise_sum(const std::vector<ValueTable>& 
     choice[j].assign(size_t(reach) + 1, 0);
     double* const to = next.data();
     uint32_t* const chosen = choice[j].data();
+    double greatest = kImpossible;  // more units for no more value are never chosen
     for (int64_t k = 0; k < int64_t(value.size()) && k <= reach; ++k) {
       const double gain = value[size_t(k)];
-      if (gain == kImpossible) continue;
+      if (gain <= greatest) continue;
+      greatest = gain;
       for (int64_t c = k; c <= reach; ++c) {
         const double sum = best[size_t(std::min(c - k, before))] + gain;
         if (sum > to[c]) {

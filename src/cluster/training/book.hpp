@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "cluster/scheduler.hpp"
@@ -17,6 +19,7 @@ struct BookJob {
   bool gone = false;
   bool measured = false;      // `slowdown`, since its batch size or its neighbours changed
   bool same_company = false;  // since observed() looked last, see Book::company_changed()
+  bool tunable = false;       // it has batch sizes to choose from
   double attained_s = 0;
   double remaining_s = 0;
   double slowdown = 1;
@@ -31,6 +34,9 @@ struct BookJob {
 
 // The slowdown of the job alone at its batch size.
 double alone_slowdown(const JobInfo& info);
+inline double alone_slowdown(const BookJob& job) {
+  return job.tunable ? alone_slowdown(job.info) : 1;
+}
 // A guaranteed job may take so much longer than alone on the same devices, over its whole run.
 inline constexpr double kMostSlowed = 1.05;
 inline constexpr double kSlowedRounding = 1e-9;  // of its work: demands that sum to just 1.05 are within it
@@ -43,6 +49,7 @@ struct BookDevice {
   DeviceInfo info;
   bool up = false;
   uint64_t used_bytes = 0;
+  uint32_t changes = 0;  // of its jobs, their classes and batch sizes, and of what else their speeds hang on
   std::vector<JobId> jobs;
 };
 
@@ -54,7 +61,11 @@ class Book : public Scheduler {
     BookDevice& entry = devices_[device];
     entry.info = info;
     entry.up = up;
-    for (const JobId job : entry.jobs) jobs_[job].same_company = false;  // the speed may be another
+    ++entry.changes;
+    for (const JobId job : entry.jobs) {  // the speed may be another
+      jobs_[job].same_company = false;
+      for (const DeviceIndex other : jobs_[job].devices) ++devices_[other].changes;
+    }
     if (up) return;
     const std::vector<JobId> lost = entry.jobs;
     for (const JobId job : lost) {
@@ -67,6 +78,7 @@ class Book : public Scheduler {
     if (jobs_.size() <= job) jobs_.resize(job + 1);
     jobs_[job].id = job;
     jobs_[job].info = info;
+    jobs_[job].tunable = info.batch_sizes.size() > 1;
     jobs_[job].remaining_s = info.work_s;
     jobs_[job].waiting_since_s = now_s;
     size_t fitting = 0;
@@ -90,7 +102,7 @@ class Book : public Scheduler {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double) override {
     BookJob& entry = jobs_[job];
     if (slowdown > 0) {
-      const double made = entry.remaining_s - remaining_s, alone = alone_slowdown(entry.info);
+      const double made = entry.remaining_s - remaining_s, alone = alone_slowdown(entry);
       if (entry.running && made > 0 && slowdown > alone) entry.lost_s += made * (slowdown / alone - 1);
       entry.slowdown = slowdown;
     }
@@ -102,17 +114,21 @@ class Book : public Scheduler {
     jobs_[job].gone = true;
   }
   // Goes on from the books of another scheduler, before anything else. Jobs that run there go on.
-  virtual void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) {
+  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) {
     jobs_ = jobs;
     devices_ = devices;
-    for (JobId job = 0; job < jobs_.size(); ++job) {
-      jobs_[job].same_company = false;
-      if (jobs_[job].gone) continue;
-      if (jobs_[job].running)
-        goes_on(job);
-      else
-        waiting_again(job, jobs_[job].waiting_since_s);
-    }
+    took_over();
+    for (JobId job = 0; job < jobs_.size(); ++job) join(job);
+  }
+  // The same in place of `replaced`, a rule for the same jobs, which is of no use after it. `unfinished` are those that
+  // are not gone. Costs what these cost, however many have gone.
+  void take_over(Book& replaced, const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices,
+                 const std::set<JobId>& unfinished) {
+    jobs_ = std::move(replaced.jobs_);
+    devices_ = devices;
+    for (const JobId job : unfinished) jobs_[job] = jobs[job];
+    took_over();
+    for (const JobId job : unfinished) join(job);
   }
   // Devices change names: what is on `d` goes to `to[d]`, a permutation among equal ones.
   void rename(const std::vector<DeviceIndex>& to) {
@@ -121,6 +137,7 @@ class Book : public Scheduler {
       devices_[to[d]].jobs = std::move(before[d].jobs);
       devices_[to[d]].used_bytes = before[d].used_bytes;
     }
+    for (BookDevice& device : devices_) ++device.changes;
     for (BookJob& job : jobs_)
       for (DeviceIndex& d : job.devices) d = to[d];
   }
@@ -130,6 +147,8 @@ class Book : public Scheduler {
  protected:
   // `job` has to be placed (again).
   virtual void waiting_again(JobId job, double now_s) = 0;
+  // Books were taken over, and their jobs are told next.
+  virtual void took_over() {}
   // `job` runs already, in books that were taken over.
   virtual void goes_on(JobId) {}
 
@@ -191,8 +210,10 @@ class Book : public Scheduler {
   // observed() does by the company alone, it does once for each company and not at each event.
   void company_changed(JobId job) {
     jobs_[job].same_company = false;
-    for (const DeviceIndex device : jobs_[job].devices)
+    for (const DeviceIndex device : jobs_[job].devices) {
+      ++devices_[device].changes;
       for (const JobId other : devices_[device].jobs) jobs_[other].same_company = false;
+    }
   }
   // A running job goes on with another batch size; it fits.
   void reconfigure(JobId job, double batch, std::vector<Action>& actions) {
@@ -223,6 +244,15 @@ class Book : public Scheduler {
   bool forward_ = false;
 
  private:
+  void join(JobId job) {
+    jobs_[job].same_company = false;
+    if (jobs_[job].gone) return;
+    if (jobs_[job].running)
+      goes_on(job);
+    else
+      waiting_again(job, jobs_[job].waiting_since_s);
+  }
+
   std::vector<Action> rejected_;
 };
 

@@ -120,11 +120,6 @@ class Tiresias final : public Preemptive {
     places_[job].rank = ++count_;
     Preemptive::arrived(job, info, now_s);
   }
-  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
-    places_.resize(jobs.size());
-    for (JobId job = 0; job < jobs.size(); ++job) places_[job] = {0, jobs[job].running, ++count_};
-    Preemptive::take_over(jobs, devices);
-  }
   double tick(double now_s, std::vector<Action>& actions) override {
     for (const JobId job : running_) {
       Place& place = places_[job];
@@ -153,6 +148,10 @@ class Tiresias final : public Preemptive {
   std::pair<double, double> key(JobId job) const override {
     const Place& place = places_[job];
     return {2 * static_cast<double>(place.queue) + (place.running ? 0 : 1), place.rank};
+  }
+  void took_over() override {
+    places_.resize(jobs_.size());
+    for (JobId job = 0; job < jobs_.size(); ++job) places_[job] = {0, jobs_[job].running, ++count_};
   }
   void stopped(JobId job) override {
     if (places_[job].running) places_[job] = {places_[job].queue, false, -++count_};

@@ -249,19 +249,32 @@ uint64_t company_of(JobId job, const std::vector<JobId>& here) {
 }
 
 double believed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others) {
+  if (!known.companies.empty())
+    if (const auto company = company_among(job, others); company)
+      if (const auto at = known.companies.find(*company); at != known.companies.end()) return at->second;
+  return guessed_slowdown(known, job, others);
+}
+
+std::optional<uint64_t> company_among(const Beside& job, const std::vector<Beside>& others) {
+  if (others.empty() || job.job->info.gang > 1 || job.opportunistic) return {};
+  uint64_t key = mixed(mixed(job.job->id) + 1);
+  for (const Beside& other : others) {
+    if (other.opportunistic) return {};
+    key += mixed(other.job->id);
+  }
+  return key;
+}
+
+bool names_both(const Beside& job, const std::vector<Beside>& others) {
+  return !job.job->info.config.empty() && std::any_of(others.begin(), others.end(), [](const Beside& other) {
+    return !other.job->info.config.empty();
+  });
+}
+
+double guessed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others) {
   const JobInfo& own = job.job->info;
   const double alone = alone_slowdown(own);
   if (others.empty()) return alone;
-  if (own.gang == 1 && !job.opportunistic && !known.companies.empty()) {
-    uint64_t key = mixed(mixed(job.job->id) + 1);
-    bool equals = true;  // all of the job's own class
-    for (const Beside& other : others) {
-      key += mixed(other.job->id);
-      equals = equals && !other.opportunistic;
-    }
-    if (equals)
-      if (const auto at = known.companies.find(key); at != known.companies.end()) return at->second;
-  }
   const size_t main = most_wanted(own);
   double most = 1, corrected = 0, above = 0;
   for (const Beside& other : others) {

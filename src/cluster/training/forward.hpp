@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "cluster/training/book.hpp"
@@ -18,6 +19,13 @@ struct Beside {
 // company, else the most demanded resource in proportion to demand, corrected by what was learned of each pair. An
 // opportunistic job has what guaranteed ones leave.
 double believed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others);
+// The two halves of it. The key of `companies`; none where nothing measured counts: for a gang, beside nobody, and where
+// somebody goes first or gives way.
+std::optional<uint64_t> company_among(const Beside& job, const std::vector<Beside>& others);
+// What holds where nothing was measured. It stays as it is while the others stay, unless names_both().
+double guessed_slowdown(const Knowledge& known, const Beside& job, const std::vector<Beside>& others);
+// Whether `job` and one of the others have a configuration, so that what is learned of pairs changes the guess.
+bool names_both(const Beside& job, const std::vector<Beside>& others);
 // The key of `companies`: `job` among the jobs `here`.
 uint64_t company_of(JobId job, const std::vector<JobId>& here);
 

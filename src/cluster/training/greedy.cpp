@@ -6,8 +6,11 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "cluster/training/forward.hpp"
 #include "cluster/training/schedulers.hpp"
@@ -31,15 +34,24 @@ class Greedy final : public Lending {
     Lending::device_changed(device, info, up, now_s);
     speeds_known_ = false;
   }
-  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
-    Lending::take_over(jobs, devices);
-    speeds_known_ = false;
-  }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     give_back(actions);
-    prepare(now_s);
+    if (!speeds_known_) learn_speeds();
     order(now_s);
+    if (!order_.empty()) place_waiting(now_s, actions);
+    drop_void_resizes(actions);
+    return tune(now_s, actions);
+  }
+
+ private:
+  void took_over() override {
+    Lending::took_over();
+    speeds_known_ = false;
+  }
+
+  void place_waiting(double now_s, std::vector<Action>& actions) {
+    prepare(now_s);
     std::vector<JobId> wait;
     for (auto at = order_.begin(); at != order_.end() && wait.size() < kMostReserved;) {
       const JobId job = std::get<JobId>(*at);
@@ -53,17 +65,14 @@ class Greedy final : public Lending {
       patience_.erase({waiting_[job].starves_s, job});
       enter_classes(job, std::move(devices), actions);
       for (const DeviceIndex d : jobs_[job].devices) {
-        free_s_[d] = std::max(free_s_[d], now_s + time_of(d));
-        facts_[d] = facts_of(d);
+        refresh(d);
+        free_until(d, std::max(free_s_[d], now_s + time_of(d)));
       }
     }
     if (fill_)
       for (const JobId job : wait) fill(job, actions);
-    drop_void_resizes(actions);
-    return tune(now_s, actions);
   }
 
- private:
   // On the fastest idle devices.
   void fill(JobId job, std::vector<Action>& actions) {
     std::vector<DeviceIndex> devices = cheapest(jobs_[job].info, [&](DeviceIndex d) {
@@ -72,7 +81,7 @@ class Greedy final : public Lending {
     if (devices.empty()) return;
     order_.erase(waiting_[job].key);
     patience_.erase({waiting_[job].starves_s, job});
-    enter(job, std::move(devices), false, actions);
+    enter_classes(job, std::move(devices), actions);
   }
 
   // What placing a job on a device, now, is believed to take.
@@ -85,11 +94,18 @@ class Greedy final : public Lending {
     free_s_.assign(devices_.size(), now_s);
     held_s_.assign(devices_.size(), kNever);
     facts_.resize(devices_.size());
+    members_.resize(devices_.size());
+    free_bytes_.resize(devices_.size());
+    if (std::exchange(cleared_, known_->cleared) != known_->cleared)
+      for (std::vector<Member>& here : members_)
+        for (Member& member : here) member.measured = nullptr;
+    for (Group& group : groups_) group.free.clear();
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      facts_[d] = facts_of(d);
+      refresh(d);
       if (!devices_[d].jobs.empty()) free_s_[d] = now_s + time_of(d);
+      if (devices_[d].up) groups_[group_of_[d]].free.emplace_back(free_s_[d], d);
     }
-    if (!speeds_known_) learn_speeds();
+    for (Group& group : groups_) std::make_heap(group.free.begin(), group.free.end(), std::greater<>());
   }
 
   // What depends on the devices alone. All keys do.
@@ -103,6 +119,7 @@ class Greedy final : public Lending {
       speeds_.push_back(device.info.speed);
       all.emplace_back(device.info.memory_bytes, device.info.speed);
     }
+    learn_groups();
     std::sort(speeds_.begin(), speeds_.end(), std::greater<>());
     std::sort(all.begin(), all.end(), std::greater<>());
     for (const auto& [bytes, speed] : all)
@@ -110,6 +127,27 @@ class Greedy final : public Lending {
     for (const Key& one : order_) fresh_.push_back(std::get<JobId>(one));
     order_.clear();
     patience_.clear();
+  }
+
+  void learn_groups() {
+    groups_.clear();
+    group_of_.assign(devices_.size(), 0);
+    std::map<std::pair<double, uint64_t>, size_t> known;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      const DeviceInfo& info = devices_[d].info;
+      if (!devices_[d].up) continue;
+      const auto [at, added] = known.emplace(std::pair(info.speed, info.memory_bytes), groups_.size());
+      if (added) groups_.push_back({info.speed, info.memory_bytes, {}});
+      group_of_[d] = at->second;
+    }
+  }
+
+  // A device's jobs, and those that have it reserved, end later than was known.
+  void free_until(DeviceIndex d, double free_s) {
+    if (std::exchange(free_s_[d], free_s) == free_s || !devices_[d].up) return;
+    std::vector<std::pair<double, DeviceIndex>>& heap = groups_[group_of_[d]].free;
+    heap.emplace_back(free_s, d);
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
   }
 
   // The pace of a gang on the fastest devices: that of the slowest of these.
@@ -161,25 +199,51 @@ class Greedy final : public Lending {
     return speed;
   }
 
-  double slowdown(JobId job, bool opportunistic, const std::vector<JobId>& here, JobId newcomer,
-                  bool guaranteed_there) {
+  // Who is beside `job` among `here` and `newcomer`: others_.
+  void gather(JobId job, const std::vector<JobId>& here, JobId newcomer, bool guaranteed_there) {
     others_.clear();
     for (const JobId other : here)
       if (other != job) others_.push_back({&jobs_[other], guaranteed_there && !jobs_[other].info.guaranteed});
     if (newcomer != job && newcomer != kNobody)
       others_.push_back({&jobs_[newcomer], guaranteed_there && !jobs_[newcomer].info.guaranteed});
+  }
+  double slowdown(JobId job, bool opportunistic, const std::vector<JobId>& here, JobId newcomer,
+                  bool guaranteed_there) {
+    gather(job, here, newcomer, guaranteed_there);
     return believed_slowdown(*known_, {&jobs_[job], opportunistic}, others_);
+  }
+
+  // A job of a device, and what is known of it until the device changes.
+  struct Member {
+    JobId job = 0;
+    bool opportunistic = false;
+    double held = 1;                   // see held_back()
+    double there = 1;                  // its progress a second, but for its slowdown
+    double least = 1;                  // of its slowdown
+    std::optional<uint64_t> company;   // see company_among()
+    const double* measured = nullptr;  // its slowdown in that company, until companies are cleared
+    std::optional<double> guessed;     // where that does not change
+  };
+
+  // What believed_slowdown() says of it.
+  double slowdown_of(Member& member, DeviceIndex d) {
+    if (member.company && member.measured == nullptr)
+      if (const auto at = known_->companies.find(*member.company); at != known_->companies.end())
+        member.measured = &at->second;
+    if (member.measured != nullptr) return *member.measured;
+    if (member.guessed) return *member.guessed;
+    gather(member.job, devices_[d].jobs, kNobody, facts_[d].guaranteed);
+    const Beside self{&jobs_[member.job], member.opportunistic};
+    const double guessed = guessed_slowdown(*known_, self, others_);
+    if (!names_both(self, others_)) member.guessed = guessed;
+    return guessed;
   }
 
   // Until the last of a device's jobs ends, at their present speeds.
   double time_of(DeviceIndex d) {
-    const std::vector<JobId>& here = devices_[d].jobs;
-    const bool guaranteed = has_guaranteed(here);
     double last = 0;
-    for (const JobId job : here) {
-      const double slow = slowdown(job, guaranteed && !jobs_[job].info.guaranteed, here, kNobody, guaranteed);
-      last = std::max(last, jobs_[job].remaining_s * slow / (devices_[d].info.speed * jobs_[job].pace));
-    }
+    for (Member& member : members_[d])
+      last = std::max(last, jobs_[member.job].remaining_s * slowdown_of(member, d) / member.there);
     return last;
   }
 
@@ -197,21 +261,21 @@ class Greedy final : public Lending {
   Cost cost_on(JobId newcomer, DeviceIndex d) {
     const BookJob& own = jobs_[newcomer];
     const std::vector<JobId>& here = devices_[d].jobs;
-    const double speed = devices_[d].info.speed * own.pace, alone = alone_slowdown(own.info);
+    const double speed = devices_[d].info.speed * own.pace, alone = alone_slowdown(own);
     if (here.empty()) return {own.remaining_s * alone / speed, 0};
     if (here.size() >= kMostBeside) return {};
     const bool before = has_guaranteed(here), after = before || own.info.guaranteed;
     const double slow = slowdown(newcomer, after && !own.info.guaranteed, here, kNobody, after);
     beside_.clear();
     double last_s = 0;
-    for (const JobId job : here) {
+    for (Member& member : members_[d]) {
+      const JobId job = member.job;
       const BookJob& other = jobs_[job];
-      const bool way_before = before && !other.info.guaranteed, way_after = after && !other.info.guaranteed;
-      const double was = slowdown(job, way_before, here, kNobody, before);
+      const bool way_after = after && !other.info.guaranteed;
+      const double was = slowdown_of(member, d);
       const double then = slowdown(job, way_after, here, newcomer, after);
       // A gang waits for its slowest device: company on a faster one may cost it nothing.
-      const double held = held_back(other, devices_[d].info.speed);
-      const double there = devices_[d].info.speed * other.pace;
+      const double held = member.held, there = member.there;
       beside_.push_back(
           {other.remaining_s, std::max(was, held) / there, std::max(then, held) / there, other.info.weight});
       last_s = std::max(last_s, other.remaining_s * std::max(then, held) / there);
@@ -236,7 +300,7 @@ class Greedy final : public Lending {
   struct Facts {
     bool up = false, guaranteed = false;  // some of its jobs
     bool one = false;                     // it has one job, without a choice of batch sizes
-    uint64_t free_bytes = 0;
+    uint32_t changes = UINT32_MAX;        // of the device, when it was looked at
     size_t jobs = 0;
     double speed = 1;
     double guaranteed_demand = 0, other_demand = 0;
@@ -245,29 +309,48 @@ class Greedy final : public Lending {
     bool one_resource = false;
     double remaining_s = 0, weight = 0, may_lose_s = 0, held = 0, there = 0;
   };
-  Facts facts_of(DeviceIndex d) const {
+  // Brings facts_ and members_ of a device up to date.
+  void refresh(DeviceIndex d) {
+    Facts& facts = facts_[d];
+    if (facts.changes != devices_[d].changes) look_at(d);
+    facts.last_s = 0;
+    for (const Member& member : members_[d]) {
+      const BookJob& entry = jobs_[member.job];
+      facts.last_s = std::max(facts.last_s, entry.remaining_s * member.least / member.there);
+      if (!facts.one) continue;
+      facts.remaining_s = entry.remaining_s;
+      facts.may_lose_s = may_lose(entry);
+    }
+  }
+  // All of them that stays until the device changes.
+  void look_at(DeviceIndex d) {
     const BookDevice& device = devices_[d];
     Facts out;
+    out.changes = device.changes;
     out.up = device.up && device.used_bytes <= device.info.memory_bytes;
-    out.free_bytes = out.up ? device.info.memory_bytes - device.used_bytes : 0;
+    free_bytes_[d] = out.up ? device.info.memory_bytes - device.used_bytes : 0;
     out.jobs = device.jobs.size();
     out.speed = device.info.speed;
+    out.guaranteed = has_guaranteed(device.jobs);
+    members_[d].clear();
     for (const JobId job : device.jobs) {
       const BookJob& entry = jobs_[job];
       const double demand = entry.info.demands.empty() ? 0 : entry.info.demands[0];
       (entry.info.guaranteed ? out.guaranteed_demand : out.other_demand) += demand;
-      out.guaranteed = out.guaranteed || entry.info.guaranteed;
-      const double alone = alone_slowdown(entry.info);
-      out.held = held_back(entry, out.speed);
-      out.there = out.speed * entry.pace;
-      out.last_s = std::max(out.last_s, entry.remaining_s * std::max(alone, out.held) / out.there);
+      Member member;
+      member.job = job;
+      member.opportunistic = out.guaranteed && !entry.info.guaranteed;
+      out.held = member.held = held_back(entry, out.speed);
+      out.there = member.there = out.speed * entry.pace;
+      member.least = std::max(alone_slowdown(entry), member.held);
+      gather(job, device.jobs, kNobody, out.guaranteed);
+      member.company = company_among({&entry, member.opportunistic}, others_);
+      members_[d].push_back(member);
       out.one = out.jobs == 1 && entry.info.batch_sizes.size() < 2;
       out.one_resource = entry.info.demands.size() == 1;
-      out.remaining_s = entry.remaining_s;
       out.weight = entry.info.weight;
-      out.may_lose_s = may_lose(entry);
     }
-    return out;
+    facts_[d] = out;
   }
 
   // Whether bounds hold for the job: nothing was ever measured beside it, and only its demands say what it suffers.
@@ -323,10 +406,14 @@ class Greedy final : public Lending {
       return !(cost.own_s < kNever) || info.weight * cost.own_s + cost.harm_s > most ||
              (held_s_[d] < kNever && now_s + cost.own_s > held_s_[d]);
     };
-    std::vector<std::tuple<double, DeviceIndex, Cost>> now;
+    // No device ends the job sooner than this.
+    const double soonest_s = bounded ? now_s + entry.remaining_s / (speeds_[0] * entry.pace) * (1 - 1e-8) : 0;
+    std::vector<std::tuple<double, DeviceIndex, Cost>>& now = now_;
+    now.clear();
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (free_bytes_[d] < info.memory_bytes || soonest_s > held_s_[d]) continue;
       const Facts& there = facts_[d];
-      if (!there.up || there.free_bytes < info.memory_bytes) continue;
+      if (!there.up) continue;
       if (bounded && too_dear(least_cost(entry, there), d)) continue;
       const Cost cost = cost_on(job, d);
       if (too_dear(cost, d) || (held_s_[d] < kNever && cost.harm_s > 1e-9)) continue;
@@ -355,7 +442,7 @@ class Greedy final : public Lending {
     if (cost_now <= most) return devices;
     for (const DeviceIndex d : later.devices) {
       held_s_[d] = std::min(held_s_[d], later.start_s);
-      free_s_[d] = later.end_s;
+      free_until(d, later.end_s);
     }
     return {};
   }
@@ -376,31 +463,44 @@ class Greedy final : public Lending {
   };
   Later find_later(JobId job) {
     const BookJob& entry = jobs_[job];
-    const double alone = entry.remaining_s * alone_slowdown(entry.info) / entry.pace;
+    const double alone = entry.remaining_s * alone_slowdown(entry) / entry.pace;
     const size_t gang = entry.info.gang;
-    // The soonest of the devices seen so far, as a heap with the latest on top.
-    std::vector<std::tuple<double, double, DeviceIndex>>& soonest = soonest_;
-    soonest.clear();
-    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
-      if (!devices_[d].up || devices_[d].info.memory_bytes < entry.info.memory_bytes) continue;
-      const std::tuple one(free_s_[d] + alone / devices_[d].info.speed, free_s_[d], d);
-      if (soonest.size() == gang) {
-        if (!(one < soonest.front())) continue;
-        std::pop_heap(soonest.begin(), soonest.end());
-        soonest.pop_back();
+    // Of devices that are alike, those that are free first end it first: the groups' first ones are compared.
+    const auto later = std::greater<>();
+    soonest_.clear();
+    popped_.clear();
+    const auto offer_next = [&](size_t number) {
+      std::vector<std::pair<double, DeviceIndex>>& heap = groups_[number].free;
+      while (!heap.empty()) {
+        const auto [free_s, d] = heap.front();
+        std::pop_heap(heap.begin(), heap.end(), later);
+        heap.pop_back();
+        if (free_s != free_s_[d]) continue;  // it has become later
+        popped_.emplace_back(free_s, d);
+        soonest_.emplace_back(free_s + alone / groups_[number].speed, free_s, d);
+        std::push_heap(soonest_.begin(), soonest_.end(), later);
+        return;
       }
-      soonest.push_back(one);
-      std::push_heap(soonest.begin(), soonest.end());
-    }
+    };
+    for (size_t number = 0; number < groups_.size(); ++number)
+      if (groups_[number].memory_bytes >= entry.info.memory_bytes) offer_next(number);
     Later out;
-    if (soonest.size() < gang) return out;
-    std::sort_heap(soonest.begin(), soonest.end());
     double speed = kNever;
-    for (const auto& [end_s, free_s, d] : soonest) {
+    while (out.devices.size() < gang && !soonest_.empty()) {
+      const auto [end_s, free_s, d] = soonest_.front();
+      std::pop_heap(soonest_.begin(), soonest_.end(), later);
+      soonest_.pop_back();
       out.start_s = std::max(out.start_s, free_s);
       speed = std::min(speed, devices_[d].info.speed);
       out.devices.push_back(d);
+      if (out.devices.size() < gang) offer_next(group_of_[d]);
     }
+    for (const auto& [free_s, d] : popped_) {
+      std::vector<std::pair<double, DeviceIndex>>& heap = groups_[group_of_[d]].free;
+      heap.emplace_back(free_s, d);
+      std::push_heap(heap.begin(), heap.end(), later);
+    }
+    if (out.devices.size() < gang) return {};
     out.end_s = out.start_s + alone / speed;
     return out;
   }
@@ -412,8 +512,24 @@ class Greedy final : public Lending {
   std::vector<double> held_s_;  // when the first of those that have it reserved begins
   std::vector<Beside> others_;
   std::vector<std::array<double, 4>> beside_;  // remaining, time a second before and after, weight
-  std::vector<Facts> facts_;                   // by device
-  std::vector<std::tuple<double, double, DeviceIndex>> soonest_;  // see find_later()
+  // By device.
+  std::vector<Facts> facts_;
+  std::vector<std::vector<Member>> members_;
+  std::vector<uint64_t> free_bytes_;
+  std::vector<size_t> group_of_;
+  // Devices that are up and alike, by when they are free, as a heap. What is not the device's free_s_ any longer counts
+  // for nothing.
+  struct Group {
+    double speed = 1;
+    uint64_t memory_bytes = 0;
+    std::vector<std::pair<double, DeviceIndex>> free;
+  };
+  std::vector<Group> groups_;
+  uint32_t cleared_ = 0;  // what known_ said when members_ were brought up to date
+  // Of find_later() and decide().
+  std::vector<std::tuple<double, double, DeviceIndex>> soonest_;
+  std::vector<std::pair<double, DeviceIndex>> popped_;
+  std::vector<std::tuple<double, DeviceIndex, Cost>> now_;
   struct Waiting {
     Key key;
     double starves_s = 0;  // the job does not starve before

@@ -164,7 +164,8 @@ class Ours final : public Book {
     if (!progress.compared) return;
     const uint64_t company = progress.beside;
     const bool full = known_->companies.size() >= kMostCompanies;
-    if (!full && progress.company == company && progress.slowdown == slowdown && progress.cleared == cleared_)
+    if (!full && progress.company == company && progress.slowdown == slowdown &&
+        progress.cleared == known_->cleared)
       return;
     const BookJob& entry = jobs_[job];
     std::vector<Beside> beside;
@@ -174,12 +175,12 @@ class Ours final : public Book {
     if (std::abs(slowdown - believed) > kSurprise * believed) news_ = true;
     if (full) {
       known_->companies.clear();
-      ++cleared_;
+      ++known_->cleared;
     }
     known_->companies[company] = slowdown;
     progress.company = company;
     progress.slowdown = slowdown;
-    progress.cleared = cleared_;
+    progress.cleared = known_->cleared;
   }
   // Whether nobody beside `job` has only what the others leave.
   bool of_equals(const std::vector<JobId>& here, JobId job) const {
@@ -187,15 +188,22 @@ class Ours final : public Book {
                         [&](JobId other) { return other != job && jobs_[other].opportunistic; });
   }
 
-  // Whether a guaranteed job runs in a company that nobody has measured.
-  bool unmeasured() const {
-    return std::any_of(devices_.begin(), devices_.end(), [&](const BookDevice& device) {
-      if (device.jobs.size() < 2) return false;
-      return std::any_of(device.jobs.begin(), device.jobs.end(), [&](JobId job) {
+  // Whether a guaranteed job runs in a company that nobody has measured. What was found measured is so until the
+  // device changes or companies are cleared.
+  bool unmeasured() {
+    measured_.resize(devices_.size());
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      const BookDevice& device = devices_[d];
+      const std::pair now(device.changes, known_->cleared);
+      if (device.jobs.size() < 2 || measured_[d] == now) continue;
+      const bool missing = std::any_of(device.jobs.begin(), device.jobs.end(), [&](JobId job) {
         return jobs_[job].info.guaranteed && of_equals(device.jobs, job) &&
                !known_->companies.contains(company_of(job, device.jobs));
       });
-    });
+      if (missing) return true;
+      measured_[d] = now;
+    }
+    return false;
   }
 
   bool possible(const JobInfo& info) const {
@@ -266,9 +274,9 @@ class Ours final : public Book {
 
   void change_rule(const Choice& chosen) {
     current_ = chosen.rule;
-    rule_ = kRules[current_].make(known_);
+    const std::unique_ptr<Book> replaced = std::exchange(rule_, kRules[current_].make(known_));
     if (!chosen.afresh) {
-      rule_->take_over(jobs_, devices_);
+      rule_->take_over(*replaced, jobs_, devices_, unfinished_);
     } else {
       const ForwardStart none = stopped({jobs_, devices_, 0, 0, {}});
       rule_->take_over(none.jobs, none.devices);
@@ -300,11 +308,11 @@ class Ours final : public Book {
   std::unique_ptr<Book> rule_;
   std::set<JobId> unfinished_;
   std::vector<Progress> progress_;
+  std::vector<std::pair<uint32_t, uint32_t>> measured_;  // by device, see unmeasured()
   double saved_ = kMostSaved;
   bool news_ = false;
   double asked_again_s_ = kNever;             // when the rule wants to be asked without news
   bool down_ = false;                         // some device
-  uint32_t cleared_ = 0;                      // how often what is known of companies was
   double fastest_ = 0;                        // speed of any device that is up
   std::set<std::pair<double, JobId>> gangs_;  // that wait, by the time before which they do not starve
 };

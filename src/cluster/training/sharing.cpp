@@ -213,11 +213,6 @@ class JobSet {
     jobs_.pop_back();
     at_[job] = kOut;
   }
-  template <class F>
-  void keep_if(F&& wanted) {
-    for (size_t i = jobs_.size(); i-- > 0;)
-      if (!wanted(jobs_[i])) erase(jobs_[i]);
-  }
   const std::vector<JobId>& jobs() const { return jobs_; }
 
  private:
@@ -256,12 +251,14 @@ class Best final : public Lending {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
     Sharing::observed(job, attained_s, remaining_s, slowdown, now_s);
     const BookJob& entry = jobs_[job];
-    const double limit = entry.info.guaranteed ? kGuaranteedLimit : kWorthSlowdown;
-    if (!entry.opportunistic && slowdown > 0 && slowed(job) > limit) crowded_.push_back(job);
+    if (entry.opportunistic || !(slowdown > 0)) return;
+    static_assert(kGuaranteedLimit < kWorthSlowdown);
+    const double slower = slowed(job);
+    if (slower > kGuaranteedLimit && (entry.info.guaranteed || slower > kWorthSlowdown))
+      crowded_.push_back(job);
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
-    running_.keep_if([&](JobId job) { return jobs_[job].running; });
     tries_ = 0;  // what was tried before this event has been observed
     part(now_s, actions);
     give_back(actions);
@@ -287,7 +284,10 @@ class Best final : public Lending {
       64;  // jobs that found no place, after which the rest waits for the next event
 
   // The slowdown relative to the job alone with its best batch size.
-  double slowed(JobId job) const { return jobs_[job].slowdown / known_->tuner.best_alone(jobs_[job].info); }
+  double slowed(JobId job) const {
+    const BookJob& entry = jobs_[job];
+    return entry.tunable ? entry.slowdown / known_->tuner.best_alone(entry.info) : entry.slowdown;
+  }
   // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least
   // weighted completion on one device). A gang counts less than all its devices, since it leaves room beside it:
   // benchmarks/results/training.md has other exponents.

@@ -26,6 +26,7 @@ struct Knowledge {
   std::set<std::tuple<JobId, JobId, double, double>>
       told;                                        // pairs of jobs with their batch sizes: a pair tells once
   std::unordered_map<uint64_t, double> companies;  // measured slowdowns of a job beside certain others
+  uint32_t cleared = 0;                            // how often `companies` was
   double restart_s = 0;                            // work that a job repeats after a pause
 };
 
@@ -40,11 +41,6 @@ class Sharing : public Book {
   void arrived(JobId job, const JobInfo& info, double now_s) override {
     has_sizes_ = has_sizes_ || info.batch_sizes.size() > 1;
     Book::arrived(job, info, now_s);
-  }
-  void take_over(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices) override {
-    for (const BookDevice& device : devices) nodes_ = std::max<size_t>(nodes_, device.info.node + size_t{1});
-    for (const BookJob& job : jobs) has_sizes_ = has_sizes_ || job.info.batch_sizes.size() > 1;
-    Book::take_over(jobs, devices);
   }
   void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
     known_->slowdowns.know(job, other, slowdown);
@@ -73,6 +69,11 @@ class Sharing : public Book {
   }
 
  protected:
+  void took_over() override {
+    for (const BookDevice& device : devices_) nodes_ = std::max<size_t>(nodes_, device.info.node + size_t{1});
+    for (const BookJob& job : jobs_)
+      has_sizes_ = has_sizes_ || (!job.gone && job.info.batch_sizes.size() > 1);
+  }
   void waiting_again(JobId job, double) override { queue_.insert(job); }
 
   // The `gang` devices of the least cost among those that fit, empty if there are too few. `cost` may refuse by
@@ -223,28 +224,31 @@ class Lending : public Sharing {
 
  protected:
   void goes_on(JobId job) override {
-    if (jobs_[job].opportunistic) lent_.insert(job);
+    if (jobs_[job].opportunistic) lend(job);
   }
-  // Jobs that had what guaranteed ones left, and are beside none now.
+  // Jobs that had what guaranteed ones left, and are beside none now. Only those of devices that have changed are asked.
   void give_back(std::vector<Action>& actions) {
-    for (auto at = lent_.begin(); at != lent_.end();) {
-      BookJob& entry = jobs_[*at];
-      if (!entry.running) {
-        at = lent_.erase(at);
-        continue;
-      }
+    asked_.clear();
+    given_back_.resize(devices_.size(), UINT32_MAX);
+    lent_.resize(jobs_.size());
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (std::exchange(given_back_[d], devices_[d].changes) == devices_[d].changes) continue;
+      for (const JobId job : devices_[d].jobs)
+        if (lent_[job]) asked_.push_back(job);
+    }
+    std::sort(asked_.begin(), asked_.end());
+    asked_.erase(std::unique(asked_.begin(), asked_.end()), asked_.end());
+    for (const JobId job : asked_) {
+      const BookJob& entry = jobs_[job];
       const bool beside = std::any_of(entry.devices.begin(), entry.devices.end(), [&](DeviceIndex d) {
         return std::any_of(devices_[d].jobs.begin(), devices_[d].jobs.end(), [&](JobId other) {
-          return other != *at && jobs_[other].info.guaranteed && !entry.info.guaranteed;
+          return other != job && jobs_[other].info.guaranteed && !entry.info.guaranteed;
         });
       });
-      if (beside) {
-        ++at;
-        continue;
-      }
-      set_opportunistic(*at, false);
-      actions.push_back({Action::Kind::kResize, *at, {}, false, ""});
-      at = lent_.erase(at);
+      if (beside) continue;
+      set_opportunistic(job, false);
+      actions.push_back({Action::Kind::kResize, job, {}, false, ""});
+      lent_[job] = false;
     }
   }
   // Places a job; who gets what others leave is said with it.
@@ -258,11 +262,11 @@ class Lending : public Sharing {
           lent = true;
         } else if (!jobs_[other].opportunistic) {
           set_opportunistic(other, true);
-          lent_.insert(other);
+          lend(other);
           actions.push_back({Action::Kind::kResize, other, {}, true, ""});
         }
       }
-    if (lent) lent_.insert(job);
+    lend(job, lent);
     enter(job, std::move(devices), lent, actions);
   }
   // A job may have been resized and then paused for another.
@@ -274,7 +278,15 @@ class Lending : public Sharing {
                   actions.end());
   }
 
-  std::set<JobId> lent_;
+ private:
+  void lend(JobId job, bool lent = true) {
+    if (lent_.size() <= job) lent_.resize(jobs_.size());
+    lent_[job] = lent;
+  }
+
+  std::vector<bool> lent_;            // by job, of running ones
+  std::vector<uint32_t> given_back_;  // by device: its changes when give_back() looked
+  std::vector<JobId> asked_;
 };
 
 }  // namespace gpushare::cluster::training

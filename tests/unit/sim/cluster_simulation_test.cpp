@@ -2,10 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <memory>
+#include <set>
+#include <utility>
 
 #include "cluster/json.hpp"
 #include "cluster/plan.hpp"
+#include "cluster/training/forward.hpp"
+#include "cluster/training/schedulers.hpp"
 #include "sim/cluster_simulation.hpp"
 #include "sim/cluster_training.hpp"
 #include "support/catch.hpp"
@@ -204,6 +209,102 @@ TEST_CASE("no scheduler loses, starves or overfills; all are deterministic") {
       CHECK(whole);
       CHECK(result.utilization <= 1 + 1e-9);
     }
+  }
+}
+
+namespace {
+
+// A rule beside one that takes over its books at every event: what a rule keeps from event to event changes nothing.
+class BesideFresh final : public cluster::training::Book {
+ public:
+  using Rule = std::function<std::unique_ptr<Book>(const std::shared_ptr<cluster::training::Knowledge>&)>;
+  explicit BesideFresh(Rule make) : make_(std::move(make)), rule_(make_(known_)) {}
+  void device_changed(cluster::DeviceIndex device, const cluster::DeviceInfo& info, bool up,
+                      double now_s) override {
+    Book::device_changed(device, info, up, now_s);
+    rule_->device_changed(device, info, up, now_s);
+  }
+  void arrived(cluster::JobId job, const JobInfo& info, double now_s) override {
+    Book::arrived(job, info, now_s);
+    rule_->arrived(job, info, now_s);
+    if (!jobs_[job].gone) unfinished_.insert(job);
+  }
+  void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown,
+                double now_s) override {
+    if (known_->companies.size() >= 40) {
+      known_->companies.clear();
+      ++known_->cleared;
+    }
+    if (!jobs_[job].opportunistic && slowdown > 0)
+      for (const cluster::DeviceIndex d : jobs_[job].devices)
+        known_->companies[cluster::training::company_of(job, devices_[d].jobs)] = slowdown;
+    Book::observed(job, attained_s, remaining_s, slowdown, now_s);
+    rule_->observed(job, attained_s, remaining_s, slowdown, now_s);
+  }
+  void finished(cluster::JobId job, double now_s) override {
+    Book::finished(job, now_s);
+    rule_->finished(job, now_s);
+    unfinished_.erase(job);
+  }
+  double tick(double now_s, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    const auto fresh = make_(known_);
+    fresh->take_over(jobs_, devices_);
+    if (++ticks_ % 7 == 0) {
+      const auto replaced = std::exchange(rule_, make_(known_));
+      rule_->take_over(*replaced, jobs_, devices_, unfinished_);
+    }
+    std::vector<Action> told, anew;
+    const double again = rule_->tick(now_s, told);
+    same = same && fresh->tick(now_s, anew) == again && told.size() == anew.size();
+    for (size_t i = 0; same && i < told.size(); ++i)
+      same = told[i].kind == anew[i].kind && told[i].job == anew[i].job &&
+             told[i].devices == anew[i].devices && told[i].opportunistic == anew[i].opportunistic;
+    follow(told, now_s, actions);
+    return again;
+  }
+  bool same = true;
+
+ private:
+  void waiting_again(cluster::JobId, double) override {}
+  const std::shared_ptr<cluster::training::Knowledge> known_ =
+      std::make_shared<cluster::training::Knowledge>();
+  const Rule make_;
+  std::unique_ptr<Book> rule_;
+  std::set<cluster::JobId> unfinished_;
+  size_t ticks_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a rule that places each job where it costs least decides as one that has just taken over") {
+  test::Random random(test::seed());
+  for (int round = 0; round < 20; ++round) {
+    INFO("round " << round << ", seed " << test::seed());
+    std::vector<cluster::Device> devices = sixteen_gib(test::uniform(random, 4, 12));
+    for (cluster::Device& device : devices) {
+      if (round % 2 == 1) device.speed = static_cast<double>(test::uniform(random, 1, 2));
+      if (round % 4 > 1) device.memory_bytes = test::uniform(random, 8, 10) * 2 * kGiB;
+      if (test::uniform(random, 0, 3) == 0) device.down.push_back({200, 500});
+    }
+    std::vector<JobInfo> jobs;
+    for (int j = 0; j < 80; ++j) {
+      JobInfo job =
+          training_job(5.0 * j, static_cast<double>(test::uniform(random, 10, 400)),
+                       test::uniform(random, 0, 3) == 0 ? 2 : 1, test::uniform(random, 1, 12) * kGiB,
+                       static_cast<double>(test::uniform(random, 5, 100)) / 100);
+      job.guaranteed = test::uniform(random, 0, 1) == 0;
+      if (round % 3 == 0) job.config = std::to_string(test::uniform(random, 0, 5));
+      jobs.push_back(job);
+    }
+    BesideFresh scheduler([&](const std::shared_ptr<cluster::training::Knowledge>& known) {
+      return cluster::training::make_greedy(known, round % 5 == 0);
+    });
+    const auto result = sim::run_cluster(jobs, devices, scheduler, {});
+    INFO((result.ok() ? "" : result.status().message()));
+    REQUIRE(result.ok());
+    CHECK(scheduler.same);
+    CHECK(result->completed == jobs.size());
   }
 }
 
