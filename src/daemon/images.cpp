@@ -73,7 +73,7 @@ base::Status Images::open_device() {
   pool_ = std::make_unique<loader::ChunkPool>(*device, kChunkBytes);
   cache_ = std::make_unique<loader::ImageCache>(*pool_, limit_bytes_, loader::ReadOptions{});
   device_ = std::move(device);
-  if (const auto measured = device_->context_bytes(); measured.ok()) context_bytes_.store(*measured);
+  context_.measure(*device_, now_ns());
   return {};
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/clock.hpp"
 #include "daemon/log_failure.hpp"
 
 namespace gpushare::daemon {
@@ -33,7 +34,7 @@ base::Status Lanes::resize(sched::LaneId lane, uint64_t bytes, uint64_t user) {
 base::Status Lanes::make(uint64_t user, Piece* out_piece) {
   if (device_ == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(spec_));
-    if (const auto measured = device_->context_bytes(); measured.ok()) context_bytes_ = *measured;
+    context_.measure(*device_, base::host_now_ns());
   }
   GPUSHARE_ASSIGN_OR_RETURN(out_piece->memory, device_->phys_create_shared(piece_bytes_));
   several_users_ = several_users_ || (only_user_ != 0 && only_user_ != user);

@@ -13,6 +13,7 @@
 
 #include "base/status.hpp"
 #include "client/channel.hpp"
+#include "daemon/own_context.hpp"
 #include "device/device.hpp"
 #include "sched/types.hpp"
 
@@ -27,7 +28,11 @@ class Lanes {
   Lanes& operator=(const Lanes&) = delete;
 
   uint64_t piece_bytes() const { return piece_bytes_; }
-  uint64_t context_bytes() const { return context_bytes_; }  // of this process, since the first piece
+  uint64_t context_bytes() const { return context_.bytes(); }  // of this process, since the first piece
+  // As OwnContext::tick.
+  bool tick(uint64_t now_ns, uint64_t* next_ns) {
+    return context_.tick([this]() -> device::Device& { return *device_; }, now_ns, next_ns);
+  }
   // Gives the lane of `user` `bytes`, a multiple of piece_bytes(). No process may still map the pieces that go. On
   // failure the lane has the pieces that could be made. Errors: the device's.
   base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
@@ -48,7 +53,7 @@ class Lanes {
   const std::string spec_;
   const uint64_t piece_bytes_;
   std::unique_ptr<device::Device> device_;
-  uint64_t context_bytes_ = 0;
+  OwnContext context_;
   device::Stream stream_;
   std::vector<std::vector<Piece>> lanes_;
   uint64_t only_user_ = 0;  // the only user that has had memory here; 0: none yet
