@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/mutex.hpp"
+#include "base/patient.hpp"
 #include "base/status.hpp"
 #include "client/board.hpp"
 #include "client/images.hpp"
@@ -116,6 +117,7 @@ class Images {
   void read_images();
   void take_read();
   bool take_loaded();  // true if a load has ended
+  base::Result<std::unique_ptr<device::Device>> wait_for_device();
   base::Status open_device();
   base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
@@ -143,6 +145,8 @@ class Images {
   uint64_t& next_id_;
   const std::function<void()> wake_;
   std::unique_ptr<device::Device> device_;  // with the first image
+  // The reader's: the device is being opened. Null: it is open, or was not asked for.
+  std::unique_ptr<base::Asked<std::unique_ptr<device::Device>>> opening_;
   OwnContext context_;
   device::Stream link_stream_;
   loader::LinkCosts link_{0.010, 12e6, 0.020};  // assumed until a load has been measured

@@ -16,8 +16,9 @@ class OwnContext {
  public:
   uint64_t bytes() const { return bytes_.load(); }  // 0 until they are known
   // Called once the device is open. May block for some seconds.
-  void measure(device::Device& device, uint64_t now_ns) {
-    const base::Result<uint64_t> measured = device.context_bytes();
+  void measure(device::Device& device, uint64_t now_ns) { note(device.context_bytes(), now_ns); }
+  // Called with what Device::context_bytes() has answered.
+  void note(const base::Result<uint64_t>& measured, uint64_t now_ns) {
     if (measured.ok()) bytes_.store(*measured);
     // It is stored last, because the device may be used by the thread that reads it.
     again_ns_.store(measured.status().code() == GPUSHARE_NOT_READY ? base::add_saturated(now_ns, kAgainNs)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
 #include <new>
 #include <thread>
 
@@ -81,4 +82,42 @@ TEST_CASE("threads of several askers that hang are counted, in a child of fork a
   CHECK(hangs.any());
   hangs.drop();
   CHECK_FALSE(hangs.any());
+}
+
+TEST_CASE("an answer that comes late is given once, and destroyed if nobody takes it") {
+  static std::atomic<bool> hanging{true};
+  struct Counts {
+    explicit Counts(std::atomic<int>& alive) : alive_(&alive) { ++*alive_; }
+    ~Counts() { --*alive_; }
+    Counts(const Counts&) = delete;
+    Counts& operator=(const Counts&) = delete;
+    std::atomic<int>* const alive_;
+  };
+  using Answer = std::unique_ptr<Counts>;
+  static std::atomic<int> alive{0}, answered{0};
+  const auto start = [] {
+    auto started = base::Asked<Answer>::start("the library", []() -> base::Result<Answer> {
+      hanging.wait(true);
+      auto answer = std::make_unique<Counts>(alive);
+      ++answered;
+      return answer;
+    });
+    REQUIRE(started.ok());
+    return *std::move(started);
+  };
+  const auto taken = start(), left = start();
+  {
+    const auto given_up = start();
+    CHECK_FALSE(given_up->wait_until({}));
+  }
+  CHECK_FALSE(taken->wait_until({}));
+  hanging = false;
+  hanging.notify_all();
+  {
+    const auto answer = taken->wait_until(std::chrono::steady_clock::time_point::max());
+    REQUIRE(answer);
+    CHECK(answer->ok());
+    CHECK_FALSE(taken->wait_until({}));
+  }
+  while (answered != 3 || alive != 1) std::this_thread::yield();  // that of `left`
 }
