@@ -21,8 +21,7 @@ base::Result<Service::Found> Service::find(const std::string& spec) {
   found.name = spec == "auto" ? device->spec() : spec;
   found.sharable =
       device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
-  found.granularity_bytes =
-      device->can(GPUSHARE_DEVICE_CAP_IPC) ? found.info.mapping_granularity_bytes : 0;
+  found.granularity_bytes = device->can(GPUSHARE_DEVICE_CAP_IPC) ? found.info.mapping_granularity_bytes : 0;
   found.identity = identity_of(found.info.pci_address);
   log_failure(device->close(), "closing the device");
   return found;
@@ -30,8 +29,7 @@ base::Result<Service::Found> Service::find(const std::string& spec) {
 
 base::Status Service::open_devices() {
   devices_.reserve(options_.devices.size());
-  const auto until =
-      std::chrono::steady_clock::now() + std::chrono::nanoseconds(options_.open_patience_ns);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(options_.open_patience_ns);
   for (const std::string& spec : options_.devices) {
     Late& late = late_.emplace_back(Late{spec, {}, {}});
     GPUSHARE_ASSIGN_OR_RETURN(

@@ -59,7 +59,8 @@ client::Welcome hello(const SharedService& shared, const std::string& device) {
 
 }  // namespace
 
-TEST_CASE("a device that hangs when it is opened keeps no other from being served, and is served once it opens") {
+TEST_CASE(
+    "a device that hangs when it is opened keeps no other from being served, and is served once it opens") {
   const std::string late = hanging_device();
   const Hangs hangs;
   const SharedService shared([&](auto& options) {
@@ -96,7 +97,9 @@ TEST_CASE("a daemon none of whose devices opens says so, and does not start") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("a device that hangs when its lanes get memory: sessions have ephemeral memory of their own until it opens") {
+TEST_CASE(
+    "a device that hangs when its lanes get memory: sessions have ephemeral memory of their own until it "
+    "opens") {
   const std::string device = hanging_device();
   const Shared shared([&](auto& options) { options.devices = {device}; });
   const auto runtime = SharedService::open();
@@ -128,7 +131,9 @@ TEST_CASE("a device that hangs when its lanes get memory: sessions have ephemera
   CHECK_OK(runtime->close());
 }
 
-TEST_CASE("a process whose session arrives while the device is opened may close its connection, or end the daemon") {
+TEST_CASE(
+    "a process whose session arrives while the device is opened may close its connection, or end the "
+    "daemon") {
   const std::string device = hanging_device();
   Shared shared([&](auto& options) { options.devices = {device}; });
   const Hangs hangs;
