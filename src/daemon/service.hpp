@@ -277,10 +277,7 @@ class SharedDevice {
     images_.died(process);
     contexts_.ended(process);
   }
-  base::Status set_context(const Process& process, uint64_t bytes, bool asks) {
-    take_back_offers();
-    return contexts_.set(process, bytes, asks);
-  }
+  base::Status set_context(const Process& process, uint64_t bytes, bool asks);
   uint64_t context_bytes(const Process& process) const { return contexts_.bytes(process); }
   Images& images() { return images_; }
   // As sched::Authority::set_capacity; 0: the capacity with which the device began.
@@ -387,6 +384,7 @@ class SharedDevice {
   // For shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
   uint64_t lane_need(uint64_t ephemeral_bytes) const;
+  uint64_t bytes_on_device(const Claim& claim) const;  // all that it needs there
   void size_lane(sched::LaneId lane, uint64_t bytes);
   // Sends the session the pieces that it needs of its lane; false if they could not be made.
   bool send_lane(Claim& claim);
