@@ -1,6 +1,7 @@
 // Devices whose driver hangs when they are opened: for the daemon's sizes, and for the memory of shared lanes.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -16,7 +17,8 @@ namespace {
 
 constexpr char kHanging[] = "hanging_host";
 std::atomic<int> g_hangs{0};    // whether device_open hangs
-std::atomic<int> g_hanging{0};  // threads that hang in it
+std::atomic<int> g_hanging{0};  // threads that are in it
+std::atomic<int> g_open{0};     // devices
 
 std::string hanging_device() {
   static const bool registered = [] {
@@ -25,8 +27,15 @@ std::string hanging_device() {
     ops.device_open = [](uint32_t index, const char* options, gpushare_backend_device** out) {
       ++g_hanging;
       g_hangs.wait(1);
+      const int32_t code = device::find_backend("host")->device_open(index, options, out);
+      g_open += code == GPUSHARE_OK ? 1 : 0;
       --g_hanging;
-      return device::find_backend("host")->device_open(index, options, out);
+      return code;
+    };
+    ops.device_close = [](gpushare_backend_device* opened) {
+      const int32_t code = device::find_backend("host")->device_close(opened);
+      --g_open;
+      return code;
     };
     return device::register_backend(&ops).ok();
   }();
@@ -46,6 +55,12 @@ struct Hangs {
     g_hangs.notify_all();
   }
 };
+
+// A thread that nobody waits for has done with its device.
+void all_are_closed() {
+  Hangs::stop();
+  eventually([] { return g_hanging == 0 && g_open == 0; });
+}
 
 client::Welcome hello(const SharedService& shared, const std::string& device) {
   const RawConnection connection(shared);
@@ -95,6 +110,7 @@ TEST_CASE("a daemon none of whose devices opens says so, and does not start") {
   CHECK(started.status().code() == GPUSHARE_UNAVAILABLE);
   CHECK(started.status().message().find("its driver hangs") != std::string::npos);
   std::filesystem::remove_all(folder);
+  all_are_closed();
 }
 
 TEST_CASE(
@@ -158,4 +174,5 @@ TEST_CASE(
   CHECK(client::fields_of<client::Reply>(answer).code == GPUSHARE_OK);
   eventually([&] { return shared.status().processes.size() == 2 && shared.status().sessions.size() == 2; });
   shared.service.reset();
+  all_are_closed();
 }
