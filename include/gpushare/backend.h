@@ -330,7 +330,8 @@ typedef struct gpushare_backend_ops {
    * the ops gave it on all opened devices: contexts, code, memory of other libraries. The device itself need not be open: 0 once
    * the context has gone with the last device_close(), and more where another library keeps it. Errors: those of device_open() for its
    * arguments; UNSUPPORTED (the system does not say, or it cannot tell them from memory of phys_import, of which there is some);
-   * NOT_READY (other threads take and return memory all the while, so nothing can be said now). May block. */
+   * NOT_READY (nothing can be said now, because other threads take and return memory all the while, or because the system does
+   * not answer: ask again later). May block for some seconds. */
   int32_t (*context_bytes)(uint32_t index, const char* options, uint64_t* out_bytes);
 } gpushare_backend_ops;
 

@@ -11,12 +11,6 @@
 #include "daemon/service.hpp"
 
 namespace gpushare::daemon {
-namespace {
-
-constexpr uint64_t kMostOfDevice = 4;  // a quarter of it is believed to be of one process's contexts
-
-}  // namespace
-
 // Several connections of a process are to one context of the driver.
 uint64_t Contexts::of(pid_t process) const {
   uint64_t most = 0;
@@ -41,19 +35,49 @@ void Contexts::count(Owner owner, uint64_t bytes) {
   scheduler_.set_context_bytes(scheduler_.context_bytes() - before + of(owner.first), base::host_now_ns());
 }
 
-base::Status Contexts::set(const Process& process, uint64_t bytes, bool asks) {
-  const uint64_t believed = std::min(bytes, capacity_bytes_ / kMostOfDevice);
-  const uint64_t before = of(process.peer.pid);
+base::Status Contexts::set(const Process& process, uint64_t bytes, bool asks, const Largest& largest) {
+  const uint64_t believed = std::min(bytes, most_bytes());
+  const uint64_t before = of(process.peer.pid), others = scheduler_.context_bytes() - before;
   const uint64_t target = scheduler_.capacity().target_bytes;
-  if (asks && believed > before && scheduler_.context_bytes() - before > target - std::min(target, believed))
-    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the context of the process has " + base::format_bytes(bytes) +
-                                               " of the device; of the capacity, " +
-                                               base::format_bytes(target) +
-                                               ", contexts of other processes have " +
-                                               base::format_bytes(scheduler_.context_bytes() - before) +
-                                               ". Let one of them end, or raise the capacity"};
+  if (asks && believed > before) {
+    if (others > target - std::min(target, believed))
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+              "the context of the process has " + base::format_bytes(bytes) +
+                  " of the device; of the capacity, " + base::format_bytes(target) +
+                  ", contexts of other processes have " + base::format_bytes(others) +
+                  ". Let one of them end, or raise the capacity"};
+    const auto fits = [&](uint64_t contexts) {
+      return base::add_saturated(contexts, largest.bytes) <= target;
+    };
+    if (fits(others + before) && !fits(others + believed))
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+              "session '" + largest.session + "' needs " + base::format_bytes(largest.bytes) +
+                  ", and could never run beside this process's context: contexts would have " +
+                  base::format_bytes(others + believed) + " of the capacity, " + base::format_bytes(target) +
+                  ". Let the session end, or raise the capacity"};
+  }
   count({process.peer.pid, process.id}, believed);
   return {};
+}
+
+base::Status SharedDevice::set_context(const Process& process, uint64_t bytes, bool asks) {
+  take_back_offers();
+  if (bytes > contexts_.most_bytes())
+    log_limit_.warn(
+        process.peer.uid,
+        base::format("daemon: the context of process %d has %s of device '%s'; at most a quarter of "
+                     "the capacity, %s, is counted for one process, so sessions may find no memory",
+                     process.peer.pid, base::format_bytes(bytes).c_str(), name_.c_str(),
+                     base::format_bytes(contexts_.most_bytes()).c_str()),
+        base::host_now_ns());
+  Contexts::Largest largest;
+  for (const auto& [id, claim] : claims_) {
+    const sched::SessionState state = scheduler_.state(id);
+    if (state != sched::SessionState::kResident && state != sched::SessionState::kPagedOut) continue;
+    if (const uint64_t needs = bytes_on_device(*claim); needs > largest.bytes)
+      largest = {claim->members.front()->name, needs};
+  }
+  return contexts_.set(process, bytes, asks, largest);
 }
 
 base::Status Contexts::leave_room(const Process& process, const std::string& session, uint64_t bytes) const {

@@ -22,9 +22,16 @@ class Contexts {
  public:
   Contexts(sched::Scheduler& scheduler, uint64_t capacity_bytes)
       : scheduler_(scheduler), capacity_bytes_(capacity_bytes) {}
+  // A session that has been on the device, and all bytes that it needs there.
+  struct Largest {
+    std::string session;
+    uint64_t bytes = 0;
+  };
   // The process's contexts have `bytes` until the process has ended; its connections all report the same bytes. Errors,
-  // if `asks`: DEVICE_OUT_OF_MEMORY.
-  base::Status set(const Process& process, uint64_t bytes, bool asks);
+  // if `asks`: DEVICE_OUT_OF_MEMORY (they have no room, or the largest session would have none any more).
+  base::Status set(const Process& process, uint64_t bytes, bool asks, const Largest& largest);
+  // The most that is believed to be of one process's contexts.
+  uint64_t most_bytes() const { return capacity_bytes_ / 4; }
   void set_own(uint64_t bytes);  // of the service itself
   void ended(const Process& process);
   uint64_t bytes(const Process& process) const;

@@ -127,8 +127,16 @@ std::string SharedDevice::why_not_on(const RemoteSession& session, std::string* 
   }
   if (state == sched::SessionState::kPagedOut) {
     is("paged_out");
-    const std::string why = session.ready() ? scheduler_.coordinated_wait(claim.id) : std::string();
-    return session.ready() && why.empty() ? "memory, to be paged in" : why;
+    if (!session.ready()) return {};
+    const uint64_t needs = bytes_on_device(claim), contexts = scheduler_.context_bytes(),
+                   capacity = scheduler_.capacity().target_bytes;
+    if (base::add_saturated(needs, contexts) > capacity)
+      return base::format(
+          "memory, to be paged in: needs %s; of the capacity, %s, contexts of processes have %s",
+          base::format_bytes(needs).c_str(), base::format_bytes(capacity).c_str(),
+          base::format_bytes(contexts).c_str());
+    const std::string why = scheduler_.coordinated_wait(claim.id);
+    return why.empty() ? "memory, to be paged in" : why;
   }
   if (session.image_state == RemoteSession::ImageState::kWaits) {
     is("ready");

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/gpu_identity.hpp"
 
+#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/dynamic_library.hpp"
+#include "base/log.hpp"
+#include "base/patient.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::daemon {
@@ -105,10 +109,8 @@ std::vector<GpuIdentity> instances(const Functions& of, Handle gpu) {
   return out;
 }
 
-}  // namespace
-
-GpuIdentity identity_of(uint32_t pci_address) {
-  if (pci_address == 0 || !nvml()) return {};
+GpuIdentity find_identity(uint32_t pci_address) {
+  if (!nvml()) return {};
   const std::string address = base::format("%04x:%02x:%02x.%x", pci_address >> 16, pci_address >> 8 & 0xff,
                                            pci_address >> 3 & 0x1f, pci_address & 7);
   Handle gpu = nullptr;
@@ -123,7 +125,7 @@ GpuIdentity identity_of(uint32_t pci_address) {
   return parts.front();
 }
 
-std::vector<GpuIdentity> all_gpus() {
+std::vector<GpuIdentity> find_all() {
   std::vector<GpuIdentity> out;
   unsigned count = 0;
   if (!nvml() || nvml()->count(&count) != 0) return out;
@@ -135,6 +137,27 @@ std::vector<GpuIdentity> all_gpus() {
     out.insert(out.end(), parts.begin(), parts.end());
   }
   return out;
+}
+
+template <class T>
+T patiently(std::function<base::Result<T>()> ask) {
+  constexpr std::chrono::seconds kPatience{3};
+  static base::Hangs hangs;
+  base::Result<T> found = base::ask_patiently<T>(hangs, "NVML", kPatience, std::move(ask));
+  if (found.ok()) return *std::move(found);
+  base::log(base::kWarning, found.status().with_context("names of GPUs are not known").to_string());
+  return {};
+}
+
+}  // namespace
+
+GpuIdentity identity_of(uint32_t pci_address) {
+  if (pci_address == 0) return {};
+  return patiently<GpuIdentity>([pci_address] { return find_identity(pci_address); });
+}
+
+std::vector<GpuIdentity> all_gpus() {
+  return patiently<std::vector<GpuIdentity>>(find_all);
 }
 
 }  // namespace gpushare::daemon

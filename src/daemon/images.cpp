@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -28,6 +29,8 @@ using client::MessageType;
 namespace {
 
 constexpr uint64_t kChunkBytes = 16ull << 20;  // of pinned host memory
+
+constexpr std::chrono::milliseconds kStopLook{50}, kOpenPatience{30'000};
 
 uint64_t now_ns() {
   return base::host_now_ns();
@@ -62,8 +65,28 @@ Images::~Images() {
 
 // ---- reading --------------------------------------------------------------------------------------------------
 
+// A driver that hangs holds up neither the end of the service nor an image for longer than kOpenPatience.
+base::Result<std::unique_ptr<device::Device>> Images::wait_for_device() {
+  using Clock = std::chrono::steady_clock;
+  if (opening_ == nullptr) {
+    GPUSHARE_ASSIGN_OR_RETURN(
+        opening_, base::Asked<std::unique_ptr<device::Device>>::start(
+                      "the device's driver", [spec = spec_] { return device::Device::open(spec); }));
+  }
+  const auto until = Clock::now() + kOpenPatience;
+  for (;;) {
+    if (auto opened = opening_->wait_until(Clock::now() + kStopLook)) {
+      opening_.reset();
+      return *std::move(opened);
+    }
+    base::MutexLock lock(mutex_);
+    if (stop_ || Clock::now() >= until)
+      return base::Status(GPUSHARE_UNAVAILABLE, "device '" + spec_ + "' has not opened, its driver hangs");
+  }
+}
+
 base::Status Images::open_device() {
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> device, device::Device::open(spec_));
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> device, wait_for_device());
   if (!device->can(GPUSHARE_DEVICE_CAP_IPC)) {
     log_failure(device->close(), "closing the device");
     return {GPUSHARE_UNSUPPORTED,
@@ -73,7 +96,7 @@ base::Status Images::open_device() {
   pool_ = std::make_unique<loader::ChunkPool>(*device, kChunkBytes);
   cache_ = std::make_unique<loader::ImageCache>(*pool_, limit_bytes_, loader::ReadOptions{});
   device_ = std::move(device);
-  if (const auto measured = device_->context_bytes(); measured.ok()) context_bytes_.store(*measured);
+  context_.measure(*device_, now_ns());
   return {};
 }
 

@@ -12,7 +12,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <list>
@@ -23,11 +22,13 @@
 #include <vector>
 
 #include "base/mutex.hpp"
+#include "base/patient.hpp"
 #include "base/status.hpp"
 #include "client/board.hpp"
 #include "client/images.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
+#include "daemon/own_context.hpp"
 #include "daemon/shared_image.hpp"
 #include "device/device.hpp"
 #include "loader/image.hpp"
@@ -73,8 +74,12 @@ class Images {
   // A disconnected process cannot be told to unmap: its mappings stay until it is dead.
   void disconnected(Process& process);
 
-  uint64_t context_bytes() const { return context_bytes_.load(); }  // of this process, since the first image
-  bool in_use(const Process& process) const;                        // it has images mapped
+  uint64_t context_bytes() const { return context_.bytes(); }  // of this process, since the first image
+  // As OwnContext::tick.
+  bool tick(uint64_t now_ns, uint64_t* next_ns) {
+    return context_.tick([this]() -> device::Device& { return *device_; }, now_ns, next_ns);
+  }
+  bool in_use(const Process& process) const;  // it has images mapped
   // Processes that were asked `lease_ns` ago or longer to unmap an image; each image is reported once. *next_ns is
   // lowered to the time until the next look.
   std::vector<const Process*> overdue(uint64_t now_ns, uint64_t lease_ns, uint64_t* next_ns);
@@ -112,6 +117,7 @@ class Images {
   void read_images();
   void take_read();
   bool take_loaded();  // true if a load has ended
+  base::Result<std::unique_ptr<device::Device>> wait_for_device();
   base::Status open_device();
   base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
@@ -139,7 +145,9 @@ class Images {
   uint64_t& next_id_;
   const std::function<void()> wake_;
   std::unique_ptr<device::Device> device_;  // with the first image
-  std::atomic<uint64_t> context_bytes_{0};
+  // The reader's: the device is being opened. Null: it is open, or was not asked for.
+  std::unique_ptr<base::Asked<std::unique_ptr<device::Device>>> opening_;
+  OwnContext context_;
   device::Stream link_stream_;
   loader::LinkCosts link_{0.010, 12e6, 0.020};  // assumed until a load has been measured
   bool link_measured_ = false;

@@ -1,14 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/lanes.hpp"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "daemon/log_failure.hpp"
 
 namespace gpushare::daemon {
 
 Lanes::~Lanes() {
   for (sched::LaneId lane = 0; lane < lanes_.size(); ++lane) (void)resize(lane, 0, 0);
+}
+
+base::Result<Lanes::Opened> Lanes::open(const std::string& spec) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> device, device::Device::open(spec));
+  base::Result<uint64_t> context_bytes = device->context_bytes();
+  return Opened{std::move(device), std::move(context_bytes)};
+}
+
+bool Lanes::opening(uint64_t now_ns) {
+  if (device_ != nullptr || (opening_ == nullptr && now_ns < open_again_ns_)) return false;
+  if (opening_ == nullptr) start_opening(now_ns);
+  if (opening_ == nullptr || take_opened(now_ns)) return false;
+  if (opening_ == nullptr) return false;  // it could not be opened
+  if (now_ns - opening_since_ns_ < kOpenPatienceNs) return true;
+  if (!std::exchange(said_late_, true))
+    base::log(base::kWarning,
+              "daemon: device '" + spec_ +
+                  "' has not opened for 5 s, its driver hangs: until it opens, sessions share no "
+                  "ephemeral memory there");
+  return false;
+}
+
+void Lanes::start_opening(uint64_t now_ns) {
+  auto started = base::Asked<Opened>::start("the device's driver", [spec = spec_] { return open(spec); });
+  opening_since_ns_ = now_ns;
+  open_again_ns_ = now_ns + kOpenAgainNs;
+  said_late_ = false;
+  if (started.ok())
+    opening_ = *std::move(started);
+  else
+    log_failure(started.status(), "opening device '" + spec_ + "' for shared lanes");
+}
+
+bool Lanes::take_opened(uint64_t now_ns) {
+  auto answer = opening_->wait_until({});
+  if (!answer) return false;
+  opening_.reset();
+  if (!answer->ok()) {
+    open_again_ns_ = now_ns + kOpenAgainNs;
+    log_failure(answer->status(), "opening device '" + spec_ + "' for shared lanes");
+    return false;
+  }
+  device_ = std::move((*answer)->device);
+  context_.note((*answer)->context_bytes, now_ns);
+  return true;
+}
+
+bool Lanes::tick(uint64_t now_ns, uint64_t* next_ns) {
+  const bool opened = opening_ != nullptr && take_opened(now_ns);
+  if (opening_ != nullptr) *next_ns = std::min(*next_ns, kOpenAgainNs);
+  return context_.tick([this]() -> device::Device& { return *device_; }, now_ns, next_ns) || opened;
 }
 
 base::Status Lanes::resize(sched::LaneId lane, uint64_t bytes, uint64_t user) {
@@ -31,10 +84,7 @@ base::Status Lanes::resize(sched::LaneId lane, uint64_t bytes, uint64_t user) {
 }
 
 base::Status Lanes::make(uint64_t user, Piece* out_piece) {
-  if (device_ == nullptr) {
-    GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(spec_));
-    if (const auto measured = device_->context_bytes(); measured.ok()) context_bytes_ = *measured;
-  }
+  if (device_ == nullptr) return {GPUSHARE_NOT_READY, "device '" + spec_ + "' is not open"};
   GPUSHARE_ASSIGN_OR_RETURN(out_piece->memory, device_->phys_create_shared(piece_bytes_));
   several_users_ = several_users_ || (only_user_ != 0 && only_user_ != user);
   only_user_ = user;

@@ -19,7 +19,6 @@
 #include "base/log.hpp"
 #include "base/no_signals.hpp"
 #include "base/units.hpp"
-#include "device/device.hpp"
 
 namespace gpushare::daemon {
 
@@ -44,6 +43,8 @@ Descriptor process_of(int socket, pid_t pid) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &number, &bytes) == 0) return Descriptor(number);
   return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
+
+constexpr uint64_t kHeldLookNs = 5'000'000, kLateLookNs = 1'000'000'000;  // a device that opens calls nobody
 
 base::Status watch(int epoll, int descriptor, uint64_t id) {
   epoll_event event{};
@@ -84,7 +85,7 @@ base::Status Service::open() {
         "lanes are shared where one session at a time has the device: leave max_lanes 1, or share_lanes off"};
   GPUSHARE_ASSIGN_OR_RETURN(listener_,
                             client::Listener::open(options_.socket, options_.all_users ? 0666 : 0600));
-  for (const std::string& spec : options_.devices) GPUSHARE_RETURN_IF_ERROR(share(spec));
+  GPUSHARE_RETURN_IF_ERROR(open_devices());
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   if (!wake_ || !epoll_) return {GPUSHARE_IO_ERROR, std::string("epoll: ") + std::strerror(errno), errno};
@@ -96,48 +97,6 @@ base::Status Service::open() {
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the daemon's thread: ") + error.what()};
   }
-  return {};
-}
-
-base::Status Service::share(const std::string& spec) {
-  GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
-  const gpushare_backend_device_info info = device->info();
-  const std::string name = spec == "auto" ? device->spec() : spec;
-  const bool sharable =
-      device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
-  const uint64_t granularity_bytes =
-      device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
-  // Processes open the device themselves; the service needs only its size.
-  const base::Status closed = device->close();
-  if (!closed.ok()) base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
-  if (!sharable)
-    return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
-                                      "', which needs virtual memory and real time; use one such as host"};
-  if (name.size() >= sizeof(client::Welcome::device))
-    return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
-                                                    name.size(), sizeof(client::Welcome::device) - 1)};
-  for (const auto& each : devices_)
-    if (each->name() == name)
-      return {GPUSHARE_INVALID_ARGUMENT,
-              "device '" + name +
-                  "' is named twice; a device is shared once, or its memory would be promised twice"};
-  uint64_t capacity_bytes = options_.capacity_bytes;
-  if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
-  if (capacity_bytes > info.total_bytes)
-    return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
-                                           " asked; device '" + name + "' has " +
-                                           base::format_bytes(info.total_bytes)};
-  // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
-  if (capacity_bytes > info.free_bytes)
-    base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
-                                  " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
-                                  ": a session that finds no memory waits");
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, options_.make_policy
-                                                                       ? options_.make_policy()
-                                                                       : sched::make_policy(options_.policy));
-  devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
-                                                    log_limit_, std::move(policy), [this] { wake(); }));
-  devices_.back()->set_pci_address(info.pci_address);
   return {};
 }
 
@@ -181,7 +140,9 @@ void Service::handle_event(uint64_t id) {
 
 uint64_t Service::tick(uint64_t now_ns) {
   uint64_t in_ns = log_limit_.tick(now_ns);
+  if (take_late()) in_ns = std::min(in_ns, kLateLookNs);
   for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
+  if (handle_held(now_ns)) in_ns = std::min(in_ns, kHeldLookNs);
   for (const auto& [id, process] : processes_) {
     if (process->welcome || process->dead) continue;
     if (now_ns > process->connected_ns + kHelloNs)
@@ -209,6 +170,9 @@ void Service::serve() {
       const uint64_t now_ns = base::host_now_ns();
       if (now_ns >= next_tick_ns || count != 0) next_tick_ns = tick(now_ns);
       sweep();
+      if (options_.on_fault)
+        for (const auto& device : devices_)
+          if (const std::string wrong = device->check(); !wrong.empty()) options_.on_fault(wrong);
     } catch (const std::bad_alloc&) {
       try {
         base::log(base::kError, "daemon: out of host memory; the request at hand is lost");
@@ -294,7 +258,7 @@ void Service::accept_processes() {
 
 void Service::receive(Process& process) {
   std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
-  for (size_t i = 0; i < kMessagesAtOnce && !process.dead && process.socket; ++i) {
+  for (size_t i = 0; i < kMessagesAtOnce && !process.dead && process.socket && !process.held; ++i) {
     std::vector<client::Descriptor> descriptors;
     const auto message = client::receive_message(process.socket.get(), buffer, &descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) return;
@@ -371,11 +335,19 @@ base::Status Service::on_context(const Request& request, const client::SessionMe
 }
 
 base::Status Service::on_arrive(const Request& request, const client::Arrive& message) {
+  if (request.process.device->arrives_later(message, base::host_now_ns()))
+    hold(request, message);
+  else
+    arrive(request, message);
+  return {};
+}
+
+void Service::arrive(const Request& request, const client::Arrive& message) {
   Process& process = request.process;
   if (sessions_of(process.peer.uid) >= options_.max_sessions_per_user) {
     request.answer({GPUSHARE_QUEUE_FULL, base::format("user %u has %u sessions, as many as allowed",
                                                       process.peer.uid, options_.max_sessions_per_user)});
-    return {};
+    return;
   }
   std::unique_ptr<GroupPage> page;
   if (!request.descriptors.empty())
@@ -384,7 +356,29 @@ base::Status Service::on_arrive(const Request& request, const client::Arrive& me
   uint32_t slot = 0;
   const base::Status arrived = process.device->arrive(process, message, std::move(page), &slot);
   request.answer(arrived, slot);
-  return {};
+}
+
+// Nothing of a process that is not read may wake the service, not even that its socket has closed.
+void Service::hold(const Request& request, const client::Arrive& message) {
+  request.process.held.emplace(Process::Held{message, std::move(request.descriptors)});
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, request.process.socket.get(), nullptr);
+}
+
+bool Service::handle_held(uint64_t now_ns) {
+  bool waits = false;
+  for (const auto& [id, process] : processes_) {
+    if (!process->held || process->dead) continue;
+    if (process->device->arrives_later(process->held->message, now_ns)) {
+      waits = true;
+      continue;
+    }
+    Process::Held held = *std::exchange(process->held, std::nullopt);
+    arrive({*process, held.message.header.sequence, held.descriptors, refusals_}, held.message);
+    process->device->pump();
+    if (const base::Status watched = watch(epoll_.get(), process->socket.get(), 2 * id); !watched.ok())
+      disconnect(*process, watched.message());
+  }
+  return waits;
 }
 
 base::Status Service::on_image_close(const Request& request, const client::SessionMessage& message) {
@@ -457,15 +451,21 @@ void Service::forget_closed(const Process& process) {
 base::Result<SharedDevice*> Service::find_device(const client::Hello& message) const {
   const std::string wanted = client::text_of(message.device);
   const auto pci = static_cast<uint32_t>(message.pci_address);
-  const bool by_address = wanted.empty() && pci != 0 &&
-                          std::any_of(devices_.begin(), devices_.end(),
-                                      [](const auto& each) { return each->pci_address() != 0; });
+  // A device that has not opened may have the address.
+  const bool by_address =
+      wanted.empty() && pci != 0 &&
+      (!late_.empty() || std::any_of(devices_.begin(), devices_.end(),
+                                     [](const auto& each) { return each->pci_address() != 0; }));
   std::string names;
+  if (const std::string why = late(wanted); !why.empty()) return base::Status(GPUSHARE_UNAVAILABLE, why);
   for (const auto& each : devices_) {
     if (by_address ? each->pci_address() == pci : wanted.empty() || each->name() == wanted) return each.get();
     names += (names.empty() ? "" : ", ") + each->name();
     if (by_address) names += " at " + pci_text(each->pci_address());
   }
+  if (by_address && !late_.empty())
+    return base::Status(GPUSHARE_UNAVAILABLE,
+                        "no device at " + pci_text(pci) + " is open; " + late(late_.front().spec));
   return base::Status(GPUSHARE_NOT_FOUND, "this daemon has no device " +
                                               (by_address ? "at " + pci_text(pci) : "'" + wanted + "'") +
                                               "; it has: " + names);
@@ -533,6 +533,7 @@ void Service::disconnect(Process& process, const std::string& why) {
                     base::format("daemon: process %d is disconnected: %s", process.peer.pid, why.c_str()),
                     base::host_now_ns());
   process.socket = Descriptor();
+  process.held.reset();
   std::vector<RemoteSession*> sessions;
   for (const auto& [number, session] : process.sessions) sessions.push_back(session);
   for (RemoteSession* session : sessions) process.device->disconnected(*session);

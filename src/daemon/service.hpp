@@ -24,11 +24,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/patient.hpp"
 #include "base/status.hpp"
 #include "client/channel.hpp"
 #include "client/lease_page.hpp"
@@ -66,6 +68,11 @@ struct ServiceOptions {
   uint32_t max_sessions_per_user = 1024;
   RankLimits ranks;
   KernelLimits::Places kernel_limits;
+  // The daemon waits so long for its devices to open. One that opens later is served from then on.
+  uint64_t open_patience_ns = 60'000'000'000;
+  // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are
+  // not checked.
+  std::function<void(const std::string& wrong)> on_fault;
   // Makes a policy of the operator's own for each device; empty: the built-in one that `policy` names.
   std::function<base::Result<std::unique_ptr<sched::Policy>>()> make_policy;
 };
@@ -100,6 +107,13 @@ struct Process {
   bool passes_turns = false;
   std::shared_ptr<sched::TimeCap> cap;          // the cap of its sessions that are in no group; null: none
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
+  // An arrival that is not answered yet, because the device is being opened. No further message of the process is read
+  // meanwhile.
+  struct Held {
+    client::Arrive message;
+    std::vector<client::Descriptor> descriptors;
+  };
+  std::optional<Held> held;
 };
 
 // A message that is being handled. answer() sends nothing if the process asked for no answer.
@@ -232,9 +246,9 @@ class SharedDevice {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   // As gpushare_backend_device_info has it; 0: none is known.
   uint32_t pci_address() const { return pci_address_; }
-  void set_pci_address(uint32_t address) {
+  void set_pci_address(uint32_t address, GpuIdentity identity) {
     pci_address_ = address;
-    identity_ = identity_of(address);
+    identity_ = std::move(identity);
     if (address == 0) return;
     KernelLimits::Places places = options_.kernel_limits;
     if (places.record.empty() && !options_.socket.empty()) places.record = options_.socket + ".limits";
@@ -244,6 +258,10 @@ class SharedDevice {
 
   // The table of leases that a process of the user gets.
   base::Result<std::shared_ptr<LeaseTable>> leases_for(uid_t user, bool passes_turns);
+  // True: the arrival is to be handled later, because memory that the session may share cannot be made yet.
+  bool arrives_later(const client::Arrive& message, uint64_t now_ns) {
+    return lanes_ != nullptr && may_share_lane(message) && lanes_->opening(now_ns);
+  }
   // `page`: the page on which the process and others of its group count their memory; null: none.
   base::Status arrive(Process& process, const client::Arrive& message, std::unique_ptr<GroupPage> page,
                       uint32_t* out_slot);
@@ -259,10 +277,7 @@ class SharedDevice {
     images_.died(process);
     contexts_.ended(process);
   }
-  base::Status set_context(const Process& process, uint64_t bytes, bool asks) {
-    take_back_offers();
-    return contexts_.set(process, bytes, asks);
-  }
+  base::Status set_context(const Process& process, uint64_t bytes, bool asks);
   uint64_t context_bytes(const Process& process) const { return contexts_.bytes(process); }
   Images& images() { return images_; }
   // As sched::Authority::set_capacity; 0: the capacity with which the device began.
@@ -336,6 +351,7 @@ class SharedDevice {
   static base::Status check_arrival(const Process& process, const client::Arrive& message);
   base::Result<Claim*> make_claim(const Process& process, const client::Arrive& message,
                                   const std::string& name, GroupPage* page, uint64_t now_ns);
+  static bool may_share_lane(const client::Arrive& message);
   sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
                              Claim& claim, bool limited) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
@@ -368,6 +384,7 @@ class SharedDevice {
   // For shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
   uint64_t lane_need(uint64_t ephemeral_bytes) const;
+  uint64_t bytes_on_device(const Claim& claim) const;  // all that it needs there
   void size_lane(sched::LaneId lane, uint64_t bytes);
   // Sends the session the pieces that it needs of its lane; false if they could not be made.
   bool send_lane(Claim& claim);
@@ -505,20 +522,40 @@ class SharedDevice {
 
 class Service {
  public:
-  // Reads the devices' sizes, binds the socket and starts serving. Errors: UNSUPPORTED (a device without virtual memory, or
-  // of virtual time), ALREADY_EXISTS (another daemon there), EXCEEDS_CAPACITY, INVALID_ARGUMENT, the device's.
+  // Reads the devices' sizes, binds the socket and starts serving. Blocks for ServiceOptions::open_patience_ns and what
+  // NVML takes. Errors: UNSUPPORTED (a device without virtual memory, or of virtual time), ALREADY_EXISTS (another daemon
+  // there), EXCEEDS_CAPACITY, INVALID_ARGUMENT, UNAVAILABLE (no device has opened in time), the device's.
   static base::Result<std::unique_ptr<Service>> start(ServiceOptions options);
   // Stops serving: processes find the connection closed and keep their memory.
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  const std::vector<std::unique_ptr<SharedDevice>>& devices() const { return devices_; }
+  // The devices that are served from the start. Any thread.
+  std::span<const std::unique_ptr<SharedDevice>> devices() const { return {devices_.data(), first_devices_}; }
 
  private:
   explicit Service(ServiceOptions options) : options_(std::move(options)) {}
   base::Status open();
-  base::Status share(const std::string& spec);  // a device
+  // devices.cpp
+  struct Found {  // what is told of a device by opening it
+    std::string name;
+    gpushare_backend_device_info info{};
+    bool sharable = false;
+    uint64_t granularity_bytes = 0;
+    GpuIdentity identity;
+  };
+  struct Late {
+    std::string spec;
+    std::unique_ptr<base::Asked<Found>> found;  // null: it has failed
+    base::Status failure;
+  };
+  static base::Result<Found> find(const std::string& spec);
+  base::Status open_devices();
+  base::Status share(Found found);
+  bool take_late();  // shares devices that have opened late; true: some have not
+  std::string late(
+      const std::string& name) const;  // why the device of that name is not served; empty: any other reason
   void serve();
   void sleep(uint64_t next_tick_ns) const;
   void handle_event(uint64_t id);
@@ -533,6 +570,10 @@ class Service {
   base::Status on_status_request(const Request& request, const client::StatusRequest& message);
   base::Status on_set_capacity(const Request& request, const client::SetCapacity& message);
   base::Status on_arrive(const Request& request, const client::Arrive& message);
+  void arrive(const Request& request, const client::Arrive& message);
+  void hold(const Request& request, const client::Arrive& message);
+  // Handles arrivals that were held and need not wait any longer. True: some have to.
+  bool handle_held(uint64_t now_ns);
   base::Status on_context(const Request& request, const client::SessionMessage& message);
   static base::Status on_image_close(const Request& request, const client::SessionMessage& message);
   static base::Status on_image_unmapped(const Request& request, const client::SessionMessage& message);
@@ -561,7 +602,9 @@ class Service {
   uint64_t started_ns_ = 0;
   LogLimit log_limit_;
   Patience patience_;
-  std::vector<std::unique_ptr<SharedDevice>> devices_;
+  std::vector<std::unique_ptr<SharedDevice>> devices_;  // of room for all, so that it does not move
+  size_t first_devices_ = 0;
+  std::vector<Late> late_;
   client::Listener listener_;
   client::Descriptor wake_, epoll_;
   std::map<uint64_t, std::unique_ptr<Process>> processes_;

@@ -169,6 +169,11 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
   return &claim;
 }
 
+bool SharedDevice::may_share_lane(const client::Arrive& message) {
+  const bool in_group = message.group != 0 && (message.flags & client::kOwnClaim) == 0;
+  return !in_group && (message.flags & client::kMayShareLane) != 0;
+}
+
 sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::Arrive& message,
                                          const std::string& name, Claim& claim, bool limited) const {
   sched::SessionSpec spec;
@@ -181,8 +186,7 @@ sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::A
   spec.weight = claim.weight;
   // A session that fits only without the rounding to pieces gets an E of its own. So does a session of a group with a
   // memory limit. That limit counts each E, and rounding to pieces would let the group have more than its limit.
-  claim.shares_lane = lanes_ != nullptr && claim.group == 0 && !limited &&
-                      (message.flags & client::kMayShareLane) != 0 &&
+  claim.shares_lane = lanes_ != nullptr && lanes_->is_open() && !limited && may_share_lane(message) &&
                       base::add_saturated(claim.persistent_bytes, lane_need(message.ephemeral_bytes)) <=
                           scheduler_.capacity().target_bytes;
   spec.persistent_bytes = claim.persistent_bytes;

@@ -23,6 +23,11 @@ uint64_t SharedDevice::lane_need(uint64_t ephemeral_bytes) const {
   return rest == 0 ? ephemeral_bytes : base::add_saturated(ephemeral_bytes, piece - rest);
 }
 
+uint64_t SharedDevice::bytes_on_device(const Claim& claim) const {
+  return base::add_saturated(claim.persistent_bytes,
+                             claim.shares_lane ? lane_need(claim.ephemeral_bytes) : claim.ephemeral_bytes);
+}
+
 base::Status SharedDevice::set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                     uint64_t now_ns) {
   GPUSHARE_RETURN_IF_ERROR(

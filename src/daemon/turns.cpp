@@ -271,6 +271,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   next_ns = std::min(next_ns, gates_.tick(now_ns));
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
   moved = announce_repaid(now_ns) || moved;
+  moved = images_.tick(now_ns, &next_ns) || moved;
+  moved = (lanes_ != nullptr && lanes_->tick(now_ns, &next_ns)) || moved;
   for (const Claim* claim : in_debt_) look_at(claim->cap->may_begin_ns(now_ns));
   if (retry_ns_ != 0 && now_ns >= retry_ns_) {
     retry_ns_ = 0;

@@ -289,7 +289,9 @@ base::Status Device::va_unmap_run(Address address, uint64_t bytes, uint64_t coun
 
 base::Result<uint64_t> Device::context_bytes() {
   uint64_t bytes = 0;
-  GPUSHARE_RETURN_IF_ERROR(status(ops_->context_bytes(index_, options_.c_str(), &bytes), "context_bytes"));
+  const int32_t code = ops_->context_bytes(index_, options_.c_str(), &bytes);
+  if (code == GPUSHARE_NOT_READY) return failure(code, "context_bytes");  // its message says why
+  GPUSHARE_RETURN_IF_ERROR(status(code, "context_bytes"));
   return bytes;
 }
 
@@ -344,6 +346,10 @@ base::Status Device::status(int32_t code, const char* op) const {
     return {code, base::format("%s: backend '%s' does not have this operation", op, ops_->name), 0,
             ops_->name};
   }
+  return failure(code, op);
+}
+
+base::Status Device::failure(int32_t code, const char* op) const {
   gpushare_backend_error error{};
   error.struct_size = sizeof(error);
   if (ops_->last_error(&error) == GPUSHARE_OK && error.status == code && error.message[0] != '\0') {

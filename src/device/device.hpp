@@ -143,6 +143,7 @@ class Device {
   base::Status status(int32_t code, const char* op) const;
 
  private:
+  base::Status failure(int32_t code, const char* op) const;  // the last one of the calling thread
   Device(const gpushare_backend_ops* ops, gpushare_backend_device* device, std::string spec);
   const gpushare_backend_ops* ops_;
   gpushare_backend_device* device_;

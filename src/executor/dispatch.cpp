@@ -131,6 +131,7 @@ void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
       session.profile_left_ > 0 || lane.closes > 0 ||
       lane.memory.load(std::memory_order_relaxed) == nullptr || !authority_->may_lend(session.id_, lane.id))
     return;
+  session.lent_serial_ = session.iteration_.serial_.load(std::memory_order_relaxed);
   mutex_.turn().lend(session, lane, lane.at(lane.next));
 }
 
@@ -163,6 +164,7 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
     authority_->dispatched(session.id_, lane.id, time);
     reaper_.granted();
     session.open_ = true;
+    session.begun_serial_ = session.lent_serial_ + 2 * ended.iterations + 1;
     lane.holder = &session;
     InFlight& slot = lane.at(lane.next++);
     slot.session = &session;

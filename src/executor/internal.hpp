@@ -139,7 +139,8 @@ class IterationImpl final : public Iteration {
   InFlight* slot_ = nullptr;  // of the iteration granted or under way: its events
   // The word for LentTurn::give_back() if the iteration began with a lent turn; else 0.
   uint64_t borrowed_word_ = 0;
-  std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
+  std::atomic<uint64_t> serial_{
+      0};  // of the iteration under way: rises by one as each begins, and as it ends
   // The serial of a pulled iteration, from its grant to the first end() or fail(), which wins the right to end it; else 0.
   std::atomic<uint64_t> can_end_{0};
 };
@@ -318,6 +319,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint32_t waits_in_ GPUSHARE_GUARDED_BY(books) = 0;    // threads that wait until it is on the device
   bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
   bool open_ GPUSHARE_GUARDED_BY(books) = false;        // an iteration is between grant and end
+  // The serial of the iteration before the session's lent turn, and that of its last one for which a lent turn was taken
+  // back: its thread may not have begun it yet.
+  uint64_t lent_serial_ GPUSHARE_GUARDED_BY(books) = 0, begun_serial_ GPUSHARE_GUARDED_BY(books) = 0;
   bool pull_waits_ GPUSHARE_GUARDED_BY(books) = false;
   uint64_t pull_order_ GPUSHARE_GUARDED_BY(books) = 0;
   // Granted to the pull that waits. Set under the lock, after all that the grant changes. Whoever takes the lane out

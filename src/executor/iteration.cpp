@@ -109,7 +109,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   if (session.options_.allow_spill) status = session.move_spilled(lane);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     lanes_.fit(lane);
-  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_release) + 1;
   if (status.ok())
     status =
         lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);

@@ -54,6 +54,7 @@ class RangeImpl final : public Range {
   uint64_t answer_ns() const { return options_.answer_ns; }
 
   base::Status close_now();
+  base::Status timed_out(const RangeWait& wait, uint64_t timeout_ns, const std::string& why) const;
   // kAway: the session is paged out. NOT_READY: to be tried again once *out_busy has passed.
   base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,
                           memory::FenceList* out_busy);
@@ -198,8 +199,12 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
     room.let_go();
     if (status.code() == GPUSHARE_NOT_READY) {
       if (NoWaitScope::active()) return {GPUSHARE_DEVICE_OUT_OF_MEMORY, describe() + ": " + status.message()};
-      // Nothing is held here, because a host function before the fences may want this very range.
-      memory::wait_all(busy);
+      // Nothing is held here, because a host function before the fences may want this very range. Without a wait for
+      // room the device's work is waited for all the same: it ends by itself.
+      if (!may_wait)
+        memory::wait_all(busy);
+      else if (!memory::wait_all(busy, deadline))
+        return timed_out(wait, timeout_ns, "work on the device still uses memory that is to be mapped");
       continue;
     }
     if (status.code() == base::kAway) {
@@ -212,12 +217,15 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
       return status;
     }
     if (!may_wait) return status.with_context(describe());
-    if (deadline.passed())
-      return {GPUSHARE_TIMED_OUT, describe() + " waited " + base::format_duration_ns(timeout_ns) + " for " +
-                                      base::format_bytes(wait.bytes) + ": " + status.message() +
-                                      (wait.silent.empty() ? "" : "; no answer from " + wait.silent)};
+    if (deadline.passed()) return timed_out(wait, timeout_ns, status.message());
     GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, need, deadline, &room));
   }
+}
+
+base::Status RangeImpl::timed_out(const RangeWait& wait, uint64_t timeout_ns, const std::string& why) const {
+  return {GPUSHARE_TIMED_OUT, describe() + " waited " + base::format_duration_ns(timeout_ns) + " for " +
+                                  base::format_bytes(wait.bytes) + ": " + why +
+                                  (wait.silent.empty() ? "" : "; no answer from " + wait.silent)};
 }
 
 base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait,

@@ -341,7 +341,9 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     Section lock(runtime);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
     if (has_failure_.exchange(false, std::memory_order_relaxed)) return std::exchange(failure_, {});
-    if (pull_waits_ || (open_ && iteration_.can_end_.load() != 0))
+    // The thread that has borrowed a turn may not have begun its iteration yet.
+    const bool begins = iteration_.serial_.load(std::memory_order_acquire) < begun_serial_;
+    if (pull_waits_ || (open_ && (begins || iteration_.can_end_.load() != 0)))
       return base::Status(
           GPUSHARE_INVALID_STATE,
           "session '" + name() + "' has an iteration open already, or another thread waits to begin one");

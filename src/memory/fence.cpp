@@ -2,7 +2,9 @@
 #include "memory/fence.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
+#include <thread>
 
 #include "base/waits.hpp"
 
@@ -43,6 +45,30 @@ void Fence::wait() {
   passed_.store(true, std::memory_order_release);
 }
 
+// No call of a device waits for an event with a deadline, so it is asked again and again.
+bool Fence::wait_until(const base::Deadline& deadline) {
+  using std::chrono::microseconds;
+  constexpr microseconds kFirst{20}, kMost{1000};
+  if (deadline.never()) {
+    wait();
+    return true;
+  }
+  for (microseconds pause = kFirst;; pause = std::min(2 * pause, kMost)) {
+    if (passed_.load(std::memory_order_acquire)) return true;
+    if (event_) {
+      closed_.store(true);
+      if (event_.query().code() != GPUSHARE_NOT_READY) {
+        passed_.store(true, std::memory_order_release);
+        return true;
+      }
+    } else {
+      base::check_wait("a block that the host uses");
+    }
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 void Fence::release() {
   passed_.store(true, std::memory_order_release);
   passed_.notify_all();
@@ -56,6 +82,11 @@ void order_all(const FenceList& fences, const device::Stream& stream) {
 void wait_all(const FenceList& fences) {
   for (const FencePtr& fence : fences)
     if (fence) fence->wait();
+}
+
+bool wait_all(const FenceList& fences, const base::Deadline& deadline) {
+  return std::all_of(fences.begin(), fences.end(),
+                     [&](const FencePtr& fence) { return !fence || fence->wait_until(deadline); });
 }
 
 bool all_passed(const FenceList& fences) {

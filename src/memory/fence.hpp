@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
@@ -39,6 +40,8 @@ class Fence {
   bool try_order(const device::Stream& stream);
   // Blocks until passed.
   void wait();
+  // Blocks until `deadline` at most; false: it has not passed. A simulated device may move its clock.
+  bool wait_until(const base::Deadline& deadline);
   // Ends a pin, which no stream passes.
   void release();
 
@@ -57,6 +60,7 @@ using FenceList = std::vector<FencePtr>;
 
 void order_all(const FenceList& fences, const device::Stream& stream);
 void wait_all(const FenceList& fences);
+bool wait_all(const FenceList& fences, const base::Deadline& deadline);  // as Fence::wait_until
 bool all_passed(const FenceList& fences);
 // Drops the fences that have passed.
 void prune(FenceList& fences);

@@ -243,7 +243,8 @@ void look_from_now_on(int place, const char* address) {
     store(g_addresses[place][0], address[0]);
   }
   const int own = getpid();  // a child of fork has not got the thread
-  if (__atomic_exchange_n(&g_looks, own, __ATOMIC_ACQ_REL) != own) start_thread(look_again, nullptr);
+  if (__atomic_exchange_n(&g_looks, own, __ATOMIC_ACQ_REL) != own && !start_thread(look_again, nullptr))
+    store(g_looks, 0);  // the next context or module tries again
 }
 
 }  // namespace

@@ -271,27 +271,26 @@ bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   if (page == MAP_FAILED) return false;
   auto* question = static_cast<Question*>(page);
   std::snprintf(question->address, sizeof question->address, "%s", pci_address);
-  bool known = false;
-  if (start_thread(answer, question)) {
-    const uint64_t until_ns = host_ns() + kPatienceNs;
-    for (uint64_t now_ns = host_ns(); load(question->state) == kAsked && now_ns < until_ns;
-         now_ns = host_ns()) {
-      const uint64_t left_ns = until_ns - now_ns;
-      const timespec left{static_cast<time_t>(left_ns / 1'000'000'000),
-                          static_cast<long>(left_ns % 1'000'000'000)};
-      syscall(SYS_futex, &question->state, FUTEX_WAIT_PRIVATE, kAsked, &left, nullptr, 0);
-    }
-    if (__atomic_exchange_n(&question->state, kGivenUp, __ATOMIC_ACQ_REL) == kAsked) {
-      __atomic_add_fetch(&g_hang, 1U, __ATOMIC_ACQ_REL);
-      log_line("process %d: NVML does not answer: contexts' own memory is not measured until it does",
-               static_cast<int>(getpid()));
-      return false;
-    }
-    known = question->known;
-    *out_bytes = question->bytes;
-  } else {
-    known = ask_process_bytes(pci_address, out_bytes);
+  if (!start_thread(answer, question)) {
+    munmap(page, sizeof(Question));
+    return false;
   }
+  const uint64_t until_ns = host_ns() + kPatienceNs;
+  for (uint64_t now_ns = host_ns(); load(question->state) == kAsked && now_ns < until_ns;
+       now_ns = host_ns()) {
+    const uint64_t left_ns = until_ns - now_ns;
+    const timespec left{static_cast<time_t>(left_ns / 1'000'000'000),
+                        static_cast<long>(left_ns % 1'000'000'000)};
+    syscall(SYS_futex, &question->state, FUTEX_WAIT_PRIVATE, kAsked, &left, nullptr, 0);
+  }
+  if (__atomic_exchange_n(&question->state, kGivenUp, __ATOMIC_ACQ_REL) == kAsked) {
+    __atomic_add_fetch(&g_hang, 1U, __ATOMIC_ACQ_REL);
+    log_line("process %d: NVML does not answer: contexts' own memory is not measured until it does",
+             static_cast<int>(getpid()));
+    return false;
+  }
+  const bool known = question->known;
+  *out_bytes = question->bytes;
   munmap(page, sizeof(Question));
   if (!known && limited()) say_unknown();
   return known;

@@ -14,8 +14,8 @@ void* nvml_hook(const char* name);
 // The program has found NVML's own `function` of this name in a library. The hook calls it from now on. Returns the hook.
 void* nvml_adopt(const char* name, void* function);
 // Bytes that this process has in use on the device of that PCI address. False: NVML is not there, does not know, or does
-// not answer. NVML is asked on a thread of its own, which is waited for a few seconds; while that thread hangs in NVML
-// no other question is asked.
+// not answer. NVML is asked on a thread of its own, which is waited for a few seconds. No question is asked while such a
+// thread hangs in NVML, or where no thread can be started.
 bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes);
 
 // The same, asked on the calling thread, which waits for as long as NVML takes.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <random>
 
@@ -53,13 +54,26 @@ void sort_by_arrival(std::vector<JobInfo>& jobs) {
                    [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
 }
 
+constexpr const char* kMuriColumns[] = {
+    "job_id",     "num_gpu",        "submit_time",     "iterations",      "model_name",
+    "batch_size", "iteration_time", "resource_time_0", "resource_time_1", "resource_time_2"};
+
+// Whether the header has most of the columns of the muri layout. A single name may be a column of another file, too.
+bool is_muri(const std::string& text, const std::string& file) {
+  const size_t start = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  const auto rows = parse_csv(text.substr(start, text.find('\n', start) - start), file);
+  if (!rows.ok() || rows->empty()) return false;
+  const CsvFields header(file, rows->front(), rows->front());
+  const auto found = std::count_if(std::begin(kMuriColumns), std::end(kMuriColumns),
+                                   [&](const char* name) { return header.has(name); });
+  return static_cast<size_t>(found) > std::size(kMuriColumns) / 2;
+}
+
 base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std::string& file,
                                      const TrainingFileOptions& options) {
   TrainingJobs out;
   out.layout = "muri";
-  const char* const names[] = {"job_id",          "num_gpu",        "submit_time",    "iterations",
-                               "model_name",      "batch_size",     "iteration_time", "resource_time_0",
-                               "resource_time_1", "resource_time_2"};
+  const auto& names = kMuriColumns;
   for (const char* name : names)
     if (!CsvFields(file, rows[0], rows[0]).has(name))
       return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": header: the muri layout lacks '" + name + "'");
@@ -116,8 +130,7 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
     return published;
   }
   TrainingJobs out;
-  const size_t start = std::min(text.find_first_not_of(" \t\r\n"), text.size());
-  if (text.substr(start, text.find('\n', start) - start).find("num_gpu") != std::string::npos) {
+  if (is_muri(text, path)) {
     GPUSHARE_ASSIGN_OR_RETURN(const std::vector<CsvRow> rows, parse_csv(text, path));
     GPUSHARE_ASSIGN_OR_RETURN(out, read_muri(rows, path, options));
     sort_by_arrival(out.jobs);

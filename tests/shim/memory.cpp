@@ -2,6 +2,7 @@
 // driver's own code, and comes back when it is freed. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -468,6 +469,35 @@ TEST_CASE("an NVML that hangs holds up no program and no limit, and counts again
   REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
   overhead(0, 0);
 }
+
+#if !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)  // a sanitizer needs a thread's stack itself
+TEST_CASE("a program that can start no thread asks NVML nothing, for it may hang, and counts once it can") {
+  const auto overhead = control<decltype(&recorder_set_overhead)>("recorder_set_overhead");
+  const auto looks = control<decltype(&recorder_nvml_looks)>("recorder_nvml_looks");
+  void *context = nullptr, *module = nullptr;
+  const uint64_t at_first = free_bytes(), looked = looks();
+  overhead(100 * kMiB, 0);
+  pthread_attr_t usual, huge;
+  REQUIRE(pthread_getattr_default_np(&usual) == 0);
+  REQUIRE(pthread_getattr_default_np(&huge) == 0);
+  REQUIRE(pthread_attr_setstacksize(&huge, size_t{1} << 47) == 0);  // more than there are addresses
+  REQUIRE(pthread_setattr_default_np(&huge) == 0);
+  CHECK(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  REQUIRE(cu("cuCtxSetCurrent", context) == kSuccess);
+  CHECK(looks() == looked);
+  CHECK(free_bytes() == at_first);
+  REQUIRE(pthread_setattr_default_np(&usual) == 0);
+  REQUIRE(cu("cuModuleLoadData", &module, "image") == kSuccess);
+  CHECK(looks() > looked);
+  CHECK(free_bytes() <= at_first - 100 * kMiB);
+  REQUIRE(cu("cuModuleUnload", module) == kSuccess);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  overhead(0, 0);
+  REQUIRE(pthread_attr_destroy(&usual) == 0);
+  REQUIRE(pthread_attr_destroy(&huge) == 0);
+}
+#endif
 
 TEST_CASE("every question for memory has the same answer") {
   uint64_t address = 0, total = 0, memory[3] = {}, memory_v2[5] = {};

@@ -38,6 +38,10 @@ struct SharedService {
     options.socket = folder + "/socket";
     options.devices = {"host?total_bytes=268435456&granularity=65536"};
     options.capacity_bytes = 64 << 20;
+    options.on_fault = [](const std::string& wrong) {
+      std::fprintf(stderr, "the daemon's books are wrong: %s\n", wrong.c_str());
+      std::abort();
+    };
     if (change) change(options);
     setenv("GPUSHARE_SOCKET", options.socket.c_str(), 1);
     setenv("GPUSHARE_DAEMON_WAIT", "0", 1);  // else a test that ends the daemon waits for another one

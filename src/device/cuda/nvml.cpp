@@ -4,18 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <map>
-#include <memory>
-#include <system_error>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/dynamic_library.hpp"
 #include "base/mutex.hpp"
-#include "base/no_signals.hpp"
+#include "base/patient.hpp"
 
 namespace gpushare::device::cuda {
 namespace {
@@ -97,58 +92,13 @@ base::Result<uint64_t> ask(const std::string& driver_path, uint32_t pci_address)
   return unsupported("NVML does not list this process");
 }
 
-// Of the thread that asks NVML and the one that waits for it; whoever is last destroys it.
-struct Question {
-  base::Mutex mutex;
-  base::ConditionVariable answered;
-  bool done GPUSHARE_GUARDED_BY(mutex) = false;
-  bool given_up GPUSHARE_GUARDED_BY(mutex) = false;
-  base::Result<uint64_t> answer GPUSHARE_GUARDED_BY(mutex) = unsupported("NVML has not answered");
-};
-// The threads of this process that hang in NVML. A child of fork has none.
-std::atomic<int> g_hang{0};
-std::atomic<pid_t> g_hang_in{0};
-
-void answer(const std::shared_ptr<Question>& question, const std::string& driver_path, uint32_t pci_address) {
-  base::Result<uint64_t> found = unsupported("no host memory");
-  try {
-    found = ask(driver_path, pci_address);
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it is not known then
-  }
-  base::MutexLock lock(question->mutex);
-  question->answer = std::move(found);
-  question->done = true;
-  if (question->given_up) --g_hang;
-  question->answered.notify_all();
-}
+base::Hangs g_hangs;
 
 }  // namespace
 
 base::Result<uint64_t> process_bytes(const std::string& driver_path, uint32_t pci_address) {
-  if (g_hang_in.exchange(getpid()) != getpid()) g_hang = 0;
-  if (g_hang > 0) return unsupported("NVML hangs in another call");
-  const auto question = std::make_shared<Question>();
-  std::thread thread;
-  try {
-    const base::NoSignals no_signals;
-    thread = std::thread([=] { answer(question, driver_path, pci_address); });
-  } catch (const std::system_error&) {
-    return unsupported("no thread can be started that asks NVML");
-  }
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  base::MutexLock lock(question->mutex);
-  while (!question->done && question->answered.wait_until(question->mutex, until)) {
-  }
-  if (!question->done) {
-    question->given_up = true;
-    ++g_hang;
-    thread.detach();
-    return unsupported("NVML has not answered for 3 s");
-  }
-  base::Result<uint64_t> found = std::move(question->answer);
-  lock.unlock();
-  thread.join();
-  return found;
+  return base::ask_patiently<uint64_t>(g_hangs, "NVML", kPatience,
+                                       [=] { return ask(driver_path, pci_address); });
 }
 
 }  // namespace gpushare::device::cuda

@@ -24,7 +24,8 @@ int32_t write_backend_error(const base::Status& status, gpushare_backend_error* 
 
 int32_t keep_failure(base::ThreadStatus& last_error, base::Status status) noexcept {
   const int32_t code = status.code();
-  if (code != GPUSHARE_NOT_READY) last_error.set(std::move(status));
+  const bool is_query = code == GPUSHARE_NOT_READY && &status.message() == &not_ready().message();
+  if (!is_query) last_error.set(std::move(status));
   return code;
 }
 

@@ -24,8 +24,8 @@ int32_t keep_failure(base::ThreadStatus& last_error, base::Status status) noexce
 int32_t keep_exception(base::ThreadStatus& last_error, const char* op) noexcept;
 
 // Runs `body` (returning base::Status) and keeps a failure in `last_error`, the backend's thread-local slot.
-// No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. NOT_READY is an answer
-// and is not kept.
+// No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. not_ready() is an
+// answer and is not kept.
 template <class Body>
 GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard_op(base::ThreadStatus& last_error, const char* op, Body&& body) {
   try {

@@ -104,3 +104,22 @@ TEST_CASE("a session opens while NVML hangs") {
   REQUIRE_OK(session->close());
   REQUIRE_OK(runtime->close());
 }
+
+TEST_CASE(
+    "the daemon's own context counts as soon as NVML answers that hung when the daemon opened the device") {
+  REQUIRE(standin_configure("context_bytes", 3 * kMiB) == 0);
+  setenv("CUDA_STANDIN", "context_bytes=5242880", 1);  // of the worker
+  REQUIRE(standin_configure("nvml_hangs", 1) == 0);
+  {
+    const Shared shared;
+    ChildProcess worker(GPUSHARE_SESSION_WORKER, {"worker", "1", "0", "2", "4", "1000", "0"});
+    REQUIRE(worker.line() == "ready\n");
+    const auto counted = [&] { return shared.status().devices[0].context_bytes; };
+    eventually([&] { return shared.status().devices[0].lanes == 1 && counted() == 5 * kMiB; });
+    REQUIRE(standin_configure("nvml_hangs", 0) == 0);
+    eventually([&] { return counted() == 8 * kMiB; });
+    worker.kill();
+  }
+  unsetenv("CUDA_STANDIN");
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+}

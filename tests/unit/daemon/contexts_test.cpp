@@ -7,8 +7,11 @@
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
+#include "base/units.hpp"
 #include "client/remote_authority.hpp"
 #include "support/random.hpp"
 #include "unit/daemon/raw_process.hpp"
@@ -146,6 +149,40 @@ TEST_CASE("sessions make room for contexts, and one that cannot be beside its pr
   CHECK(all_are(block, 8 * kMiB, 5));
   REQUIRE_OK(iteration->end());
   CHECK(device_of(shared).promised_bytes == alone + kMiB);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
+TEST_CASE(
+    "a context beside which a session that is there could never run is refused; one that comes all the same "
+    "is named") {
+  const SharedService shared;
+  const auto runtime = SharedService::open();
+  const auto session = open_session(*runtime, "large", 52 * kMiB, kMiB);
+  const uint64_t needs = device_of(shared).promised_bytes;
+  RawProcess raw(shared);
+  REQUIRE(raw.hello() == GPUSHARE_OK);
+  REQUIRE(raw.say(client::make_session_message(MessageType::kContext, 0, 14 * kMiB, 9)));
+  const auto refused = client::fields_of<client::Reply>(raw.answer());
+  CHECK(refused.code == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  INFO(client::text_of(refused.text));
+  const std::string named = "session 'large' needs " + base::format_bytes(needs);
+  CHECK(client::text_of(refused.text).find(named) != std::string::npos);
+  CHECK(session->info().state == executor::SessionState::kResident);
+  CHECK(claim_context(raw, 4 * kMiB) == GPUSHARE_OK);
+  raw.tell(MessageType::kContext, 0, 14 * kMiB);
+  base::Status ran;
+  std::thread runs([&] {
+    const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    ran = iteration.ok() ? (*iteration)->end() : iteration.status();
+  });
+  eventually([&] {
+    const auto now = shared.status();
+    return now.sessions[0].waits_for.find("contexts of processes have 14.00 MiB") != std::string::npos;
+  });
+  raw.tell(MessageType::kContext, 0, kMiB);
+  runs.join();
+  CHECK_OK(ran);
   REQUIRE_OK(session->close());
   REQUIRE_OK(runtime->close());
 }

@@ -1,7 +1,12 @@
 // The host device's own promises: the capped bus, and work on the calling thread. tests/cts tests the promises of
 // every device.
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -33,7 +38,59 @@ uint64_t address_of(const void* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 
+// How the next writes to files end: interrupted, then in part. Else as the kernel says.
+std::atomic<int> g_writes{0}, g_interrupted{0};
+
 }  // namespace
+
+// In place of the C library's function, for this whole program.
+extern "C" ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
+  ++g_writes;
+  if (g_interrupted > 0) {
+    if (--g_interrupted % 2 != 0) {
+      errno = EINTR;
+      return -1;
+    }
+    count = std::min<size_t>(count, 4096);
+  }
+  return syscall(SYS_pwrite64, file, bytes, count, offset);
+}
+
+TEST_CASE("a copy to fresh pages goes on where a signal interrupts it, and where a part of it was written",
+          "[host]") {
+  constexpr uint64_t kBytes = 8 << 20;
+  auto device = Device::open("host?total_bytes=67108864");
+  REQUIRE(device.ok());
+  const auto address = (*device)->va_reserve(kBytes);
+  REQUIRE(address.ok());
+  const auto memory = (*device)->phys_create(kBytes);
+  REQUIRE(memory.ok());
+  const auto block = (*device)->alloc(kBytes);
+  REQUIRE(block.ok());
+  REQUIRE((*device)->va_map(*address, kBytes, *memory, 0).ok());
+  std::vector<char> source(kBytes), back(kBytes);
+  for (size_t i = 0; i < kBytes; ++i) source[i] = static_cast<char>(i >> 12 ^ i);
+  {
+    const auto stream = (*device)->create_stream();
+    REQUIRE(stream.ok());
+    REQUIRE(stream->copy(*block, address_of(source.data()), kBytes, GPUSHARE_COPY_HOST_TO_DEVICE).ok());
+    REQUIRE(stream->synchronize().ok());
+    g_writes = 0;
+    g_interrupted = 6;
+    REQUIRE(stream->copy(*address, *block, kBytes, GPUSHARE_COPY_DEVICE_TO_DEVICE).ok());
+    REQUIRE(stream->synchronize().ok());
+    CHECK(g_interrupted == 0);
+    CHECK(g_writes == 7);
+    REQUIRE(stream->copy(address_of(back.data()), *address, kBytes, GPUSHARE_COPY_DEVICE_TO_HOST).ok());
+    REQUIRE(stream->synchronize().ok());
+  }
+  CHECK(back == source);
+  REQUIRE((*device)->free(*block).ok());
+  REQUIRE((*device)->va_unmap(*address, kBytes).ok());
+  REQUIRE((*device)->phys_release(*memory).ok());
+  REQUIRE((*device)->va_free(*address, kBytes).ok());
+  REQUIRE((*device)->close().ok());
+}
 
 TEST_CASE("no thread starts for what an idle stream can do at once", "[host]") {
   std::thread([] {}).join();  // a sanitizer's own thread starts with the first one of the process

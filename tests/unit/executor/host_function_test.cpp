@@ -161,6 +161,39 @@ TEST_CASE("a range that waits for device work lets a function of that work use t
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a range waits for device work no longer than its caller allows") {
+  auto options = options_of(kSetups[0]);
+  options.capacity_bytes = 16 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto session = open_session(*runtime, need("ranges", 2 * kMiB, 2 * kMiB));
+  executor::RangeOptions reserved;
+  reserved.reserved_bytes = 64 * kMiB;
+  auto range = session->open_range(reserved);
+  REQUIRE(range.ok());
+  const uint64_t granule = (*range)->info().granule_bytes;
+  uint64_t count = 0;
+  while ((*range)->commit(count * granule, granule, 0).ok()) ++count;
+  REQUIRE(count > 3);
+  auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  const auto stream = (*iteration)->stream();
+  REQUIRE(stream.ok());
+  std::atomic<bool> hangs{true};
+  REQUIRE_OK(
+      (*stream)->launch_host([](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(true); }, &hangs));
+  REQUIRE_OK((*range)->decommit(0, 2 * granule));  // in the stream's order: after the function
+  const base::Status late = (*range)->commit((count + 2) * granule, 2 * granule, 10'000'000);
+  CHECK(late.code() == GPUSHARE_TIMED_OUT);
+  CHECK(late.message().find("work on the device") != std::string::npos);
+  hangs = false;
+  hangs.notify_all();
+  REQUIRE_OK((*range)->commit((count + 2) * granule, 2 * granule, GPUSHARE_NO_TIMEOUT));
+  REQUIRE_OK((*iteration)->end());
+  CHECK(runtime->check() == "");
+  REQUIRE_OK((*range)->close());
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("a range is not closed in a function that the device waits for") {
   const Setup setup = GENERATE(from_range(std::begin(kVirtual), std::end(kVirtual)));
   auto runtime = open_runtime(options_of(setup));

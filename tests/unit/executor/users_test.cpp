@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -266,6 +267,34 @@ TEST_CASE("a runtime that lost its device closes while threads wait for what was
     timed.join();
     CHECK(waited == GPUSHARE_DEVICE_LOST);
     CHECK((synchronized == GPUSHARE_DEVICE_LOST || synchronized == GPUSHARE_INVALID_STATE));
+  }
+}
+
+TEST_CASE(
+    "a thread that has borrowed its session's turn and not begun yet: another that begins is refused, and "
+    "does not wait") {
+  auto runtime = open_runtime(options_of(kSetups[0]));
+  const auto session = open_session(*runtime, need("s", 0, kMiB));
+  auto& impl = static_cast<executor::SessionImpl&>(*session);
+  for (int round = 0; round < 3; ++round) {
+    std::optional<executor::LentTurn::Borrowed> borrowed;
+    while (!borrowed) {  // the turn is lent once the device is done
+      const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+      REQUIRE(iteration.ok());
+      REQUIRE_OK((*iteration)->end());
+      borrowed = impl.runtime_->mutex_.turn().borrow(impl);
+    }
+    // Here the thread of begin() is held up.
+    CHECK(session->begin(0).status().code() == GPUSHARE_INVALID_STATE);
+    impl.iteration_.slot_ = borrowed->slot;
+    impl.iteration_.borrowed_word_ = borrowed->word;
+    impl.iteration_.can_end_.store(impl.iteration_.serial_.load() + 1);
+    REQUIRE_OK(impl.runtime_->start_iteration(impl, *borrowed->lane));
+    CHECK(session->begin(0).status().code() == GPUSHARE_INVALID_STATE);
+    REQUIRE_OK(impl.iteration_.end());
+    const auto next = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(next.ok());
+    REQUIRE_OK((*next)->end());
   }
 }
 

@@ -361,6 +361,23 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
             .status()
             .message()
             .find(":2: 9 fields, but the header has 10") != std::string::npos);
+  const FileOf lacks(
+      "job_id,num_gpu,submit_time,iterations,model_name,batch_size,resource_time_0,resource_time_1,resource_"
+      "time_2\n"
+      "0,8,1000,10,gpt2,4,1,1,1\n");
+  CHECK(sim::read_training_jobs(lacks.path(), 64, {})
+            .status()
+            .message()
+            .find("the muri layout lacks 'iteration_time'") != std::string::npos);
+  // A column of one name with a column of that layout makes no file of that layout.
+  for (const char* column : {"num_gpu", "num_gpus"}) {
+    const FileOf own(
+        std::string("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,") +
+        column + "\na,guaranteed,5,10,100,1,2,0,1\n");
+    const std::string told = sim::read_training_jobs(own.path(), 1, {}).status().message();
+    CHECK(told.find(std::string("'") + column + "' is no column of the gpushare layout") !=
+          std::string::npos);
+  }
   const FileOf bad(
       "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\na,guaranteed,5,"
       "10,100,1,2,0,none\n");
