@@ -77,6 +77,49 @@ TEST_CASE("a process tells of its context, and that its session may share a lane
   CHECK(daemon.sent_well);
 }
 
+TEST_CASE("a turn that comes for an iteration that is not there any more goes back") {
+  RawDaemon daemon;
+  client::RemoteOptions options;
+  options.socket = client::default_socket();
+  auto opened = client::RemoteAuthority::open(options);
+  REQUIRE(opened.ok());
+  client::RemoteAuthority& authority = **opened;
+  sched::SessionSpec spec;
+  spec.id = 1;
+  spec.persistent_bytes = kMiB;
+  REQUIRE_OK(authority.arrive(spec, 0));
+  // The daemon has said and heard all that was said before.
+  uint64_t bytes = kMiB;
+  const auto settled = [&] {
+    REQUIRE_OK(authority.set_need(1, bytes += kMiB, 0, 0));
+    (void)authority.take_actions();
+  };
+  settled();
+  REQUIRE(authority.state(1) == sched::SessionState::kResident);
+  authority.ready(1, 0);
+  (void)authority.take_actions();  // asks
+  client::Lease& lease = daemon.page->lease(0);
+  eventually([&] { return lease.look().state == client::LeaseState::kBusy; });
+  SECTION("it stays for the next iteration while nobody else wants it") {
+    authority.not_ready(1, 0);
+    CHECK(lease.look().state == client::LeaseState::kIdle);
+  }
+  SECTION("it is free where others want it") {
+    lease.set({lease.look().epoch, client::LeaseState::kWanted});
+    authority.not_ready(1, 0);
+    CHECK(lease.look().state == client::LeaseState::kFree);
+  }
+  SECTION("also if the news of it come later") {
+    authority.not_ready(1, 0);
+    lease.set({lease.look().epoch + 1, client::LeaseState::kBusy});
+    daemon.tell(client::MessageType::kGranted);
+    settled();
+    CHECK(lease.look().state == client::LeaseState::kIdle);
+  }
+  opened->reset();
+  CHECK(daemon.sent_well);
+}
+
 TEST_CASE("room that comes after its session has given up is given back, unless the session asks again") {
   RawDaemon daemon;
   client::RemoteOptions options;
