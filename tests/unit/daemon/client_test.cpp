@@ -26,6 +26,18 @@ TEST_CASE("a wait for a message ends at its deadline") {
   CHECK_OK(client::wait_readable(here.get(), base::Deadline::after(kLong)));
 }
 
+TEST_CASE("a message to a peer that has gone is not taken for one that waits to be read") {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  const client::Descriptor here(ends[0]);
+  close(ends[1]);
+  const std::byte message[1] = {};
+  CHECK(client::send_message(here.get(), message).code() == GPUSHARE_UNAVAILABLE);
+  CHECK(client::send_message(-1, message).code() == GPUSHARE_IO_ERROR);
+  std::byte buffer[16];
+  CHECK(client::receive_message(-1, buffer, nullptr).status().code() == GPUSHARE_IO_ERROR);
+}
+
 TEST_CASE("a path that is too long for a socket is refused with its length and the most that is allowed") {
   const base::Status refused = client::connect_to(std::string(108, 'x')).status();
   CHECK(refused.code() == GPUSHARE_INVALID_ARGUMENT);
@@ -44,10 +56,67 @@ TEST_CASE("a process tells of its context, and that its session may share a lane
   eventually([&] { return daemon.context_bytes == 7 * kMiB; });
   sched::SessionSpec spec;
   spec.id = 1;
-  spec.persistent_bytes = spec.ephemeral_bytes = kMiB;
+  spec.cls = sched::SessionClass::kOpportunistic;
+  spec.priority = -3;
+  spec.weight = 2.5;
+  spec.remaining_ns = 7;
+  spec.persistent_bytes = kMiB;
+  spec.ephemeral_bytes = 2 * kMiB;
   CHECK_OK((*authority)->arrive(spec, 0));
   CHECK((daemon.arrive_flags & client::kMayShareLane) != 0);
+  const sched::SessionView view = (*authority)->view(1);
+  CHECK(view.id == 1);
+  CHECK(view.cls == sched::SessionClass::kOpportunistic);
+  CHECK(view.priority == -3);
+  CHECK(view.weight == 2.5);
+  CHECK(view.remaining_ns == 7);
+  CHECK(view.persistent_bytes == kMiB);
+  CHECK(view.ephemeral_bytes == 2 * kMiB);
+  CHECK((*authority)->view(2).id == 0);  // there is no such session
   authority->reset();
+  CHECK(daemon.sent_well);
+}
+
+TEST_CASE("a turn that comes for an iteration that is not there any more goes back") {
+  RawDaemon daemon;
+  client::RemoteOptions options;
+  options.socket = client::default_socket();
+  auto opened = client::RemoteAuthority::open(options);
+  REQUIRE(opened.ok());
+  client::RemoteAuthority& authority = **opened;
+  sched::SessionSpec spec;
+  spec.id = 1;
+  spec.persistent_bytes = kMiB;
+  REQUIRE_OK(authority.arrive(spec, 0));
+  // The daemon has said and heard all that was said before.
+  uint64_t bytes = kMiB;
+  const auto settled = [&] {
+    REQUIRE_OK(authority.set_need(1, bytes += kMiB, 0, 0));
+    (void)authority.take_actions();
+  };
+  settled();
+  REQUIRE(authority.state(1) == sched::SessionState::kResident);
+  authority.ready(1, 0);
+  (void)authority.take_actions();  // asks
+  client::Lease& lease = daemon.page->lease(0);
+  eventually([&] { return lease.look().state == client::LeaseState::kBusy; });
+  SECTION("it stays for the next iteration while nobody else wants it") {
+    authority.not_ready(1, 0);
+    CHECK(lease.look().state == client::LeaseState::kIdle);
+  }
+  SECTION("it is free where others want it") {
+    lease.set({lease.look().epoch, client::LeaseState::kWanted});
+    authority.not_ready(1, 0);
+    CHECK(lease.look().state == client::LeaseState::kFree);
+  }
+  SECTION("also if the news of it come later") {
+    authority.not_ready(1, 0);
+    lease.set({lease.look().epoch + 1, client::LeaseState::kBusy});
+    daemon.tell(client::MessageType::kGranted);
+    settled();
+    CHECK(lease.look().state == client::LeaseState::kIdle);
+  }
+  opened->reset();
   CHECK(daemon.sent_well);
 }
 

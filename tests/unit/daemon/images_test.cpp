@@ -150,7 +150,11 @@ TEST_CASE("sessions of several processes read one copy of an image") {
   const auto now = shared.status();
   REQUIRE(now.images.size() == 1);
   CHECK(now.images[0].path == path);
+  CHECK(now.images[0].device == shared.options.devices.front());
   CHECK(now.images[0].state == "resident");
+  CHECK(now.images[0].kept_bytes == 0);
+  CHECK(now.images[0].layers == kFiveMiB.size());
+  CHECK(now.images[0].arrived == kFiveMiB.size());
   CHECK(now.images[0].loads == 1);
   CHECK(now.images[0].sessions == 2);
   CHECK(now.devices[0].images_bytes == now.images[0].bytes);

@@ -382,8 +382,11 @@ TEST_CASE("growth and admission wait for the next daemon, as long as GPUSHARE_DA
   CHECK(over->code() == GPUSHARE_UNAVAILABLE);
   CHECK(over->message().find("has gone") != std::string::npos);
   CHECK(left->alloc(memory::Kind::kModel, 20 * kMiB, 0).status().code() == GPUSHARE_UNAVAILABLE);
-  setenv("GPUSHARE_DAEMON_WAIT", "soon", 1);
-  CHECK(SharedService::try_open().status().code() == GPUSHARE_INVALID_ARGUMENT);
+  for (const char* const none : {"soon", "-1", "1e10", "nan"}) {
+    INFO(none);
+    setenv("GPUSHARE_DAEMON_WAIT", none, 1);
+    CHECK(SharedService::try_open().status().code() == GPUSHARE_INVALID_ARGUMENT);
+  }
 }
 
 TEST_CASE(

@@ -166,7 +166,10 @@ TEST_CASE("side streams live and end") {
   auto stream = runtime->create_stream(-100);
   REQUIRE(stream.ok());
   CHECK_FALSE((*stream)->is_lane());
-  CHECK((*stream)->native().ok());
+  REQUIRE((*stream)->native().ok());
+  const auto again = runtime->adopt_stream(*(*stream)->native());  // no second one
+  REQUIRE(again.ok());
+  CHECK(*again == *stream);
   auto kept = runtime->create_stream(0);
   auto session = open_session(*runtime, need("s", 0, kMiB));
   std::shared_ptr<executor::Stream> lane;
@@ -175,6 +178,7 @@ TEST_CASE("side streams live and end") {
     REQUIRE(iteration.ok());
     lane = *(*iteration)->stream();
     CHECK(lane->is_lane());
+    CHECK(*runtime->adopt_stream(*lane->native()) == lane);
     CHECK(lane->release().code() == GPUSHARE_INVALID_ARGUMENT);
     CHECK(lane->launch_host(nullptr, nullptr).code() == GPUSHARE_INVALID_ARGUMENT);
     REQUIRE((*iteration)->end().ok());
@@ -185,6 +189,7 @@ TEST_CASE("side streams live and end") {
   CHECK((*kept)->release().code() == GPUSHARE_INVALID_STATE);
   CHECK(lane->synchronize().code() == GPUSHARE_INVALID_STATE);
   CHECK(lane->native().status().code() == GPUSHARE_INVALID_STATE);
+  CHECK(runtime->adopt_stream(nullptr).status().code() == GPUSHARE_INVALID_STATE);
 }
 
 TEST_CASE("dropping the last pointer closes; sessions kept longer say so") {

@@ -35,6 +35,7 @@ TEST_CASE("pull: an iteration begins, allocates, ends; nothing ephemeral is left
     REQUIRE((*stream)->fill(*scratch, 7, 10 * kMiB).ok());
     REQUIRE(enqueue(**stream, 1'000'000).ok());
     CHECK(session->info().ephemeral_bytes >= 10 * kMiB);
+    CHECK(runtime->check() == "");
     REQUIRE((*iteration)->end().ok());
     CHECK((*iteration)->end().code() == GPUSHARE_INVALID_STATE);
     CHECK((*iteration)->alloc(1, 0).status().code() == GPUSHARE_INVALID_STATE);
