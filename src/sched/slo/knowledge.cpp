@@ -13,9 +13,9 @@ namespace {
 // Distributions are computed anew after this many new durations or arrivals (the first 64 at once, so that a
 // start is quick).
 constexpr uint64_t kRefreshEvery = 64;
-constexpr size_t kLongestPoints = 64;  // of the integral for the expected longest
-constexpr int kShape = 16;             // durations that stand for the shape of a distribution
-constexpr uint32_t kProven = 32;  // members of finished batches, after which an application is known by them
+constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
+constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
+constexpr uint32_t kMostRan = 1u << 20;       // counted of an application
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -195,21 +195,16 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
 // holds, or never did (a wrong profile told beforehand, a neighbour on the device that came or went): the past is
 // forgotten at once, but for its shape, scaled to the new durations. Four samples alone would look much more alike than the
 // times are. The statistical test of the histogram needs dozens, and while a wrong estimate refuses requests, each sample
-// costs a request. Of a profile that was told and that few batches have tried, a tail is contradiction enough. A profile that
-// was told wrong was mostly taken on another device: all others that hardly any batch has tried are wrong by as much.
+// costs a request. A profile that was told wrong was mostly taken on another device: all others that hardly any batch has
+// tried are wrong by as much.
 void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
   constexpr uint8_t kInARow = 4;
-  constexpr double kBelow = 0.7, kAbove = 1.5, kTail = 0.1;
+  constexpr double kBelow = 0.7, kAbove = 1.5;
   Application& application = of.applications[index];
   if (application.own.empty()) return;
   const Distribution& own = application.own;
   const auto took = static_cast<double>(execution_ns);
-  double least = kBelow * own.quantile_ns(kLeastQuantile), most = kAbove * own.max_ns();
-  if (application.told && application.ran > 0 && application.ran < kProven) {
-    least = std::max(least, std::min(kBelow * own.mean_ns(), own.quantile_ns(kTail)));
-    most = std::min(most, std::max(kAbove * own.mean_ns(), own.quantile_ns(1 - kTail)));
-  }
-  const bool below = took<least, above = took> most;
+  const bool below = took<kBelow * own.quantile_ns(kLeastQuantile), above = took> kAbove * own.max_ns();
   if (!(below ? application.far_below : application.far_above)) application.far_logarithms = 0;
   application.far_below = below ? application.far_below + 1 : 0;
   application.far_above = above ? application.far_above + 1 : 0;
@@ -272,7 +267,7 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
   if (members.empty() || device_ns == 0) return;
   for (const Member& each : members) {
     uint32_t& ran = models_[model].applications[each.application].ran;
-    ran = std::min(ran + 1, kProven);
+    ran = std::min(ran + 1, kMostRan);
   }
   bool all = execution_ns.size() == members.size();
   uint64_t longest = 0;
