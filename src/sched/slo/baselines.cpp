@@ -31,9 +31,12 @@ class Ordered : public BatcherBase {
       decision.wake_ns = at;
       return decision;
     }
-    const uint32_t size = std::clamp(size_limit(model, now_ns), 1u, max_batch(model));
     std::vector<RequestId> ids;
-    take(model, size, now_ns, ids);
+    if (sized_by_first()) pass_over_late(order_, model, now_ns);
+    if (!order_.of(model).empty()) {
+      const uint32_t size = std::clamp(size_limit(model, now_ns), 1u, max_batch(model));
+      take(model, size, now_ns, ids);
+    }
     if (ids.empty()) {
       if (first_ready(now_ns).second != kNever)
         decision.wake_ns = now_ns + 1;  // others may be left, of another model
@@ -47,6 +50,8 @@ class Ordered : public BatcherBase {
 
  protected:
   virtual uint32_t size_limit(uint32_t model, uint64_t /*now_ns*/) { return max_batch(model); }
+  // The policy takes the size that the first request's time allows.
+  virtual bool sized_by_first() const { return false; }
   // When the requests of this model that wait may run.
   virtual uint64_t ready_at(uint32_t /*model*/, uint64_t now_ns) { return now_ns; }
   // The model with the least first key of those that may run, and now; else the one that may run first, and when; kNever if
@@ -133,9 +138,11 @@ class Clipper final : public Ordered {
     fit.largest = std::max(fit.largest, limited);
     return limited;
   }
+  bool sized_by_first() const override { return true; }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
     if (!flight.sample()) return;
     Fit& fit = fits_[flight.model];
+    if (flight.changed) fit = {};
     const auto took = static_cast<double>(device_ns);
     Latency& seen = fit.of_size[flight.size];
     seen.count += 1;
@@ -217,9 +224,11 @@ class ClipperMean final : public Ordered {
     if (!(slope > 0)) return offset <= budget ? most : 1;
     return static_cast<uint32_t>(std::clamp((budget - offset) / slope, 1.0, static_cast<double>(most)));
   }
+  bool sized_by_first() const override { return true; }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
     if (!flight.sample()) return;
     std::deque<std::pair<double, double>>& seen = fits_[flight.model].seen;
+    if (flight.changed) seen.clear();
     seen.emplace_back(flight.size, static_cast<double>(device_ns));
     if (seen.size() > 300) seen.pop_front();
   }
@@ -348,6 +357,7 @@ class NexusEarliest final : public Ordered {
     while (size < most && mean_duration_ns(model, size + 1) < left()) ++size;
     return size;
   }
+  bool sized_by_first() const override { return true; }
 };
 
 // Clockwork (controller/infer5): plans on a single number, the 0.99 percentile of the last ten durations of each batch
@@ -404,6 +414,7 @@ class Clockwork final : public BatcherBase {
     order_.remove(held.request.model, held.request.deadline_ns, held.request.id);
   }
   void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
+    if (flight.changed) recent_[flight.model].clear();
     if (flight.sample()) {
       std::deque<double>& recent = recent_[flight.model][flight.size];
       recent.push_back(static_cast<double>(device_ns));
@@ -429,6 +440,7 @@ class Clockwork final : public BatcherBase {
     uint32_t size_chosen = 0;
     double latest = 0;
     for (uint32_t model = 0; model < order_.models(); ++model) {
+      pass_over_late(order_, model, start);
       drop_hopeless(model, start);
       const auto& queue = order_.of(model);
       if (queue.empty()) continue;

@@ -85,12 +85,13 @@ void BatchTimeModel::fit(double x, bool told) {
 // The line of the least sum of relative deviations, by least squares reweighted with them. False if the batches
 // are too much alike for a line.
 bool BatchTimeModel::fit_line(bool told) {
-  double c0 = c0_ns_, c1 = c1_;
+  double c0 = 0, c1 = 0;
   const double least_spread = told ? 1e-6 : 0.05;
   for (int round = 0; round < kRounds; ++round) {
     double n = 0, sx = 0, sxx = 0, sy = 0, sxy = 0;
     for (const Seen& each : seen_) {
-      const double off = std::abs(each.took_ns - c0 - c1 * each.x) / each.took_ns;
+      // The first round weighs all alike: a start from the last line would stay with the size that this line meets exactly.
+      const double off = round == 0 ? 1 : std::abs(each.took_ns - c0 - c1 * each.x) / each.took_ns;
       const double weight = 1 / (each.took_ns * each.took_ns * std::max(off, 1e-4));
       n += weight;
       sx += weight * each.x;

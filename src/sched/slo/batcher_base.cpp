@@ -178,6 +178,7 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   // Share of the device that late probes get: half of a device that wins nothing, less and less down to a twentieth of one
   // that does but is idle now and then, and of a busy one a fiftieth and less and less.
   constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
+  if (device_ns == 0 && !(flight.won > 0)) return;  // of unknown time: it says nothing of the estimate
   if (flight.won > 0 || flight.cold) {
     idle_probes_ = busy_probes_ = {now_ns, 0};
   } else {
@@ -293,9 +294,9 @@ void BatcherBase::failed(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   Flight flight = std::move(at->second);
   flights_.erase(at);
   in_flight_.erase(id);
-  flight.cold = true;  // what it took is no sample
   const auto missed = static_cast<double>(flight.deadlines.size());
   if (flight.probe != Flight::Probe::kNone) probe_ended(flight, device_ns, now_ns);
+  flight.cold = true;  // what it took is no sample
   count_decided(flight.deadlines.size(), predicts_ ? 0 : missed);
   batch_finished(flight, device_ns, now_ns);
 }
@@ -303,7 +304,7 @@ void BatcherBase::failed(BatchId id, uint64_t device_ns, uint64_t now_ns) {
 void BatcherBase::ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns) {
   bool& warm = knowledge_.model(flight.model).warm;
   flight.cold = !std::exchange(warm, true) || device_ns == 0;
-  flight.stalled = !flight.cold && stalled(flight, device_ns);
+  if (!flight.cold) compare_with_expected(flight, device_ns);
   if (!predicts_) count_decided(flight.deadlines.size(), missed);
   won_since_probe_ = won_since_probe_ || flight.won > 0;
   if (flight.probe != Flight::Probe::kNone) probe_ended(flight, device_ns, now_ns);
@@ -311,14 +312,32 @@ void BatcherBase::ended(Flight flight, double missed, uint64_t device_ns, uint64
 }
 
 // Policies whose own estimates are of a few batches, or weigh the longest, would plan with a stall for long after it. Four
-// such batches in a row are no accident.
-bool BatcherBase::stalled(const Flight& flight, uint64_t device_ns) {
+// such batches in a row are no accident: what was measured before them says nothing any more, until as many are as short again.
+void BatcherBase::compare_with_expected(Flight& flight, uint64_t device_ns) {
   constexpr uint64_t kFactor = 5;
   constexpr uint32_t kInARow = 4;
-  uint32_t& in_a_row = knowledge_.model(flight.model).stalls;
+  Knowledge::Model& of = knowledge_.model(flight.model);
   const bool longer = flight.expected_ns > 0 && device_ns / kFactor >= flight.expected_ns;
-  in_a_row = longer ? in_a_row + 1 : 0;
-  return longer && in_a_row < kInARow;
+  const bool shorter = of.slowed && device_ns <= flight.expected_ns / kFactor;
+  of.stalls = longer ? of.stalls + 1 : 0;
+  of.shorts = shorter ? of.shorts + 1 : 0;
+  flight.stalled = longer && of.stalls < kInARow;
+  flight.changed = std::max(of.stalls, of.shorts) == kInARow;
+  if (flight.changed) of.slowed = longer;
+  overruns_ += longer ? 1 : 0;
+}
+
+void BatcherBase::pass_over_late(const KeyedOrder& by_deadline, uint32_t model, uint64_t now_ns) {
+  passed_over_.resize(knowledge_.models());
+  if (passed_over_[model] == overruns_) return;
+  const auto& order = by_deadline.of(model);
+  const auto late = [&] {
+    const auto size = static_cast<uint32_t>(std::min<size_t>(order.size(), max_batch(model)));
+    return static_cast<double>(order.begin()->first) <
+           static_cast<double>(now_ns) + mean_duration_ns(model, size);
+  };
+  while (!order.empty() && may_drop() && late()) drop(order.begin()->second, DropReason::kHopeless);
+  if (may_drop()) passed_over_[model] = overruns_;
 }
 
 void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,

@@ -84,6 +84,8 @@ class BatcherBase : public Batcher {
     bool cold = false;
     // It took many times what was expected, and such batches are rare.
     bool stalled = false;
+    // The last of some in a row that took many times what was expected, or again far less: the device is slower, or no more so.
+    bool changed = false;
     bool sample() const { return !cold && !stalled; }  // its time says what others will take
     double won = 0;  // cost of the requests that finished in time; 0 if the batch failed
   };
@@ -120,6 +122,10 @@ class BatcherBase : public Batcher {
   void predict_misses(size_t requests, double chance);
   // expire() over an order by deadline.
   uint64_t expire_from(const KeyedOrder& by_deadline, uint64_t now_ns);
+  // Drops the first requests of the order, once after each batch that took many times what was expected, that a batch of all
+  // that wait would make late. For policies that size a batch by the first request: the little time that a stall leaves it would
+  // make this batch small, and all that follow while requests keep coming, because small batches serve fewer than come.
+  void pass_over_late(const KeyedOrder& by_deadline, uint32_t model, uint64_t now_ns);
   // Takes the requests out and makes the batch.
   Batch make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns);
   uint32_t max_batch(uint32_t model) { return knowledge_.model(model).spec.batch_sizes.back(); }
@@ -144,9 +150,11 @@ class BatcherBase : public Batcher {
   void foresee_next(uint64_t now_ns);
   void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
   void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
-  bool stalled(const Flight& flight, uint64_t device_ns);
+  void compare_with_expected(Flight& flight, uint64_t device_ns);
 
   std::string name_;
+  uint64_t overruns_ = 0;              // batches that took many times what was expected
+  std::vector<uint64_t> passed_over_;  // by model: overruns_ when pass_over_late() was last done
   base::FlatHashMap<RequestId, Held> held_;
   absl::btree_map<KeyedOrder::Key, double> by_deadline_;  // all of held_, with their costs
   base::FlatHashMap<BatchId, Flight> flights_;

@@ -14,6 +14,8 @@ namespace {
 // start is quick).
 constexpr uint64_t kRefreshEvery = 64;
 constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
+constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
+constexpr uint32_t kMostRan = 1u << 20;       // counted of an application
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -105,6 +107,7 @@ uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const do
   first_ns_.clear();
   known.first_durations_ns(class_number, first_ns_);
   for (uint64_t each : first_ns_) record(of, index, each);
+  of.applications[index].told = false;
   return index;
 }
 
@@ -184,6 +187,7 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
   if (std::abs(own->mean - mean) < std::max(kLeast, kDeviations * error)) return;
   own->index = application(model, uint64_t{member.objective | 1u << 31} << 32 | member.number);
   for (uint64_t each : own->last) record(of, own->index, each);
+  of.applications[own->index].told = false;
   own->last = {};
 }
 
@@ -191,33 +195,52 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
 // holds, or never did (a wrong profile told beforehand, a neighbour on the device that came or went): the past is
 // forgotten at once, but for its shape, scaled to the new durations. Four samples alone would look much more alike than the
 // times are. The statistical test of the histogram needs dozens, and while a wrong estimate refuses requests, each sample
-// costs a request.
+// costs a request. A profile that was told wrong was mostly taken on another device: all others that hardly any batch has
+// tried are wrong by as much.
 void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
   constexpr uint8_t kInARow = 4;
   constexpr double kBelow = 0.7, kAbove = 1.5;
-  constexpr int kShape = 16;  // durations that stand for the shape
   Application& application = of.applications[index];
   if (application.own.empty()) return;
+  const Distribution& own = application.own;
   const auto took = static_cast<double>(execution_ns);
-  const bool below = took<kBelow * application.own.quantile_ns(kLeastQuantile), above = took> kAbove *
-                     application.own.max_ns();
-  if (!(below ? application.far_below : application.far_above)) application.far_ratio = 1;
+  const bool below = took<kBelow * own.quantile_ns(kLeastQuantile), above = took> kAbove * own.max_ns();
+  if (!(below ? application.far_below : application.far_above)) application.far_logarithms = 0;
   application.far_below = below ? application.far_below + 1 : 0;
   application.far_above = above ? application.far_above + 1 : 0;
   if (!below && !above) return;
-  application.far_ratio *= std::pow(took / application.own.mean_ns(), 1.0 / kInARow);
+  application.far_logarithms += std::log(std::max(took, 1.0));
   if (std::max(application.far_below, application.far_above) < kInARow) return;
-  application.histogram.keep_newest(kInARow - 1);
+  double known = 0;
   for (int i = 0; i < kShape; ++i)
-    application.histogram.record(
-        base::to_uint64(application.far_ratio * application.own.quantile_ns((i + 0.5) / kShape)));
+    known += std::log(std::max(own.quantile_ns((i + 0.5) / kShape), 1.0)) / kShape;
+  const double factor = std::exp(application.far_logarithms / kInARow - known);
+  application.histogram.keep_newest(kInARow - 1);
+  scale(of, index, factor);
+  if (!std::exchange(application.told, false) || of.applications.size() > kExactMixture) return;
+  for (uint32_t i = 0; i < of.applications.size(); ++i) {
+    Application& other = of.applications[i];
+    if (!other.told || other.own.empty() || other.ran >= kInARow) continue;
+    other.told = false;
+    other.histogram.keep_newest(0);
+    scale(of, i, factor);
+  }
+}
+
+// Adds the shape of what is known of the application, times the factor, to its durations.
+void Knowledge::scale(Model& of, uint32_t index, double factor) {
+  Application& application = of.applications[index];
+  for (int i = 0; i < kShape; ++i)
+    application.histogram.record(base::to_uint64(factor * application.own.quantile_ns((i + 0.5) / kShape)));
   application.far_below = application.far_above = 0;
+  if (!std::exchange(application.due, true)) of.due.push_back(index);
   of.fresh_application = true;
 }
 
 void Knowledge::record(Model& of, uint32_t index, uint64_t execution_ns) {
-  contradict(of, index, execution_ns);
   Application& application = of.applications[index];
+  if (application.histogram.count() == 0) application.told = application.ran == 0;
+  contradict(of, index, execution_ns);
   application.histogram.record(execution_ns);
   ++of.records;
   ++application.records;
@@ -242,6 +265,10 @@ void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, u
 void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
                             std::span<const uint64_t> execution_ns, uint64_t device_ns) {
   if (members.empty() || device_ns == 0) return;
+  for (const Member& each : members) {
+    uint32_t& ran = models_[model].applications[each.application].ran;
+    ran = std::min(ran + 1, kMostRan);
+  }
   bool all = execution_ns.size() == members.size();
   uint64_t longest = 0;
   for (size_t i = 0; i < members.size() && i < execution_ns.size(); ++i) {
@@ -314,9 +341,10 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   const auto k = static_cast<uint32_t>(members.size());
   bool known = !of.mix_alone.empty();
   // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
-  // that larger batches gain nothing never tries one.
+  // that larger batches gain nothing never tries one. c1 begins in the middle of what it may be: it is a unit of the times, but
+  // outside of its range it would bend the line.
   if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
-    of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 2);
+    of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 4);
   drawn_from_.clear();
   for (const Member& each : members)
     drawn_from_.push_back(&of.alone(each.application));  // the mixture if it is new

@@ -38,7 +38,10 @@ class Knowledge {
     bool due = false;      // `own` is to be computed anew
     // Durations in a row that lie far below, or far above, all that was known before them.
     uint8_t far_below = 0, far_above = 0;
-    double far_ratio = 1;  // the product of their ratios to the mean, each to the power of a quarter
+    double far_logarithms = 0;  // their sum
+    uint32_t ran = 0;           // members of finished batches
+    bool told =
+        false;  // nothing but durations told beforehand is known of it, and no finished batch contradicted them
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
     uint64_t tried = 0;    // the number of its last probe, see BatcherBase
   };
@@ -94,8 +97,11 @@ class Knowledge {
     uint64_t time_version = 0;
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
-    bool warm = false;    // a batch of the model has finished
-    uint32_t stalls = 0;  // batches in a row that took many times what their policy expected, see BatcherBase
+    bool warm = false;  // a batch of the model has finished
+    // Batches in a row that took many times what their policy expected, and, after such, those that took a small part of it;
+    // see BatcherBase.
+    uint32_t stalls = 0, shorts = 0;
+    bool slowed = false;
     uint32_t odd_runs =
         0;  // batches in a row that took many times what they should have, or a small part of it
     double odd_logarithm = 0;  // the sum of their ratios' logarithms
@@ -144,6 +150,7 @@ class Knowledge {
   void observe_objective(uint32_t model, const Member& member, uint64_t execution_ns);
   void update_mixture(Model& of);
   void contradict(Model& of, uint32_t index, uint64_t execution_ns);
+  void scale(Model& of, uint32_t index, double factor);
   bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns);

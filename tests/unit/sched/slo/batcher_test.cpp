@@ -323,6 +323,58 @@ TEST_CASE("late probes of a busy device make those of an idle one no rarer, nor 
   }
 }
 
+namespace {
+
+enum class End { kLate, kUnknownTime, kFailed };
+// When the next probe of application 1 begins, which ends as told, beside application 0 that keeps the device busy with batches of 5 ms.
+uint64_t next_probe(Batcher& batcher, uint64_t& now, RequestId& id, End end) {
+  while (true) {
+    (void)batcher.arrive(request(id++, now / kMs, now / kMs + 100, 1), now);
+    (void)batcher.arrive(request(id++, now / kMs, now / kMs + 100, 0), now);
+    const Decision next = batcher.next(now, 0);
+    REQUIRE(next.batch.has_value());
+    const uint64_t began = now;
+    const bool probe = next.batch->requests.front() % 2 == 1;
+    const uint64_t took = (probe ? 500 : 5) * kMs;
+    now += took;
+    if (probe && end == End::kFailed)
+      batcher.failed(next.batch->id, took, now);
+    else
+      batcher.finished(next.batch->id, probe && end == End::kUnknownTime ? 0 : took, now);
+    std::vector<Drop> drops;
+    batcher.take_drops(drops);
+    if (probe) return began;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a probe that fails is a late one, and one of unknown time says nothing") {
+  for (const End third : {End::kFailed, End::kUnknownTime}) {
+    INFO((third == End::kFailed ? "failed" : "unknown time"));
+    auto batcher = std::move(*make_batcher("gpushare"));
+    REQUIRE(batcher->add_model({.c0_ns = 0, .c1 = 1, .learn = false, .batch_sizes = {1}}).ok());
+    for (int i = 0; i < 256; ++i) {
+      batcher->observe(0, 0, 5 * kMs);
+      batcher->observe(0, 1, 500 * kMs);
+    }
+    uint64_t now = 0;
+    RequestId id = 1;  // odd ones are of application 1
+    constexpr uint64_t kProbe = 500 * kMs, kShare = 49;
+    next_probe(*batcher, now, id, End::kLate);  // the first batch of the model
+    next_probe(*batcher, now, id, End::kLate);
+    const uint64_t second = now;
+    CHECK(next_probe(*batcher, now, id, third) >= second + kShare * kProbe);
+    uint64_t ended = now;
+    if (third == End::kUnknownTime) {
+      CHECK(next_probe(*batcher, now, id, End::kLate) < ended + 10 * kProbe);
+      ended = now;
+    }
+    // The second late one: twice as long.
+    CHECK(next_probe(*batcher, now, id, End::kLate) >= ended + 2 * kShare * kProbe);
+  }
+}
+
 TEST_CASE("an idle device runs what is more likely to miss than not") {
   for (const char* policy : {"gpushare", "greedy", "edf"}) {
     INFO(policy);
@@ -388,6 +440,28 @@ TEST_CASE("after three batches in a row that stalled every policy soon serves ag
     auto batcher = untold(policy);
     const auto takes = [](uint64_t n, size_t) { return uint64_t{n >= 5 && n <= 7 ? 300u : 4u}; };
     CHECK(served_ahead(*batcher, 10, takes, 3000) >= 80);  // of 100 that came in the last second
+  }
+}
+
+// A request each 2 ms is more than batches of one serve: a policy that stays with small ones after a stall never catches up.
+TEST_CASE("after a stall no policy stays with batches too small for what comes") {
+  const auto now_and_then = [](uint64_t n, size_t k) { return 3 + k + (n % 10 == 0 ? 200 : 0); };
+  const auto once = [](uint64_t n, size_t k) { return 3 + k + (n >= 20 && n < 24 ? 300 : 0); };
+  for (const uint64_t every_ms : {2, 3, 4}) {
+    for (const bool often : {true, false}) {
+      const auto serve = [&](const char* policy) {
+        auto batcher = untold(policy);
+        return often ? served_ahead(*batcher, every_ms, now_and_then)
+                     : served_ahead(*batcher, every_ms, once);
+      };
+      const int of_edf = serve("edf");
+      for (const char* policy : batcher_names()) {
+        if (!of_product(policy)) continue;
+        INFO(policy << ", a request each " << every_ms << " ms, "
+                    << (often ? "one batch in ten stalls" : "four in a row stall"));
+        CHECK(serve(policy) >= 0.6 * of_edf);
+      }
+    }
   }
 }
 
@@ -458,6 +532,23 @@ TEST_CASE("inferred times: odd batches of one application say nothing of the oth
 
 // The applications' batches alternate, so more than four are odd in a row before four of one application are; and with many applications
 // none has four for long.
+TEST_CASE("inferred times: that larger batches take hardly longer is found out") {
+  Knowledge knowledge({});
+  const uint32_t model = *knowledge.add_model({});
+  const uint32_t application = knowledge.application(model, 0);
+  for (int i = 0; i < 50; ++i)
+    for (const size_t k : {1, 2, 4, 8}) {
+      const std::vector<Knowledge::Member> members(k, Knowledge::Member{application, 0, {}});
+      knowledge.observe_run(model, members, {}, (66 + 7 * k) * kMs / 10);
+    }
+  (void)knowledge.refresh(model);
+  const Knowledge::Model& of = knowledge.model(model);
+  for (const uint32_t k : {1u, 3u, 16u}) {
+    INFO(k);
+    CHECK(of.time.duration_ns(k, of.mix_alone.mean_ns()) == Approx((6.6 + 0.7 * k) * 1e6).epsilon(0.2));
+  }
+}
+
 TEST_CASE("inferred times: what all batches take follows the device, however many applications there are") {
   for (const uint32_t applications : {1u, 2u, 3u, 100u}) {
     INFO(applications);
@@ -499,6 +590,30 @@ TEST_CASE("durations that contradict a profile replace it, and keep its shape") 
   CHECK(profile.drifts == 1);
   CHECK(profile.mean_ns == Approx(20e6).epsilon(0.1));
   CHECK(profile.p99_ns > 26e6);  // four alike samples would tell that all are alike
+}
+
+TEST_CASE(
+    "a profile told wrong of one application is so of those that no batch has tried, and of no others") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  for (const uint32_t application : {0u, 1u, 2u})
+    for (uint64_t i = 0; i < 256; ++i) batcher->observe(0, application, (100 + (i * 37) % 200) * kMs);
+  uint64_t now = 0;
+  RequestId id = 1;
+  const auto ran = [&](uint32_t application, uint64_t ms) {
+    REQUIRE(batcher->arrive(request(id++, now / kMs, now / kMs + 10'000, application), now).ok());
+    const Decision next = batcher->next(now, 0);
+    REQUIRE(next.batch.has_value());
+    now += ms * kMs;
+    batcher->finished_run(next.batch->id, std::vector<uint64_t>{ms * kMs}, ms * kMs, now);
+  };
+  for (uint64_t i = 0; i < 12; ++i) ran(2, 100 + (i * 50) % 200);  // as told
+  for (int i = 0; i < 2; ++i)                                      // a fifth
+    for (const uint64_t ms : {25, 55}) ran(0, ms);
+  const auto mean_ms = [&](uint32_t application) { return batcher->profile(0, application)->mean_ns / 1e6; };
+  CHECK(mean_ms(0) == Approx(40).epsilon(0.35));
+  CHECK(mean_ms(1) == Approx(40).epsilon(0.35));
+  CHECK(mean_ms(2) == Approx(200).epsilon(0.1));
 }
 
 TEST_CASE("a failed batch wins nothing") {

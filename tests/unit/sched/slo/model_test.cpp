@@ -208,6 +208,19 @@ TEST_CASE("the batch-time model finds c0 and c1") {
   CHECK(single.c1() == before);
 }
 
+TEST_CASE("the batch-time model leaves a line that meets the commonest batches and no others") {
+  // Batches of two take what the first line says. The truth is 4 ms + 1 ms a member.
+  for (const bool told : {true, false}) {
+    INFO((told ? "told" : "inferred"));
+    BatchTimeModel model(1e6, 0.5);
+    const double longest = 5e6;
+    for (int i = 0; i < 100; ++i)
+      for (const unsigned k : {2, 2, 2, 2, 2, 2, 1, 1, 4, 8}) model.observe(k, longest, 4e6 + 1e6 * k, told);
+    CHECK(model.c0_ns() == Approx(4e6).epsilon(0.05));
+    CHECK(model.c1() == Approx(0.2).epsilon(0.05));
+  }
+}
+
 TEST_CASE("the batch-time model tells how much batches deviate from it") {
   Random random(gpushare::test::seed());
   INFO("seed " << gpushare::test::seed());
