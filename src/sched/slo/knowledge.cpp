@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kRefreshEvery = 64;
 constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
 constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
-constexpr uint32_t kMostRan = 1u << 20;       // counted of an application
+constexpr uint32_t kTried = 4;                // members of finished batches: an application's own times are known then
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -220,7 +220,7 @@ void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
   if (!std::exchange(application.told, false) || of.applications.size() > kExactMixture) return;
   for (uint32_t i = 0; i < of.applications.size(); ++i) {
     Application& other = of.applications[i];
-    if (!other.told || other.own.empty() || other.ran >= kInARow) continue;
+    if (!other.told || other.own.empty() || other.ran >= kTried) continue;
     other.told = false;
     other.histogram.keep_newest(0);
     scale(of, i, factor);
@@ -267,7 +267,7 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
   if (members.empty() || device_ns == 0) return;
   for (const Member& each : members) {
     uint32_t& ran = models_[model].applications[each.application].ran;
-    ran = std::min(ran + 1, kMostRan);
+    ran = std::min(ran + 1, kTried);
   }
   bool all = execution_ns.size() == members.size();
   uint64_t longest = 0;

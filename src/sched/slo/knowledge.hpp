@@ -39,7 +39,7 @@ class Knowledge {
     // Durations in a row that lie far below, or far above, all that was known before them.
     uint8_t far_below = 0, far_above = 0;
     double far_logarithms = 0;  // their sum
-    uint32_t ran = 0;           // members of finished batches
+    uint32_t ran = 0;           // members of finished batches, up to four
     bool told =
         false;  // nothing but durations told beforehand is known of it, and no finished batch contradicted them
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
