@@ -136,7 +136,7 @@ class Asked {
 
 // The answer of `ask`, called on a thread of its own, which may outlive the call: `ask` owns what it uses. `hangs` has
 // static storage. While a thread of `hangs` has not come back nothing is asked. Blocks for `patience` at most. Errors: those
-// of `ask`; NOT_READY (the library hangs, or there is no thread or no memory to ask with: ask again later).
+// of `ask`; NOT_READY (the library hangs, or there is no thread to ask with: ask again later).
 template <class T>
 Result<T> ask_patiently(Hangs& hangs, const char* library, std::chrono::seconds patience,
                         std::function<Result<T>()> ask) {

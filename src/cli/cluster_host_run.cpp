@@ -159,6 +159,19 @@ WorkBlock work_block(Address address, uint64_t bytes) {
           bytes};  // NOLINT(performance-no-int-to-ptr)
 }
 
+// Waits for all before one's failure is thrown: the others still use what the caller has on its stack.
+void end_all(const std::vector<Ticket>& tickets) {
+  std::exception_ptr failure;
+  for (const Ticket& ticket : tickets) {
+    try {
+      ticket.get();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
 // The thread of a placed job: from its admission until it ends, fails or is told to stop.
 void HostCluster::work(Job& job, const cluster::JobInfo& info) {
   std::string failure;
@@ -236,7 +249,7 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
         if (divides) iteration.stream().copy_to_host(job.parts[d].data(), models[d], job.persistent_bytes);
       }));
     }
-    for (const Ticket& ticket : tickets) ticket.get();
+    end_all(tickets);
     if (damaged) throw std::runtime_error("another job wrote into its memory: please report this");
     std::this_thread::sleep_for(std::chrono::duration<double>(length_s * (1 - demand) / slowest));
     ++index;

@@ -349,6 +349,8 @@ class ClusterRunCommand final : public Command {
         cluster::run(text, options, play, sim::all_cluster_kinds(),
                      timeline_.empty() && report_.empty() ? nullptr : &spans);
     progress.clear();
+    if (host && InterruptScope::interrupted())
+      return base::Status(GPUSHARE_CANCELLED, "the run was cancelled");
     if (!result.ok()) {
       const bool malformed = result.status().code() == GPUSHARE_MALFORMED_INPUT;
       return malformed ? result.status().with_context(file_) : result.status();

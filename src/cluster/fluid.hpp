@@ -112,7 +112,7 @@ class TrialRun {
 
   // The next completion, or infinity.
   double next_completion_s();
-  // Moves time to `time_s`, at most the next completion.
+  // Moves time to `time_s`, at most the next completion; where trials really run, beyond it too, and measured() follows.
   void advance(double time_s);
   // Completes what ends now; the trials that did.
   std::vector<size_t> complete();

@@ -2,6 +2,7 @@
 #include "cluster/fluid_scheduler.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace gpushare::cluster {
 
@@ -38,7 +39,11 @@ void FluidScheduler::finished(JobId job, double now_s) {
 double FluidScheduler::tick(double now_s, std::vector<Action>& actions) {
   if (!run_) run_.emplace(devices_, limits_);
   run_->advance(now_s);
-  if (!ended_.empty()) policy_->finished(*run_);
+  if (!ended_.empty()) {
+    policy_->finished(*run_);
+    // A group that comes now is no answer to what has ended: an answer comes at the very time of an end.
+    run_->advance(std::nextafter(now_s, kNever));
+  }
   ended_.clear();
   if (policy_->wake_s() <= now_s) policy_->woken(*run_);
   std::vector<size_t> group;

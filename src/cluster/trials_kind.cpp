@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "base/saturate.hpp"
 #include "cluster/fluid.hpp"
 #include "cluster/fluid_scheduler.hpp"
 #include "cluster/json.hpp"
@@ -134,7 +135,7 @@ class TrialsProblem final : public Problem {
       job.arrival_s = entry.arrival_s;
       job.work_s = entry.trial->budget_s;
       job.memory_bytes = entry.trial->memory_bytes;
-      job.iterations = uint64_t(std::max(1.0, std::round(job.work_s * 1e3 / work.iteration_ms)));
+      job.iterations = base::to_uint64(std::max(1.0, std::round(job.work_s * 1e3 / work.iteration_ms)));
       job.demands = {work.demand};
       job.divides = true;
       jobs.push_back(std::move(job));

@@ -35,13 +35,15 @@ base::Status Service::open_devices() {
     GPUSHARE_ASSIGN_OR_RETURN(
         late.found, base::Asked<Found>::start("the device's driver", [spec] { return find(spec); }));
   }
+  // After a failure the others are waited for too: the program may end on it, and drivers do not like that while they open.
+  base::Status failed;
   for (Late& late : late_) {
     std::optional<base::Result<Found>> found = late.found->wait_until(until);
     if (!found) continue;
     late.found.reset();
-    GPUSHARE_RETURN_IF_ERROR(found->status());
-    GPUSHARE_RETURN_IF_ERROR(share(**std::move(found)));
+    if (failed.ok()) failed = found->ok() ? share(late.spec, **std::move(found)) : found->status();
   }
+  GPUSHARE_RETURN_IF_ERROR(failed);
   std::erase_if(late_, [](const Late& late) { return late.found == nullptr; });
   if (devices_.empty()) return {GPUSHARE_UNAVAILABLE, late(late_.front().spec)};
   for (const Late& each : late_) base::log(base::kWarning, "daemon: " + late(each.spec));
@@ -59,7 +61,7 @@ bool Service::take_late() {
       continue;
     }
     late.found.reset();
-    late.failure = found->ok() ? share(**std::move(found)) : found->status();
+    late.failure = found->ok() ? share(late.spec, **std::move(found)) : found->status();
     if (late.failure.ok())
       base::log(base::kInfo, "daemon: device '" + late.spec + "' has opened and is served");
     else
@@ -80,7 +82,7 @@ std::string Service::late(const std::string& name) const {
   return {};
 }
 
-base::Status Service::share(Found found) {
+base::Status Service::share(const std::string& spec, Found found) {
   const std::string& name = found.name;
   const gpushare_backend_device_info& info = found.info;
   if (!found.sharable)
@@ -111,6 +113,7 @@ base::Status Service::share(Found found) {
   devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, found.granularity_bytes, options_,
                                                     log_limit_, std::move(policy), [this] { wake(); }));
   devices_.back()->set_pci_address(info.pci_address, std::move(found.identity));
+  if (spec == options_.devices.front()) first_device_ = devices_.back().get();
   return {};
 }
 

@@ -141,7 +141,7 @@ std::vector<GpuIdentity> find_all() {
 
 template <class T>
 T patiently(std::function<base::Result<T>()> ask) {
-  constexpr std::chrono::seconds kPatience{3};
+  constexpr std::chrono::seconds kPatience{20};  // an NVML that starts its GPUs takes some seconds
   static base::Hangs hangs;
   base::Result<T> found = base::ask_patiently<T>(hangs, "NVML", kPatience, std::move(ask));
   if (found.ok()) return *std::move(found);

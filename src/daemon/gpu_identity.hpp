@@ -20,7 +20,7 @@ struct GpuIdentity {
 
 // The identity of the CUDA device at a PCI address (as in gpushare_backend_device_info). On a GPU in MIG mode: of the
 // instance that CUDA_VISIBLE_DEVICES names, else of the first one, because CUDA shows a process one instance. Empty
-// where there is no NVML. Blocks for 3 s at most: an NVML that hangs counts as none. Thread-safe.
+// where there is no NVML. Blocks for 20 s at most: an NVML that hangs counts as none. Thread-safe.
 GpuIdentity identity_of(uint32_t pci_address);
 // All GPUs of the machine that this process may see; a GPU in MIG mode as its instances. Blocks as identity_of does.
 std::vector<GpuIdentity> all_gpus();

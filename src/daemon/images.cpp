@@ -65,7 +65,7 @@ Images::~Images() {
 
 // ---- reading --------------------------------------------------------------------------------------------------
 
-// A driver that hangs holds up neither the end of the service nor an image for longer than kOpenPatience.
+// A driver that hangs does not hold up the end of the service, and the reader for kOpenPatience an image.
 base::Result<std::unique_ptr<device::Device>> Images::wait_for_device() {
   using Clock = std::chrono::steady_clock;
   if (opening_ == nullptr) {

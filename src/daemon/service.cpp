@@ -141,8 +141,8 @@ void Service::handle_event(uint64_t id) {
 uint64_t Service::tick(uint64_t now_ns) {
   uint64_t in_ns = log_limit_.tick(now_ns);
   if (take_late()) in_ns = std::min(in_ns, kLateLookNs);
-  for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
   if (handle_held(now_ns)) in_ns = std::min(in_ns, kHeldLookNs);
+  for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
   for (const auto& [id, process] : processes_) {
     if (process->welcome || process->dead) continue;
     if (now_ns > process->connected_ns + kHelloNs)
@@ -373,10 +373,12 @@ bool Service::handle_held(uint64_t now_ns) {
       continue;
     }
     Process::Held held = *std::exchange(process->held, std::nullopt);
+    if (const base::Status watched = watch(epoll_.get(), process->socket.get(), 2 * id); !watched.ok()) {
+      disconnect(*process, watched.message());
+      continue;
+    }
     arrive({*process, held.message.header.sequence, held.descriptors, refusals_}, held.message);
     process->device->pump();
-    if (const base::Status watched = watch(epoll_.get(), process->socket.get(), 2 * id); !watched.ok())
-      disconnect(*process, watched.message());
   }
   return waits;
 }
@@ -456,10 +458,16 @@ base::Result<SharedDevice*> Service::find_device(const client::Hello& message) c
       wanted.empty() && pci != 0 &&
       (!late_.empty() || std::any_of(devices_.begin(), devices_.end(),
                                      [](const auto& each) { return each->pci_address() != 0; }));
+  // Without a name: the operator's first device, open or not, because a process that comes back has its memory there.
+  const bool first = wanted.empty() && !by_address;
   std::string names;
-  if (const std::string why = late(wanted); !why.empty()) return base::Status(GPUSHARE_UNAVAILABLE, why);
+  if (const std::string why = late(first ? options_.devices.front() : wanted); !why.empty())
+    return base::Status(GPUSHARE_UNAVAILABLE, why);
   for (const auto& each : devices_) {
-    if (by_address ? each->pci_address() == pci : wanted.empty() || each->name() == wanted) return each.get();
+    const bool meant = first        ? each.get() == first_device_
+                       : by_address ? each->pci_address() == pci
+                                    : each->name() == wanted;
+    if (meant) return each.get();
     names += (names.empty() ? "" : ", ") + each->name();
     if (by_address) names += " at " + pci_text(each->pci_address());
   }
@@ -504,8 +512,11 @@ base::Status Service::set_capacity(const Process& process, const client::SetCapa
   if (process.peer.uid != geteuid() && process.peer.uid != 0)
     return {GPUSHARE_UNAVAILABLE, "only the daemon's operator, its own user or root, sets the capacity"};
   const std::string name = client::text_of(message.device);
+  if (const std::string why = late(name.empty() ? options_.devices.front() : name); !why.empty())
+    return {GPUSHARE_UNAVAILABLE, why};
   for (const auto& device : devices_)
-    if (name.empty() || device->name() == name) return device->set_capacity(message.bytes);
+    if (name.empty() ? device.get() == first_device_ : device->name() == name)
+      return device->set_capacity(message.bytes);
   return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + name + "'"};
 }
 

@@ -69,7 +69,8 @@ struct ServiceOptions {
   RankLimits ranks;
   KernelLimits::Places kernel_limits;
   // The daemon waits so long for its devices to open. One that opens later is served from then on.
-  uint64_t open_patience_ns = 60'000'000'000;
+  // Processes wait for a daemon in place of theirs three times as long.
+  uint64_t open_patience_ns = 20'000'000'000;
   // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are
   // not checked.
   std::function<void(const std::string& wrong)> on_fault;
@@ -552,7 +553,7 @@ class Service {
   };
   static base::Result<Found> find(const std::string& spec);
   base::Status open_devices();
-  base::Status share(Found found);
+  base::Status share(const std::string& spec, Found found);
   bool take_late();  // shares devices that have opened late; true: some have not
   std::string late(
       const std::string& name) const;  // why the device of that name is not served; empty: any other reason
@@ -585,7 +586,7 @@ class Service {
   // Called when the process has reported its context's bytes again. A process has one context on a device, so its
   // closed runtimes count no more.
   void forget_closed(const Process& process);
-  // The device that the message means. Errors: NOT_FOUND.
+  // The device that the message means. Errors: NOT_FOUND; UNAVAILABLE (it has not opened).
   base::Result<SharedDevice*> find_device(const client::Hello& message) const;
   base::Status set_capacity(const Process& process, const client::SetCapacity& message);
   void disconnect(Process& process, const std::string& why);
@@ -604,6 +605,7 @@ class Service {
   Patience patience_;
   std::vector<std::unique_ptr<SharedDevice>> devices_;  // of room for all, so that it does not move
   size_t first_devices_ = 0;
+  const SharedDevice* first_device_ = nullptr;  // the operator's first, once it is open
   std::vector<Late> late_;
   client::Listener listener_;
   client::Descriptor wake_, epoll_;

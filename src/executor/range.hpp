@@ -54,7 +54,7 @@ class Range {
   virtual bool closed() const = 0;
   // Puts memory behind the granules of [offset, offset + bytes) that have none; all or none. Blocks at most timeout_ns
   // for room; a copy that makes room is finished first. Blocks also while the session is queued or paged out. Inside a
-  // callback it does not block. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT
+  // callback it does not block for room. With timeout 0 and in a callback, device work that still uses the memory is waited for. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT
   // (names who kept silent), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT, INVALID_STATE (closed), CANCELLED,
   // DEVICE_LOST.
   virtual base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) = 0;

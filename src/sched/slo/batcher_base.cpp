@@ -277,6 +277,12 @@ void BatcherBase::started(BatchId id, uint64_t now_ns) {
 void BatcherBase::finished(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   const auto at = flights_.find(id);
   if (at == flights_.end()) return;
+  knowledge_.count_ran(at->second.model, at->second.members);
+  finish(at, device_ns, now_ns);
+}
+
+void BatcherBase::finish(Flights::iterator at, uint64_t device_ns, uint64_t now_ns) {
+  const BatchId id = at->first;
   Flight flight = std::move(at->second);
   flights_.erase(at);
   in_flight_.erase(id);
@@ -324,7 +330,8 @@ void BatcherBase::compare_with_expected(Flight& flight, uint64_t device_ns) {
   flight.stalled = longer && of.stalls < kInARow;
   flight.changed = std::max(of.stalls, of.shorts) == kInARow;
   if (flight.changed) of.slowed = longer;
-  overruns_ += longer ? 1 : 0;
+  overruns_ +=
+      longer && flight.probe == Flight::Probe::kNone ? 1 : 0;  // a probe's expected time is a low quantile
 }
 
 void BatcherBase::pass_over_late(const KeyedOrder& by_deadline, uint32_t model, uint64_t now_ns) {
@@ -346,7 +353,7 @@ void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_n
   if (at == flights_.end()) return;
   if (knowledge_.model(at->second.model).warm)
     knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns);
-  finished(id, device_ns, now_ns);
+  finish(at, device_ns, now_ns);
 }
 
 void BatcherBase::rejected(BatchId id, uint64_t /*now_ns*/) {

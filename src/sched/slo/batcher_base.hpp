@@ -148,6 +148,8 @@ class BatcherBase : public Batcher {
   uint64_t expire_all(uint64_t now_ns);
   Held& hold(const Request& request, Held held);
   void foresee_next(uint64_t now_ns);
+  using Flights = base::FlatHashMap<BatchId, Flight>;
+  void finish(Flights::iterator at, uint64_t device_ns, uint64_t now_ns);
   void ended(Flight flight, double missed, uint64_t device_ns, uint64_t now_ns);
   void probe_ended(const Flight& flight, uint64_t device_ns, uint64_t now_ns);
   void compare_with_expected(Flight& flight, uint64_t device_ns);
@@ -157,7 +159,7 @@ class BatcherBase : public Batcher {
   std::vector<uint64_t> passed_over_;  // by model: overruns_ when pass_over_late() was last done
   base::FlatHashMap<RequestId, Held> held_;
   absl::btree_map<KeyedOrder::Key, double> by_deadline_;  // all of held_, with their costs
-  base::FlatHashMap<BatchId, Flight> flights_;
+  Flights flights_;
   base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
   std::vector<Drop> drops_;
   double decided_ = 0, expected_misses_ = 0;  // see Signals

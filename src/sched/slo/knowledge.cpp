@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kRefreshEvery = 64;
 constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
 constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
-constexpr uint32_t kTried = 4;                // members of finished batches: an application's own times are known then
+constexpr uint32_t kTried = 4;                // members of finished batches: then an application is known
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -262,13 +262,23 @@ void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, u
   models_[model].time.observe(k, static_cast<double>(longest_ns), static_cast<double>(device_ns));
 }
 
+void Knowledge::count_ran(uint32_t model, std::span<const Member> members) {
+  Model& of = models_[model];
+  const auto count = [&](uint32_t index) {
+    uint32_t& ran = of.applications[index].ran;
+    ran = std::min(ran + 1, kTried);
+  };
+  for (const Member& each : members) {
+    count(each.application);
+    const auto whole = of.index_of.find(each.number);
+    if (whole != of.index_of.end() && whole->second != each.application) count(whole->second);
+  }
+}
+
 void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
                             std::span<const uint64_t> execution_ns, uint64_t device_ns) {
   if (members.empty() || device_ns == 0) return;
-  for (const Member& each : members) {
-    uint32_t& ran = models_[model].applications[each.application].ran;
-    ran = std::min(ran + 1, kTried);
-  }
+  count_ran(model, members);
   bool all = execution_ns.size() == members.size();
   uint64_t longest = 0;
   for (size_t i = 0; i < members.size() && i < execution_ns.size(); ++i) {

@@ -40,8 +40,7 @@ class Knowledge {
     uint8_t far_below = 0, far_above = 0;
     double far_logarithms = 0;  // their sum
     uint32_t ran = 0;           // members of finished batches, up to four
-    bool told =
-        false;  // nothing but durations told beforehand is known of it, and no finished batch contradicted them
+    bool told = false;          // its durations were told beforehand, and none measured has contradicted them
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
     uint64_t tried = 0;    // the number of its last probe, see BatcherBase
   };
@@ -135,6 +134,8 @@ class Knowledge {
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
   void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
+  // The members have run in a finished batch, whose times may be told by observe() after it. observe_run() counts its own.
+  void count_ran(uint32_t model, std::span<const Member> members);
   // A finished batch; see Batcher::observe_run. If its members' times alone are not told, they are inferred
   // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k). The
   // longest member is drawn in proportion to its chance, and the others from their distributions below it

@@ -79,7 +79,7 @@ TEST_CASE(
   const std::string late = hanging_device();
   const Hangs hangs;
   const SharedService shared([&](auto& options) {
-    options.devices.insert(options.devices.begin(), late);
+    options.devices.push_back(late);
     options.open_patience_ns = 5'000'000'000;
   });
   CHECK(shared.service->devices().size() == 1);
@@ -97,6 +97,39 @@ TEST_CASE(
   CHECK(shared.service->devices().size() == 1);
 }
 
+TEST_CASE("a process that names no device comes back to the first one, once it is open, and to no other") {
+  const std::string first = hanging_device();
+  SharedService shared([&](auto& options) {
+    options.devices.insert(options.devices.begin(), first);
+    options.open_patience_ns = 5'000'000'000;
+  });
+  while (hello(shared, first).code != GPUSHARE_OK) std::this_thread::yield();
+  setenv("GPUSHARE_DAEMON_WAIT", "600", 1);
+  const auto runtime = SharedService::open();
+  setenv("GPUSHARE_DAEMON_WAIT", "0", 1);
+  const auto session = open_session(*runtime, need("a", kMiB, kMiB));
+  const auto devices_of_sessions = [&] {
+    std::vector<std::string> devices;
+    for (const auto& each : shared.status().sessions) devices.push_back(each.device);
+    return devices;
+  };
+  const std::vector<std::string> before = devices_of_sessions();
+  {
+    const Hangs hangs;
+    shared.service.reset();
+    shared.start();
+    while (g_hanging == 0) std::this_thread::yield();
+    CHECK(hello(shared, "").code == GPUSHARE_UNAVAILABLE);
+    CHECK(devices_of_sessions().empty());
+  }
+  const auto iteration = session->begin(kLong);
+  REQUIRE(iteration.ok());
+  REQUIRE_OK((*iteration)->end());
+  CHECK(devices_of_sessions() == before);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
 TEST_CASE("a daemon none of whose devices opens says so, and does not start") {
   const std::string late = hanging_device();
   const Hangs hangs;
@@ -107,6 +140,7 @@ TEST_CASE("a daemon none of whose devices opens says so, and does not start") {
   options.devices = {late};
   options.open_patience_ns = 1;
   const auto started = daemon::Service::start(options);
+  while (g_hanging == 0) std::this_thread::yield();
   CHECK(started.status().code() == GPUSHARE_UNAVAILABLE);
   CHECK(started.status().message().find("its driver hangs") != std::string::npos);
   std::filesystem::remove_all(folder);

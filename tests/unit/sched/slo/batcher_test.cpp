@@ -616,6 +616,25 @@ TEST_CASE(
   CHECK(mean_ms(2) == Approx(200).epsilon(0.1));
 }
 
+TEST_CASE("times of finished batches are measured, whichever call tells them") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  uint64_t now = 0;
+  RequestId id = 1;
+  const auto ran = [&](uint32_t application, uint64_t ms) {
+    REQUIRE(batcher->arrive(request(id++, now / kMs, now / kMs + 100'000, application), now).ok());
+    const Decision next = batcher->next(now, 0);
+    REQUIRE(next.batch.has_value());
+    now += ms * kMs;
+    batcher->finished(next.batch->id, ms * kMs, now);
+    batcher->observe(0, application, ms * kMs);
+  };
+  for (uint64_t i = 0; i < 100; ++i)
+    for (const uint32_t application : {0u, 1u}) ran(application, 100 + (i * 37) % 200);
+  for (int i = 0; i < 4; ++i) ran(0, 1000);
+  CHECK(batcher->profile(0, 1)->mean_ns == Approx(200e6).epsilon(0.05));
+}
+
 TEST_CASE("a failed batch wins nothing") {
   auto batcher = make("gpushare");
   uint64_t now = 0;
