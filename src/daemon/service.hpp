@@ -261,7 +261,7 @@ class SharedDevice {
   base::Result<std::shared_ptr<LeaseTable>> leases_for(uid_t user, bool passes_turns);
   // True: the arrival is to be handled later, because memory that the session may share cannot be made yet.
   bool arrives_later(const client::Arrive& message, uint64_t now_ns) {
-    return lanes_ != nullptr && may_share_lane(message) && lanes_->opening(now_ns);
+    return may_share_lane(message) && lanes_->opening(now_ns);
   }
   // `page`: the page on which the process and others of its group count their memory; null: none.
   base::Status arrive(Process& process, const client::Arrive& message, std::unique_ptr<GroupPage> page,
@@ -352,9 +352,11 @@ class SharedDevice {
   static base::Status check_arrival(const Process& process, const client::Arrive& message);
   base::Result<Claim*> make_claim(const Process& process, const client::Arrive& message,
                                   const std::string& name, GroupPage* page, uint64_t now_ns);
-  static bool may_share_lane(const client::Arrive& message);
+  bool is_limited(const client::Arrive& message) const;
+  // The arriving session is to have its E in a lane of others of its user, once the device is open.
+  bool may_share_lane(const client::Arrive& message) const;
   sched::SessionSpec spec_of(const Process& process, const client::Arrive& message, const std::string& name,
-                             Claim& claim, bool limited) const;
+                             Claim& claim) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
   void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in

@@ -151,8 +151,7 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
   claim.ephemeral_bytes = message.ephemeral_bytes;
   claim.weight = options_.ranks.weight(message.weight);
   claim.counts_as = static_cast<sched::SessionClass>(message.cls);
-  const bool limited = limits != nullptr && limits->memory_bytes != 0;
-  if (base::Status arrived = scheduler_.arrive(spec_of(process, message, name, claim, limited), now_ns);
+  if (base::Status arrived = scheduler_.arrive(spec_of(process, message, name, claim), now_ns);
       !arrived.ok()) {
     // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
     // of its own sessions, and then asks again.
@@ -169,13 +168,25 @@ base::Result<Claim*> SharedDevice::make_claim(const Process& process, const clie
   return &claim;
 }
 
-bool SharedDevice::may_share_lane(const client::Arrive& message) {
+bool SharedDevice::is_limited(const client::Arrive& message) const {
+  if (message.group == 0) return false;
+  const auto found = limits_.find(message.group);
+  const auto limits = found == limits_.end() ? nullptr : found->second.lock();
+  return (limits != nullptr ? limits->memory_bytes : message.group_memory_bytes) != 0;
+}
+
+// A session that fits only without the rounding to pieces gets an E of its own. So does a session of a group with a
+// memory limit. That limit counts each E, and rounding to pieces would let the group have more than its limit.
+bool SharedDevice::may_share_lane(const client::Arrive& message) const {
   const bool in_group = message.group != 0 && (message.flags & client::kOwnClaim) == 0;
-  return !in_group && (message.flags & client::kMayShareLane) != 0;
+  return lanes_ != nullptr && !in_group && (message.flags & client::kMayShareLane) != 0 &&
+         !is_limited(message) &&
+         base::add_saturated(message.persistent_bytes, lane_need(message.ephemeral_bytes)) <=
+             scheduler_.capacity().target_bytes;
 }
 
 sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::Arrive& message,
-                                         const std::string& name, Claim& claim, bool limited) const {
+                                         const std::string& name, Claim& claim) const {
   sched::SessionSpec spec;
   spec.id = claim.id;
   spec.name = name;
@@ -184,11 +195,7 @@ sched::SessionSpec SharedDevice::spec_of(const Process& process, const client::A
   spec.cls = claim.counts_as;
   spec.priority = options_.ranks.priority(message.priority);
   spec.weight = claim.weight;
-  // A session that fits only without the rounding to pieces gets an E of its own. So does a session of a group with a
-  // memory limit. That limit counts each E, and rounding to pieces would let the group have more than its limit.
-  claim.shares_lane = lanes_ != nullptr && lanes_->is_open() && !limited && may_share_lane(message) &&
-                      base::add_saturated(claim.persistent_bytes, lane_need(message.ephemeral_bytes)) <=
-                          scheduler_.capacity().target_bytes;
+  claim.shares_lane = may_share_lane(message) && lanes_->is_open();
   spec.persistent_bytes = claim.persistent_bytes;
   if (claim.shares_lane) {
     spec.ephemeral_bytes = lane_need(message.ephemeral_bytes);

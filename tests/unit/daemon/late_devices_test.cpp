@@ -181,6 +181,30 @@ TEST_CASE(
   CHECK_OK(runtime->close());
 }
 
+TEST_CASE("a session that is to share no lane makes the daemon open no device") {
+  const std::string device = hanging_device();
+  const Shared shared([&](auto& options) { options.devices = {device}; });
+  const auto arrive = [](const RawConnection& process, uint64_t group, uint64_t group_memory_bytes) {
+    REQUIRE(process.say(client::make_message<MessageType::kHello>()));
+    REQUIRE(!process.next({MessageType::kWelcome}).empty());
+    auto message = client::make_message<MessageType::kArrive>(1);
+    message.session = 1;
+    message.persistent_bytes = message.ephemeral_bytes = 2 * kMiB;
+    message.flags = client::kMayShareLane | client::kOwnClaim;
+    message.group = group;
+    message.group_memory_bytes = group_memory_bytes;
+    REQUIRE(process.say(message));
+    const auto answer = process.next({MessageType::kReply});
+    REQUIRE(!answer.empty());
+    CHECK(client::fields_of<client::Reply>(answer).code == GPUSHARE_OK);
+  };
+  const RawConnection limited(shared), sharing(shared);
+  arrive(limited, 7, 32 * kMiB);
+  CHECK(g_open == 0);
+  arrive(sharing, 0, 0);
+  CHECK(g_open == 1);
+}
+
 TEST_CASE(
     "a process whose session arrives while the device is opened may close its connection, or end the "
     "daemon") {
