@@ -371,10 +371,10 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
             .find("the muri layout lacks 'iteration_time'") != std::string::npos);
   // A column of one name with a column of that layout makes no file of that layout.
   for (const char* column : {"num_gpu", "num_gpus"}) {
-    const FileOf own(
+    const FileOf with_column(
         std::string("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,") +
         column + "\na,guaranteed,5,10,100,1,2,0,1\n");
-    const std::string told = sim::read_training_jobs(own.path(), 1, {}).status().message();
+    const std::string told = sim::read_training_jobs(with_column.path(), 1, {}).status().message();
     CHECK(told.find(std::string("'") + column + "' is no column of the gpushare layout") !=
           std::string::npos);
   }
