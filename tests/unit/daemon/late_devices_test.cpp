@@ -183,6 +183,7 @@ TEST_CASE(
 
 TEST_CASE("a session that is to share no lane makes the daemon open no device") {
   const std::string device = hanging_device();
+  all_are_closed();  // those of the tests before
   const Shared shared([&](auto& options) { options.devices = {device}; });
   const auto arrive = [](const RawConnection& process, uint64_t group, uint64_t group_memory_bytes) {
     REQUIRE(process.say(client::make_message<MessageType::kHello>()));
