@@ -213,7 +213,10 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
   job.models.clear();
   const bool divides = info.divides && job.sessions.size() > 1;
   const double parts = divides ? static_cast<double>(job.sessions.size()) : 1;
-  job.parts.assign(divides ? job.sessions.size() : 0, std::vector<std::byte>(job.persistent_bytes));
+  // Each device reads what its neighbour wrote one iteration before, while the neighbour writes what comes after.
+  const size_t devices = divides ? job.sessions.size() : 0;
+  job.parts.assign(2 * devices, std::vector<std::byte>(job.persistent_bytes));
+  const auto part = [&](size_t d, uint64_t of) { return job.parts[of % 2 * devices + d % devices].data(); };
   const double demand =
       info.demands.empty() ? 1 : *std::max_element(info.demands.begin(), info.demands.end());
   const auto total = static_cast<double>(info.iterations);
@@ -239,14 +242,13 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
       tickets.push_back(job.sessions[d].run([&, d, target_ns, ephemeral, index](Iteration& iteration) {
         const WorkBlock block = work_block(iteration.alloc_bytes(ephemeral), ephemeral);
         if (divides && index > 0)
-          iteration.stream().copy_to_device(models[d], job.parts[(d + 1) % job.parts.size()].data(),
-                                            job.persistent_bytes);
+          iteration.stream().copy_to_device(models[d], part(d + 1, index - 1), job.persistent_bytes);
         iteration.stream().launch_host([&, d, block, target_ns, index] {
           const WorkBlock weights = work_block(models[d], job.persistent_bytes);
           const bool kept = HostWork::marked({&weights, 1}, job.owner, index % 16, 16);
           if (!work_.run({&block, 1}, job.owner ^ (index << 20), target_ns) || !kept) damaged = true;
         });
-        if (divides) iteration.stream().copy_to_host(job.parts[d].data(), models[d], job.persistent_bytes);
+        if (divides) iteration.stream().copy_to_host(part(d, index), models[d], job.persistent_bytes);
       }));
     }
     end_all(tickets);
