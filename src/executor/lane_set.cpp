@@ -76,10 +76,16 @@ base::Status LaneSet::start_workers() {
   return status;
 }
 
+void LaneSet::set_stream(LaneSlot& slot, device::Stream made) {
+  auto stream = std::make_shared<StreamImpl>(runtime_.shared_from_this(), std::move(made), &slot);
+  BooksLock lock(runtime_.mutex_);  // adopt_stream() looks at the streams of all slots
+  slot.stream = std::move(stream);
+}
+
 base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
   if (compute_units == 0) {
     GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, runtime_.device_->create_stream());
-    slot.stream = std::make_shared<StreamImpl>(runtime_.shared_from_this(), std::move(stream), &slot);
+    set_stream(slot, std::move(stream));
     return {};
   }
   GPUSHARE_ASSIGN_OR_RETURN(const device::Device::Partition partition,
@@ -90,7 +96,7 @@ base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
     return stream.status();
   }
   slot.partition = partition.handle;
-  slot.stream = std::make_shared<StreamImpl>(runtime_.shared_from_this(), std::move(*stream), &slot);
+  set_stream(slot, *std::move(stream));
   return {};
 }
 
@@ -114,7 +120,12 @@ void LaneSet::drop_stream(LaneSlot& slot) {
   for (const auto& session : users) session->heap_gate_.drain();
   runtime_.memory_gate_.drain();
   slot.stream->shut();
-  slot.stream.reset();
+  std::shared_ptr<StreamImpl> gone;
+  {
+    BooksLock lock(runtime_.mutex_);
+    gone = std::move(slot.stream);
+  }
+  gone.reset();
   if (slot.partition == nullptr) return;
   const base::Status status = runtime_.device_->destroy_partition(std::exchange(slot.partition, nullptr));
   if (!status.ok()) base::log(base::kError, status.with_context("closing a lane's partition").to_string());
