@@ -116,9 +116,11 @@ struct SerialDevice {
 };
 
 TEST_CASE("the excess over alone stays within the target, whatever the iterations, kernels and loops") {
+  int tried = 0;
   for (const uint64_t iteration_ns : {kMs, 10 * kMs, 100 * kMs})
     for (const uint64_t kernel_ns : {kMs / 5, 2 * kMs, 20 * kMs})
       for (const int loops : {0, 1, 2, 3}) {
+        if (test::kThreadSanitizer && tried++ % 3 != 0) continue;
         SerialDevice device(iteration_ns, kernel_ns);
         device.waits = loops % 2 == 0;
         device.kernels_waits = loops / 2 == 0;
