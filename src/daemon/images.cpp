@@ -66,12 +66,12 @@ Images::~Images() {
 // ---- reading --------------------------------------------------------------------------------------------------
 
 // A driver that hangs does not hold up the end of the service, and the reader for kOpenPatience an image.
-base::Result<std::unique_ptr<device::Device>> Images::wait_for_device() {
+base::Result<OpenedDevice> Images::wait_for_device() {
   using Clock = std::chrono::steady_clock;
   if (opening_ == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(
-        opening_, base::Asked<std::unique_ptr<device::Device>>::start(
-                      "the device's driver", [spec = spec_] { return device::Device::open(spec); }));
+        opening_, base::Asked<OpenedDevice>::start("the device's driver",
+                                                   [spec = spec_] { return OpenedDevice::open(spec); }));
   }
   const auto until = Clock::now() + kOpenPatience;
   for (;;) {
@@ -86,7 +86,8 @@ base::Result<std::unique_ptr<device::Device>> Images::wait_for_device() {
 }
 
 base::Status Images::open_device() {
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> device, wait_for_device());
+  GPUSHARE_ASSIGN_OR_RETURN(OpenedDevice opened, wait_for_device());
+  std::unique_ptr<device::Device>& device = opened.device;
   if (!device->can(GPUSHARE_DEVICE_CAP_IPC)) {
     log_failure(device->close(), "closing the device");
     return {GPUSHARE_UNSUPPORTED,
@@ -96,7 +97,7 @@ base::Status Images::open_device() {
   pool_ = std::make_unique<loader::ChunkPool>(*device, kChunkBytes);
   cache_ = std::make_unique<loader::ImageCache>(*pool_, limit_bytes_, loader::ReadOptions{});
   device_ = std::move(device);
-  context_.measure(*device_, now_ns());
+  context_.note(opened.context_bytes, now_ns());
   return {};
 }
 

@@ -76,9 +76,7 @@ class Images {
 
   uint64_t context_bytes() const { return context_.bytes(); }  // of this process, since the first image
   // As OwnContext::tick.
-  bool tick(uint64_t now_ns, uint64_t* next_ns) {
-    return context_.tick([this]() -> device::Device& { return *device_; }, now_ns, next_ns);
-  }
+  bool tick(uint64_t now_ns, uint64_t* next_ns) { return context_.tick(device_, now_ns, next_ns); }
   bool in_use(const Process& process) const;  // it has images mapped
   // Processes that were asked `lease_ns` ago or longer to unmap an image; each image is reported once. *next_ns is
   // lowered to the time until the next look.
@@ -117,7 +115,7 @@ class Images {
   void read_images();
   void take_read();
   bool take_loaded();  // true if a load has ended
-  base::Result<std::unique_ptr<device::Device>> wait_for_device();
+  base::Result<OpenedDevice> wait_for_device();
   base::Status open_device();
   base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
@@ -144,9 +142,10 @@ class Images {
   sched::Scheduler& scheduler_;
   uint64_t& next_id_;
   const std::function<void()> wake_;
-  std::unique_ptr<device::Device> device_;  // with the first image
+  // Opened with the first image. A question about its context that hangs has it too.
+  std::shared_ptr<device::Device> device_;
   // The reader's: the device is being opened. Null: it is open, or was not asked for.
-  std::unique_ptr<base::Asked<std::unique_ptr<device::Device>>> opening_;
+  std::unique_ptr<base::Asked<OpenedDevice>> opening_;
   OwnContext context_;
   device::Stream link_stream_;
   loader::LinkCosts link_{0.010, 12e6, 0.020};  // assumed until a load has been measured

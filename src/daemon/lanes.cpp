@@ -11,12 +11,8 @@ namespace gpushare::daemon {
 
 Lanes::~Lanes() {
   for (sched::LaneId lane = 0; lane < lanes_.size(); ++lane) (void)resize(lane, 0, 0);
-}
-
-base::Result<Lanes::Opened> Lanes::open(const std::string& spec) {
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> device, device::Device::open(spec));
-  base::Result<uint64_t> context_bytes = device->context_bytes();
-  return Opened{std::move(device), std::move(context_bytes)};
+  stream_ = {};
+  if (device_ != nullptr) log_failure(device_->close(), "closing the device");
 }
 
 bool Lanes::opening(uint64_t now_ns) {
@@ -34,7 +30,8 @@ bool Lanes::opening(uint64_t now_ns) {
 }
 
 void Lanes::start_opening(uint64_t now_ns) {
-  auto started = base::Asked<Opened>::start("the device's driver", [spec = spec_] { return open(spec); });
+  auto started = base::Asked<OpenedDevice>::start("the device's driver",
+                                                  [spec = spec_] { return OpenedDevice::open(spec); });
   opening_since_ns_ = now_ns;
   open_again_ns_ = now_ns + kOpenAgainNs;
   said_late_ = false;
@@ -61,7 +58,7 @@ bool Lanes::take_opened(uint64_t now_ns) {
 bool Lanes::tick(uint64_t now_ns, uint64_t* next_ns) {
   const bool opened = opening_ != nullptr && take_opened(now_ns);
   if (opening_ != nullptr) *next_ns = std::min(*next_ns, kOpenAgainNs);
-  return context_.tick([this]() -> device::Device& { return *device_; }, now_ns, next_ns) || opened;
+  return context_.tick(device_, now_ns, next_ns) || opened;
 }
 
 base::Status Lanes::resize(sched::LaneId lane, uint64_t bytes, uint64_t user) {

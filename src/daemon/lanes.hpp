@@ -55,11 +55,6 @@ class Lanes {
   // A driver need not clear memory that this process gave back and has again.
   base::Status clear(gpushare_backend_memory* memory);
 
-  struct Opened {
-    std::unique_ptr<device::Device> device;
-    base::Result<uint64_t> context_bytes;
-  };
-  static base::Result<Opened> open(const std::string& spec);
   void start_opening(uint64_t now_ns);
   bool take_opened(uint64_t now_ns);  // true if the device is open now
 
@@ -69,8 +64,8 @@ class Lanes {
 
   const std::string spec_;
   const uint64_t piece_bytes_;
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<base::Asked<Opened>>
+  std::shared_ptr<device::Device> device_;  // a question about its context that hangs has it too
+  std::unique_ptr<base::Asked<OpenedDevice>>
       opening_;  // null: it is open, or was not asked for, or could not be opened
   uint64_t opening_since_ns_ = 0;
   bool said_late_ = false;

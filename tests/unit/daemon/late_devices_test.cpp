@@ -1,4 +1,5 @@
-// Devices whose driver hangs when they are opened: for the daemon's sizes, and for the memory of shared lanes.
+// Devices whose driver hangs when they are opened: for the daemon's sizes, and for the memory of shared lanes. It may hang
+// later as well, when it is asked what the daemon's context has.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <filesystem>
@@ -16,9 +17,10 @@ using client::MessageType;
 namespace {
 
 constexpr char kHanging[] = "hanging_host";
-std::atomic<int> g_hangs{0};    // whether device_open hangs
+std::atomic<int> g_hangs{0};    // whether device_open hangs, and context_bytes if it is supported
 std::atomic<int> g_hanging{0};  // threads that are in it
 std::atomic<int> g_open{0};     // devices
+std::atomic<int32_t> g_context{GPUSHARE_UNSUPPORTED};  // what context_bytes returns
 
 std::string hanging_device() {
   static const bool registered = [] {
@@ -31,6 +33,14 @@ std::string hanging_device() {
       g_open += code == GPUSHARE_OK ? 1 : 0;
       --g_hanging;
       return code;
+    };
+    ops.context_bytes = [](uint32_t, const char*, uint64_t* out_bytes) -> int32_t {
+      if (g_context == GPUSHARE_UNSUPPORTED) return g_context;
+      ++g_hanging;
+      g_hangs.wait(1);
+      *out_bytes = 3 * kMiB;
+      --g_hanging;
+      return g_context;
     };
     ops.device_close = [](gpushare_backend_device* opened) {
       const int32_t code = device::find_backend("host")->device_close(opened);
@@ -179,6 +189,37 @@ TEST_CASE(
     return together;
   });
   CHECK_OK(runtime->close());
+}
+
+TEST_CASE("nobody waits for a driver that hangs when it is asked what the daemon's own context has") {
+  const std::string device = hanging_device();
+  all_are_closed();  // those of the tests before
+  g_context = GPUSHARE_NOT_READY;
+  Shared shared([&](auto& options) { options.devices = {device}; });
+  const RawConnection process(shared);
+  REQUIRE(process.say(client::make_message<MessageType::kHello>()));
+  auto message = client::make_message<MessageType::kArrive>(1);
+  message.session = 1;
+  message.persistent_bytes = message.ephemeral_bytes = kMiB;
+  message.flags = client::kMayShareLane;
+  REQUIRE(process.say(message));
+  REQUIRE(!process.next({MessageType::kReply}).empty());
+  REQUIRE(g_open == 1);  // its lane has memory
+  const Hangs hangs;
+  while (g_hanging == 0) std::this_thread::yield();
+  const auto counted = [&] { return shared.status().devices[0].context_bytes; };
+  CHECK(counted() == 0);
+  g_context = GPUSHARE_OK;
+  SECTION("until it answers") {
+    Hangs::stop();
+    eventually([&] { return counted() == 3 * kMiB; });
+  }
+  SECTION("when the daemon ends") {
+    shared.service.reset();
+    CHECK(g_hanging == 1);
+    CHECK(g_open == 0);
+  }
+  g_context = GPUSHARE_UNSUPPORTED;
 }
 
 TEST_CASE("a session that is to share no lane makes the daemon open no device") {
