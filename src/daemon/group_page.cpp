@@ -93,6 +93,16 @@ GroupPage::Limit GroupPage::limit() const {
   return limit;
 }
 
+std::optional<sched::SessionClass> GroupPage::cls() const {
+  constexpr size_t at = offsetof(shim::GroupPage, share);
+  uint32_t said = 0, cls = 0;  // in this order: it is said last
+  if (!read_at(file_.get(), at + offsetof(shim::Share, said), &said) || (said & shim::Share::kClass) == 0 ||
+      !read_at(file_.get(), at + offsetof(shim::Share, cls), &cls) ||
+      cls > static_cast<uint32_t>(sched::SessionClass::kOpportunistic))
+    return std::nullopt;
+  return static_cast<sched::SessionClass>(cls);
+}
+
 bool GroupPage::write_lent(uint64_t bytes) {
   return pwrite(file_.get(), &bytes, sizeof bytes, static_cast<off_t>(lent_at(place_))) ==
          static_cast<ssize_t>(sizeof bytes);

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "client/channel.hpp"
 #include "daemon/user_limits.hpp"
+#include "sched/types.hpp"
 
 namespace gpushare::daemon {
 
@@ -31,6 +33,8 @@ class GroupPage {
     uint64_t lent_bytes = 0;
   };
   Limit limit() const;
+  // The class that all programs of the group take. Empty: `gpushare exec --change` has set none, and each has its own.
+  std::optional<sched::SessionClass> cls() const;
   // Lends `bytes` of the limit, and leaves the rest to the programs. False, with nothing changed: there is no limit,
   // the programs hold more than the rest, or the file is gone.
   bool set_lent(uint64_t bytes);

@@ -153,6 +153,9 @@ void Ranges::tell_waits() const {
 }
 
 void Ranges::refresh_class(Claim& claim, uint64_t now_ns) {
+  // A program that is stopped cannot tell the class that its group was given.
+  if (const auto given = claim.page != nullptr ? claim.page->cls() : std::nullopt; given)
+    for (const auto& member : claim.members) member->cls = *given;
   const bool guaranteed = !elastic_.session_silent(claim.id) &&
                           std::any_of(claim.members.begin(), claim.members.end(), [](const auto& member) {
                             return member->cls == sched::SessionClass::kGuaranteed;

@@ -39,7 +39,8 @@ class Ranges {
   // OK if the session, which may have ranges, can grow by `bytes`. Errors: DEVICE_OUT_OF_MEMORY.
   base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
   void grew(const RemoteSession& session, uint64_t bytes);
-  // The class of the claim's session, or the lower one while a range of it is silent. A group has the best class of its members.
+  // The class of the claim's session, or the lower one while a range of it is silent. A group has the
+  // class on its page, which then is that of each member, else the best class of its members.
   void refresh_class(Claim& claim, uint64_t now_ns);
   bool expire(uint64_t now_ns);  // true if a session is silent
   uint64_t next_deadline_ns() const { return elastic_.next_deadline_ns(); }

@@ -297,6 +297,37 @@ struct Page {
 
 }  // namespace
 
+TEST_CASE("a class that a group was given counts once one program tells it, though another cannot") {
+  constexpr auto kOpportunistic = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
+  SharedService shared;
+  RawProcess runs(shared), stopped(shared), late(shared);
+  Page page(40 * kMiB);
+  for (RawProcess* raw : {&stopped, &runs}) {
+    REQUIRE(raw->hello() == GPUSHARE_OK);
+    REQUIRE(raw->call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  }
+  const auto all_are = [&](const std::string& cls) {
+    const auto sessions = shared.status().sessions;
+    return std::all_of(sessions.begin(), sessions.end(), [&](const auto& each) { return each.cls == cls; });
+  };
+  const auto tell = [&](uint32_t cls) {
+    runs.tell(MessageType::kSetClass, 1, cls);
+    REQUIRE(runs.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_INVALID_ARGUMENT);  // so the daemon has heard it
+  };
+  tell(kOpportunistic);
+  CHECK(all_are("guaranteed"));  // a word of the program alone
+  page.page->share.cls = kOpportunistic;
+  page.page->share.said = shim::Share::kClass;
+  tell(kOpportunistic);
+  CHECK(all_are("opportunistic"));
+  REQUIRE(late.hello() == GPUSHARE_OK);
+  REQUIRE(late.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  CHECK(all_are("opportunistic"));  // it has the class on the page, too
+  runs.tell(MessageType::kLeave, 1);
+  eventually([&] { return shared.status().sessions.size() == 2; });
+  CHECK(all_are("opportunistic"));
+}
+
 TEST_CASE("a group's page is read in memory and on local disks, and refused on any other file system") {
   constexpr long kXfs = 0x58465342;
   daemon::Patience patience;
