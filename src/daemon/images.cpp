@@ -398,7 +398,6 @@ bool Images::want(RemoteSession& session) {
     any = true;
     ++entry.users;
     session.wanted_images.push_back(entry.rest);
-    if (entry.first != 0) scheduler_.want_cache(entry.first, session.claim->id, now_ns());
     scheduler_.want_cache(entry.rest, session.claim->id, now_ns());
   }
   return any;
@@ -410,7 +409,6 @@ void Images::unwant(RemoteSession& session) {
     if (entry == nullptr) continue;
     --entry->users;
     scheduler_.unwant_cache(entry->rest, now_ns());
-    if (entry->first != 0) scheduler_.unwant_cache(entry->first, now_ns());
     give_back(*entry);
   }
 }

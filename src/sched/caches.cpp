@@ -49,7 +49,8 @@ void Scheduler::Impl::stand_in_line(CacheRecord& cache) {
   cache_line.insert(behind, &cache);
 }
 
-// The session for which a waiting cache asks. When that has gone, the best of the others that want it.
+// The session for which a waiting cache asks. When that has gone, it is the best of the others that want the cache, and
+// the cache stands in line by the class of that one.
 const SessionRecord* Scheduler::Impl::wanter(CacheRecord& cache) {
   if (const SessionRecord* by = find(cache.wanted_by); by != nullptr) return by;
   std::erase_if(cache.wanters, [this](SessionId id) { return find(id) == nullptr; });
@@ -59,19 +60,25 @@ const SessionRecord* Scheduler::Impl::wanter(CacheRecord& cache) {
       best = other;
   if (best == nullptr) return nullptr;
   cache.wanted_by = best->view.id;
-  cache.cls = best->bytes_cls;
+  if (std::exchange(cache.cls, best->bytes_cls) != best->bytes_cls) stand_in_line(cache);
   return best;
 }
 
 bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   while (!cache_line.empty()) {
-    CacheRecord& cache = *cache_line.front();
+    CacheRecord& front = *cache_line.front();
+    (void)wanter(front);
+    if (&front != cache_line.front()) continue;
+    // A first part may stand behind what rests on it: it moves back when its session goes, and forward again when
+    // another one comes.
+    CacheRecord* first = find_cache(front.first_part);
+    CacheRecord& cache = first != nullptr && first->waiting ? *first : front;
     if (cache.dropping) return true;
     if (cache.bytes <= free_bytes()) {
       cache.waiting = false;
       cache.held = true;
       cache.claim.promise(cache.bytes);
-      cache_line.erase(cache_line.begin());
+      std::erase(cache_line, &cache);
       actions.push_back({ActionKind::kFillCache, kNoLane, cache.id, cache.bytes});
       continue;
     }
@@ -97,8 +104,12 @@ base::Status Scheduler::add_cache(uint64_t id, uint64_t bytes, double restore_ns
   if (id == 0 || impl_->sessions.contains(id) || impl_->find_cache(id) != nullptr)
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("the cache's id %llu is 0 or in use", static_cast<unsigned long long>(id))};
-  const uint64_t most = impl_->options.capacity_bytes;
   const CacheRecord* first = impl_->find_cache(first_part);
+  if (first_part != 0 && (first == nullptr || first->first_part != 0))
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("the first part %llu is no cache, or has a first part itself",
+                         static_cast<unsigned long long>(first_part))};
+  const uint64_t most = impl_->options.capacity_bytes;
   if (bytes > most - (first == nullptr ? 0 : first->bytes))
     return {GPUSHARE_EXCEEDS_CAPACITY,
             base::format("%s do not fit: the capacity is %s", base::format_bytes(bytes).c_str(),
@@ -124,38 +135,51 @@ void Scheduler::remove_cache(uint64_t id, uint64_t now_ns) {
   impl_->freed(now_ns);
 }
 
+bool Scheduler::Impl::add_user(CacheRecord& cache, SessionId session, uint64_t now_ns) {
+  cache.requests = requests_at(cache, now_ns) + 1;
+  cache.requested_ns = now_ns;
+  ++cache.users;
+  const bool waits = !cache.held || cache.dropping;
+  const SessionRecord* by = find(session);
+  if (by != nullptr) {
+    std::erase_if(cache.wanters, [&](SessionId other) { return other == session || find(other) == nullptr; });
+    cache.wanters.push_back(session);
+  }
+  // While it waits, it waits for the session of the best class that wants it.
+  if (cache.waiting && (by == nullptr || by->bytes_cls > cache.cls)) return false;
+  const SessionClass before = cache.cls;
+  cache.wanted_by = session;
+  if (by != nullptr) cache.cls = by->bytes_cls;
+  if (!waits || (cache.waiting && cache.cls == before)) return false;
+  stand_in_line(cache);
+  return true;
+}
+
+bool Scheduler::Impl::remove_user(CacheRecord& cache) {
+  if (cache.users == 0 || --cache.users > 0) return false;
+  cache.wanters.clear();
+  if (std::exchange(cache.waiting, false)) std::erase(cache_line, &cache);
+  return true;
+}
+
 void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
   if (cache == nullptr) return;
-  cache->requests = requests_at(*cache, now_ns) + 1;
-  cache->requested_ns = now_ns;
-  ++cache->users;
-  const bool waits = !cache->held || cache->dropping;
-  const SessionRecord* by = impl_->find(session);
-  if (by != nullptr) {
-    std::erase_if(cache->wanters,
-                  [&](SessionId other) { return other == session || impl_->find(other) == nullptr; });
-    cache->wanters.push_back(session);
-  }
-  // While it waits, it waits for the session of the best class that wants it.
-  if (cache->waiting && (by == nullptr || by->bytes_cls > cache->cls)) return;
-  const SessionClass before = cache->cls;
-  cache->wanted_by = session;
-  if (by != nullptr) cache->cls = by->bytes_cls;
-  if (!waits || (cache->waiting && cache->cls == before)) return;
-  impl_->stand_in_line(*cache);
-  impl_->admit_waiting(now_ns);
+  CacheRecord* first = impl_->find_cache(cache->first_part);
+  const bool first_waits = first != nullptr && impl_->add_user(*first, session, now_ns);
+  if (impl_->add_user(*cache, session, now_ns) || first_waits) impl_->admit_waiting(now_ns);
 }
 
 void Scheduler::unwant_cache(uint64_t id, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
-  if (cache == nullptr || cache->users == 0 || --cache->users > 0) return;
-  cache->wanters.clear();
-  if (std::exchange(cache->waiting, false)) std::erase(impl_->cache_line, cache);
+  if (cache == nullptr || cache->users == 0) return;
+  CacheRecord* first = impl_->find_cache(cache->first_part);
+  const bool first_free = first != nullptr && impl_->remove_user(*first);
+  if (!impl_->remove_user(*cache) && !first_free) return;
   if (impl_->residents == 0 && impl_->evicting == 0)  // nothing else is left that would be freed
     for (const SessionId waiting : impl_->blocked)
-      if (const SessionRecord* first = impl_->find(waiting); first != nullptr && first->blocked) {
-        impl_->drop_caches(first->persistent_bytes + first->ephemeral_bytes, now_ns);
+      if (const SessionRecord* blocked = impl_->find(waiting); blocked != nullptr && blocked->blocked) {
+        impl_->drop_caches(blocked->persistent_bytes + blocked->ephemeral_bytes, now_ns);
         break;
       }
   impl_->admit_waiting(now_ns);

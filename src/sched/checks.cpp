@@ -119,9 +119,14 @@ std::string check_cache(const auto& of, const CacheRecord& cache) {
   if (cache.claim.promised() != (cache.held ? cache.bytes : 0)) return "a cache's claim has other bytes";
   if (cache.dropping && !cache.held) return "a cache that is not held is being dropped";
   if (cache.waiting && cache.users == 0) return "a cache waits that nobody wants";
+  if (cache.waiting && cache.held && !cache.dropping) return "a cache waits that is there";
+  if (std::count(of.cache_line.begin(), of.cache_line.end(), &cache) != (cache.waiting ? 1 : 0))
+    return "a cache waits and is not in line, or the other way round";
   const CacheRecord* first = of.find_cache(cache.first_part);
-  if (first != nullptr && first->dropping && cache.held && !cache.dropping)
-    return "first layers go before the rest";
+  if (first == nullptr) return {};
+  if (cache.held && !cache.dropping && (!first->held || first->dropping))
+    return "a cache stays without its first part";
+  if (first->users < cache.users) return "a cache is wanted without its first part";
   return {};
 }
 
@@ -232,6 +237,9 @@ std::string Scheduler::check() const {
     if (std::string wrong = check_cache(of, *cache); !wrong.empty()) return wrong;
     totals.evicting += cache->dropping ? 1 : 0;
   }
+  if (!std::is_sorted(of.cache_line.begin(), of.cache_line.end(),
+                      [](const auto* a, const auto* b) { return a->cls < b->cls; }))
+    return "caches are not in line by class";
   if (std::string wrong = check_totals(of, totals); !wrong.empty()) return wrong;
   if (std::string wrong = check_tree(of); !wrong.empty()) return wrong;
   return impl_->check_peers();

@@ -118,16 +118,18 @@ class Scheduler final : public Authority {
   // session wants it. A cache that no session wants stays for speed alone, and is dropped before any session is paged
   // out. Such caches go by the class of the session that wanted each last, then by price: the requests for the cache, a
   // count that halves every minute, times `restore_ns`. `first_part`: the cache with the first layers of the same
-  // image, which is held whenever this one is held, and is dropped after it; 0 = none. Errors: EXCEEDS_CAPACITY,
-  // INVALID_ARGUMENT.
+  // image, which has no first part itself; 0 = none. The first part is wanted, and stays, whenever this cache is and
+  // does. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
   base::Status add_cache(uint64_t cache, uint64_t bytes, double restore_ns, uint64_t first_part = 0);
   // Forgets the cache. The driver has given its bytes back.
   void remove_cache(uint64_t cache, uint64_t now_ns);
-  // `session` wants the cache until unwant_cache(). Unless the cache is held already, a kFillCache action follows once
-  // there is room. Sessions that make_room() would page out for `session` are paged out for the cache.
+  // `session` wants the cache, and the cache's first part, until unwant_cache(). Unless they are held already, their
+  // kFillCache actions follow once there is room. Sessions that make_room() would page out for `session` are paged out
+  // for the cache.
   void want_cache(uint64_t cache, SessionId session, uint64_t now_ns);
   void unwant_cache(uint64_t cache, uint64_t now_ns);
-  // A kDropCache action was carried out, or the bytes for kFillCache could not be had.
+  // A kDropCache action was carried out, or the bytes for kFillCache could not be had: those of a cache before those of
+  // its first part.
   void cache_dropped(uint64_t cache, uint64_t now_ns);
   bool cache_held(uint64_t cache) const;   // promised, and not to be dropped
   bool cache_going(uint64_t cache) const;  // its kDropCache is under way

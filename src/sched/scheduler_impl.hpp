@@ -580,6 +580,10 @@ struct Scheduler::Impl {
   // Drops spare sessions and caches if that makes room for the session. True if some are being dropped.
   bool claim_spares(const SessionRecord& session, uint64_t now_ns);
   void forget_worth(SessionRecord& session);
+  // want_cache() and unwant_cache() without the first part. True if the cache has a new place in line, and if nobody
+  // wants the cache any more.
+  bool add_user(CacheRecord& cache, SessionId session, uint64_t now_ns);
+  bool remove_user(CacheRecord& cache);
   void stand_in_line(CacheRecord& cache);
   // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
   const SessionRecord* wanter(CacheRecord& cache);

@@ -68,7 +68,6 @@ class Driver {
       let_go(id);
     } else if (cache.users < 3) {
       ++cache.users;
-      if (cache.first_part != 0) scheduler_.want_cache(cache.first_part, last_id_, now_);
       scheduler_.want_cache(id, last_id_, now_);
     }
     carry_out();
@@ -382,7 +381,6 @@ class Driver {
     CacheModel& cache = caches_.at(id);
     --cache.users;
     scheduler_.unwant_cache(id, now_);
-    if (cache.first_part != 0) scheduler_.unwant_cache(cache.first_part, now_);
   }
 
   bool end_one_drop() {
@@ -451,7 +449,8 @@ class Driver {
         case ActionKind::kDropCache: {
           CacheModel& cache = caches_.at(action.session);
           REQUIRE(cache.held);
-          REQUIRE(cache.users == 0);
+          for (const auto& [id, other] : caches_)
+            if (id == action.session || other.first_part == action.session) REQUIRE(other.users == 0);
           cache.dropping = true;
           break;
         }

@@ -561,6 +561,31 @@ TEST_CASE("a process that has gone with an image mapped owes it until it is dead
   REQUIRE_OK(large.begin()->end());
 }
 
+TEST_CASE("first layers that a dead process had mapped do not go without the rest") {
+  // An image of 2 + 4.6 MiB, of which the first layer is worth keeping.
+  Shared shared(small);
+  Models models;
+  std::vector<size_t> sizes = {2 * kMiB};
+  for (int i = 0; i < 20; ++i) sizes.push_back(240'000);
+  std::vector<std::string> contents;
+  const std::string path = models.make("m.safetensors", sizes, &contents);
+  const Holder holder(shared, path, std::nullopt);
+  eventually([&] {
+    const auto now = shared.status();
+    return now.processes.size() == 1 && now.processes[0].state == "owing";
+  });
+  Reader b("b");
+  REQUIRE_OK(b.open(path));
+  {
+    Reader large("large", 4 * kMiB);  // the bytes of the first layer would do
+    CHECK(large.session->begin(20'000'000).status().code() == GPUSHARE_TIMED_OUT);
+    kill(holder.child, SIGKILL);
+    (void)holder.wait();
+    REQUIRE_OK(large.begin()->end());
+  }
+  CHECK(b.contents() == contents);
+}
+
 TEST_CASE("a process that never lets go of an image is killed where the operator allows that") {
   Shared shared([](auto& options) {
     small(options);

@@ -307,6 +307,7 @@ TEST_CASE(
     Scheduler scheduler = scheduler_of(100'000, "priority");
     scheduler.set_link(kLinkNs);
     std::vector<Held> all;
+    Ids caches;
     uint64_t next_id = 1;
     const auto any_class = [&] {
       return test::uniform(random, 0, 1) == 0 ? SessionClass::kOpportunistic : SessionClass::kGuaranteed;
@@ -348,7 +349,6 @@ TEST_CASE(
         one.rests_on = all.size();
         const auto restore_ns = static_cast<double>(test::uniform(random, 1, 100));
         REQUIRE(scheduler.add_cache(first.id, first.bytes, restore_ns).ok());
-        scheduler.want_cache(first.id, by, 0);
         first.rank = spare(cls) + 1;
         first.price_ns = decayed(restore_ns, 0, later_ns);
         all.push_back(first);
@@ -356,11 +356,12 @@ TEST_CASE(
       const auto restore_ns = static_cast<double>(test::uniform(random, 1, 100));
       REQUIRE(scheduler.add_cache(one.id, one.bytes, restore_ns, kind == 2 ? all.back().id : 0).ok());
       scheduler.want_cache(one.id, by, 0);
+      caches.insert(one.id);
       one.rank = spare(cls);
       one.price_ns = decayed(restore_ns, 0, later_ns);
       all.push_back(one);
     }
-    for (const Held& each : all) scheduler.unwant_cache(each.id, 0);
+    for (const uint64_t id : caches) scheduler.unwant_cache(id, 0);
     CHECK(gone(scheduler, 0).empty());
     uint64_t all_bytes = 0;
     for (const Held& each : all) all_bytes += each.bytes;
