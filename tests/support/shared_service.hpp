@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -30,6 +31,23 @@ void eventually(Condition&& condition, const char* file = __builtin_FILE(), int 
   }
 }
 
+// What was found wrong with the books of a daemon's devices. Its thread adds, and the test fails by the first of them.
+class BookFaults {
+ public:
+  void add(const std::string& wrong) {
+    const std::lock_guard lock(mutex_);
+    if (first_.empty()) first_ = wrong;
+  }
+  std::string first() const {
+    const std::lock_guard lock(mutex_);
+    return first_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string first_;
+};
+
 struct SharedService {
   explicit SharedService(const std::function<void(daemon::ServiceOptions&)>& change = {}) {
     char name[] = "/tmp/gpushare-XXXXXX";
@@ -38,10 +56,7 @@ struct SharedService {
     options.socket = folder + "/socket";
     options.devices = {"host?total_bytes=268435456&granularity=65536"};
     options.capacity_bytes = 64 << 20;
-    // Said, and no failure: an image that is wanted again while its first layers go breaks a rule of the books for a moment.
-    options.on_fault = [](const std::string& wrong) {
-      std::fprintf(stderr, "the daemon's books are wrong: %s\n", wrong.c_str());
-    };
+    options.on_fault = [faults = faults](const std::string& wrong) { faults->add(wrong); };
     if (change) change(options);
     setenv("GPUSHARE_SOCKET", options.socket.c_str(), 1);
     setenv("GPUSHARE_DAEMON_WAIT", "0", 1);  // else a test that ends the daemon waits for another one
@@ -50,6 +65,7 @@ struct SharedService {
   ~SharedService() {
     service.reset();
     std::filesystem::remove_all(folder);
+    CHECK(faults->first() == "");
   }
   SharedService(const SharedService&) = delete;
   SharedService& operator=(const SharedService&) = delete;
@@ -78,6 +94,7 @@ struct SharedService {
     return *now;
   }
   std::string folder;
+  const std::shared_ptr<BookFaults> faults = std::make_shared<BookFaults>();
   daemon::ServiceOptions options;
   std::unique_ptr<daemon::Service> service;
 };
