@@ -97,10 +97,20 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
   Held held;
   held.request = request;
-  held.application = knowledge_.classify(request.model, request.application, request.features,
-                                         Knowledge::objective_of(request.arrival_ns, request.deadline_ns));
+  const uint32_t objective = Knowledge::objective_of(request.arrival_ns, request.deadline_ns);
+  held.application = knowledge_.classify(request.model, request.application, request.features, objective);
   knowledge_.arrived(request.model, held.application);
   held.idle_since = flights_.empty() ? next_batch_ : 0;
+  if (to_be_tried(held, objective, now_ns)) {
+    if (trial_) {  // the newest has the most time; the policy gets the one before
+      Held& before = *find(*trial_);
+      before.ordered = true;
+      enter(before, now_ns);
+    }
+    hold(request, std::move(held));
+    trial_ = request.id;
+    return base::ok_status();
+  }
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
     if (!probe_ && request.deadline_ns > now_ns && may_probe(held, now_ns)) {
       hold(request, std::move(held));
@@ -148,6 +158,14 @@ bool BatcherBase::may_probe(const Held& held, uint64_t now_ns) {
   return static_cast<double>(held.request.deadline_ns - arrived) < least_alone_ns(held);
 }
 
+// Counts the request. True if it is to run alone, because requests with its objective hardly ever do.
+bool BatcherBase::to_be_tried(const Held& held, uint32_t objective, uint64_t now_ns) {
+  const Request& request = held.request;
+  if (!request.features.empty() || !knowledge_.passed_over(request.model, request.application, objective))
+    return false;
+  return now_ns >= next_trial_ns_ && request.deadline_ns > now_ns && request.later_steps.empty();
+}
+
 // Called when the policy drops a request as hopeless: true if it stays, as the probe.
 bool BatcherBase::keep_as_probe(RequestId id, const Held& held) {
   if (!deciding_idle_ || held.request.deadline_ns <= deciding_ns_ || !may_probe(held, deciding_ns_))
@@ -163,8 +181,8 @@ bool BatcherBase::keep_as_probe(RequestId id, const Held& held) {
   return true;
 }
 
-Decision BatcherBase::run_probe(Decision decision, Flight::Probe kind) {
-  const RequestId id = std::exchange(probe_, std::nullopt).value();
+Decision BatcherBase::run_probe(std::optional<RequestId>& of, Decision decision, Flight::Probe kind) {
+  const RequestId id = std::exchange(of, std::nullopt).value();
   Held& held = *find(id);
   const uint32_t model = held.request.model;
   knowledge_.model(model).applications[held.application].tried = ++tries_;
@@ -179,6 +197,10 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   // that does but is idle now and then, and of a busy one a fiftieth and less and less.
   constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
   if (device_ns == 0 && !(flight.won > 0)) return;  // of unknown time: it says nothing of the estimate
+  if (flight.probe == Flight::Probe::kTrial) {
+    next_trial_ns_ = base::add_saturated(now_ns, flight.won > 0 ? 0 : device_ns * kWinning);
+    return;
+  }
   if (flight.won > 0 || flight.cold) {
     idle_probes_ = busy_probes_ = {now_ns, 0};
   } else {
@@ -195,13 +217,17 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   won_since_probe_ = false;
 }
 
-// The policy's expire(), and the probe, which the policy does not have.
+// The policy's expire(), and the probe and the trial, which the policy does not have.
 uint64_t BatcherBase::expire_all(uint64_t now_ns) {
-  const uint64_t first_ns = expire(now_ns);
-  if (!probe_) return first_ns;
-  const uint64_t last_ns = find(*probe_)->request.deadline_ns;
-  if (last_ns > now_ns) return std::min(first_ns, last_ns);
-  drop(*probe_, DropReason::kExpired);
+  uint64_t first_ns = expire(now_ns);
+  for (const std::optional<RequestId>& each : {probe_, trial_}) {
+    if (!each) continue;
+    const uint64_t last_ns = find(*each)->request.deadline_ns;
+    if (last_ns > now_ns)
+      first_ns = std::min(first_ns, last_ns);
+    else
+      drop(*each, DropReason::kExpired);
+  }
   return first_ns;
 }
 
@@ -220,11 +246,12 @@ Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
 
 // The policy's choice, or the probe.
 Decision BatcherBase::choose(uint64_t now_ns, uint32_t in_flight) {
+  if (trial_ && deciding_idle_) return run_probe(trial_, {}, Flight::Probe::kTrial);
   if (probe_ && deciding_idle_ && now_ns >= busy_probes_.next_ns)
-    return run_probe({}, held_.size() > 1 ? Flight::Probe::kBusy : Flight::Probe::kIdle);
+    return run_probe(probe_, {}, held_.size() > 1 ? Flight::Probe::kBusy : Flight::Probe::kIdle);
   Decision decision = decide(now_ns, in_flight);
   if (probe_ && deciding_idle_ && !decision.batch && now_ns >= idle_probes_.next_ns)
-    return run_probe(std::move(decision), Flight::Probe::kIdle);
+    return run_probe(probe_, std::move(decision), Flight::Probe::kIdle);
   if (probe_ && deciding_idle_ && now_ns < busy_probes_.next_ns)
     forget(std::exchange(probe_, std::nullopt).value(), DropReason::kHopeless);
   return decision;
@@ -426,6 +453,7 @@ void BatcherBase::drop(RequestId id, DropReason reason) {
   if (std::exchange(held.ordered, false)) leave(held);
   if (reason == DropReason::kHopeless && keep_as_probe(id, held)) return;
   if (probe_ == id) probe_.reset();
+  if (trial_ == id) trial_.reset();
   forget(id, reason);
 }
 

@@ -76,9 +76,9 @@ class BatcherBase : public Batcher {
     uint64_t expected_ns = 0;
     std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
     std::vector<Knowledge::Member> members;
-    enum class Probe : uint8_t { kNone, kIdle, kBusy };
-    Probe probe =
-        Probe::kNone;  // of an estimate that refuses requests; of an idle device, or while others waited
+    enum class Probe : uint8_t { kNone, kIdle, kBusy, kTrial };
+    // Of an estimate that refuses requests: of an idle device, or while others waited. Or of what requests with an objective take.
+    Probe probe = Probe::kNone;
     // The first batch of its model, which includes work that is done once (compilation, handles, page faults), or one that
     // failed or whose time is not known. Nothing is learned from its time.
     bool cold = false;
@@ -141,9 +141,10 @@ class BatcherBase : public Batcher {
   base::Status check_kind(const Request& request);
   void count_decided(size_t requests, double misses);
   bool may_probe(const Held& held, uint64_t now_ns);
+  bool to_be_tried(const Held& held, uint32_t objective, uint64_t now_ns);
   bool keep_as_probe(RequestId id, const Held& held);
   void forget(RequestId id, DropReason reason);
-  Decision run_probe(Decision decision, Flight::Probe kind);
+  Decision run_probe(std::optional<RequestId>& of, Decision decision, Flight::Probe kind);
   Decision choose(uint64_t now_ns, uint32_t in_flight);
   uint64_t expire_all(uint64_t now_ns);
   Held& hold(const Request& request, Held held);
@@ -183,6 +184,10 @@ class BatcherBase : public Batcher {
   std::optional<RequestId> probe_;  // kept for that; the policy does not have it any more
   Probes idle_probes_, busy_probes_;
   bool won_since_probe_ = false;
+  // A policy that passes over the requests with an objective, because those of other objectives under their name take long,
+  // never learns that they are short. So where many come and none runs, one runs alone: the trial, which the policy does not have.
+  std::optional<RequestId> trial_;
+  uint64_t next_trial_ns_ = 0;
   uint64_t tries_ = 0;        // probes so far
   uint64_t deciding_ns_ = 0;  // of the call of next() under way
   bool deciding_idle_ = false;

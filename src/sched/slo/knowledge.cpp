@@ -16,6 +16,7 @@ constexpr uint64_t kRefreshEvery = 64;
 constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
 constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
 constexpr uint32_t kTried = 4;                // members of finished batches: then an application is known
+constexpr size_t kToJudge = 8;                // durations by which requests of an objective are told apart
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
 
 // E[max] of one draw of each: the integral of 1 - product of F.
@@ -146,35 +147,54 @@ void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t ex
   if (whole != member.application) record(of, whole, execution_ns);
 }
 
+Knowledge::Objective* Knowledge::entry_of(Model& of, uint32_t number, uint32_t objective) {
+  constexpr size_t kMost = 16;  // of an application
+  if (objective == 0 || (of.by_objective.size() >= kExactMixture && !of.by_objective.contains(number)))
+    return nullptr;
+  std::vector<Objective>& all = of.by_objective[number];
+  const auto is = [&](const Objective& each) { return each.number == objective; };
+  const auto own = std::find_if(all.begin(), all.end(), is);
+  if (own != all.end()) return &*own;
+  if (all.size() == kMost) return nullptr;
+  all.emplace_back().number = objective;
+  return &all.back();
+}
+
+bool Knowledge::passed_over(uint32_t model, uint32_t number, uint32_t objective) {
+  constexpr uint32_t kArrivals = 16;
+  constexpr uint64_t kBatches = 4;
+  Model& of = models_[model];
+  Objective* own = entry_of(of, number, objective);
+  if (own == nullptr || own->count >= double{kToJudge}) return false;
+  if (own->unseen == 0) own->runs = of.runs;
+  own->unseen = std::min(own->unseen + 1, kArrivals);
+  if (own->unseen < kArrivals || of.runs - own->runs < kBatches) return false;
+  const std::vector<Objective>& all = of.by_objective[number];
+  return std::any_of(all.begin(), all.end(),
+                     [](const Objective& each) { return each.count >= double{kToJudge}; });
+}
+
 void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t execution_ns) {
-  constexpr size_t kMost = 16;       // of an application
-  constexpr size_t kEnough = 32;     // durations to judge by
+  constexpr size_t kLast = 32;       // durations that an application begins with, at most
   constexpr double kRemember = 256;  // durations
   constexpr double kLeast = 0.15;    // difference of the mean logarithms
   constexpr double kDeviations = 4;  // of their difference
   Model& of = models_[model];
-  if (member.objective == 0 ||
-      (of.by_objective.size() >= kExactMixture && !of.by_objective.contains(member.number)))
-    return;
-  std::vector<Objective>& all = of.by_objective[member.number];
-  const auto is = [&](const Objective& each) { return each.number == member.objective; };
-  auto own = std::find_if(all.begin(), all.end(), is);
-  if (own == all.end()) {
-    if (all.size() == kMost) return;
-    all.emplace_back().number = member.objective;
-    own = all.end() - 1;
-  }
+  Objective* own = entry_of(of, member.number, member.objective);
+  if (own == nullptr) return;
+  const std::vector<Objective>& all = of.by_objective[member.number];
+  own->unseen = 0;
   const double logarithm = std::log(std::max<double>(1, static_cast<double>(execution_ns)));
   own->count += own->count < kRemember ? 1 : 0;
   const double off = logarithm - own->mean;
   own->mean += off / own->count;
   own->variance += (off * (logarithm - own->mean) - own->variance) / own->count;
   if (own->index != Objective::kNotApart || all.size() == 1) return;
-  if (own->last.size() < kEnough)
+  if (own->last.size() < kLast)
     own->last.push_back(execution_ns);
   else
-    own->last[own->next++ % kEnough] = execution_ns;
-  if (own->last.size() < kEnough || of.applications.size() >= kExactMixture) return;
+    own->last[own->next++ % kLast] = execution_ns;
+  if (own->last.size() < kToJudge || of.applications.size() >= kExactMixture) return;
   double count = 0, mean = 0, square = 0;
   for (const Objective& each : all) {
     if (each.number == own->number) continue;
@@ -182,8 +202,12 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
     mean += each.count * each.mean;
     square += each.count * (each.variance + each.mean * each.mean);
   }
+  if (count < double{kToJudge}) return;
   mean /= count;
-  const double error = std::sqrt(own->variance / own->count + (square / count - mean * mean) / count);
+  // A few durations may look more alike than they are: they are taken to vary as the others do.
+  const double others = square / count - mean * mean;
+  const double variance = own->last.size() < kLast ? std::max(own->variance, others) : own->variance;
+  const double error = std::sqrt(variance / own->count + others / count);
   if (std::abs(own->mean - mean) < std::max(kLeast, kDeviations * error)) return;
   own->index = application(model, uint64_t{member.objective | 1u << 31} << 32 | member.number);
   for (uint64_t each : own->last) record(of, own->index, each);
@@ -264,6 +288,7 @@ void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, u
 
 void Knowledge::count_ran(uint32_t model, std::span<const Member> members) {
   Model& of = models_[model];
+  ++of.runs;
   const auto count = [&](uint32_t index) {
     uint32_t& ran = of.applications[index].ran;
     ran = std::min(ran + 1, kTried);

@@ -70,6 +70,8 @@ class Knowledge {
     double mean = 0, variance = 0;  // of their logarithms
     std::vector<uint64_t> last;     // what the application begins with
     size_t next = 0;                // place in `last`
+    uint32_t unseen = 0;            // arrivals since the last duration, up to 16
+    uint64_t runs = 0;              // Model::runs at the first of these arrivals
   };
   struct Model {
     ModelSpec spec;
@@ -96,6 +98,7 @@ class Knowledge {
     uint64_t time_version = 0;
     double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
+    uint64_t runs = 0;  // batches that finished
     bool warm = false;  // a batch of the model has finished
     // Batches in a row that took many times what their policy expected, and, after such, those that took a small part of it;
     // see BatcherBase.
@@ -129,6 +132,9 @@ class Knowledge {
   static uint32_t objective_of(uint64_t arrival_ns, uint64_t deadline_ns);
   // The number of features of the application's requests; 0: no request with features was seen.
   size_t features(uint32_t model, uint32_t number) const;
+  // Counts one more request of the application `number`. True if many with its objective came, and batches ran, while none of
+  // them did, and too few ever ran to tell whether they take other times than the rest of it, of which more is known.
+  bool passed_over(uint32_t model, uint32_t number, uint32_t objective);
   // Counts one more request of the application.
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
@@ -148,6 +154,8 @@ class Knowledge {
   bool refresh(uint32_t model);
 
  private:
+  // Made if new; null if no more are told apart.
+  static Objective* entry_of(Model& of, uint32_t number, uint32_t objective);
   void observe_objective(uint32_t model, const Member& member, uint64_t execution_ns);
   void update_mixture(Model& of);
   void contradict(Model& of, uint32_t index, uint64_t execution_ns);

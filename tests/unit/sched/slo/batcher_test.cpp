@@ -896,6 +896,76 @@ TEST_CASE("requests of one name whose deadlines tell what they take are told apa
   }
 }
 
+TEST_CASE("a few durations tell requests of one name apart where they differ by far more than they scatter") {
+  const BatcherOptions options;
+  for (const double factor : {1.0, 10.0}) {
+    INFO("the ones with more time take so many times as long: " << factor);
+    Knowledge knowledge(options);
+    const uint32_t model = *knowledge.add_model({.c0_ns = 1e6, .c1 = 0.5});
+    const uint32_t tight = Knowledge::objective_of(0, 50 * kMs),
+                   loose = Knowledge::objective_of(0, 500 * kMs);
+    const uint32_t whole = knowledge.application(model, 3);
+    const auto runs = [&](uint32_t objective, uint64_t times, double many) {
+      for (uint64_t i = 0; i < times; ++i) {
+        const uint32_t index = knowledge.classify(model, 3, {}, objective);
+        const double takes_ns = (5e6 + 1e6 * static_cast<double>(7 * i % 11)) * many;
+        knowledge.observe_member(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
+      }
+    };
+    runs(loose, 100, factor);
+    runs(tight, 7, 1);
+    CHECK(knowledge.classify(model, 3, {}, tight) == whole);
+    runs(tight, 1, 1);
+    CHECK((knowledge.classify(model, 3, {}, tight) != whole) == (factor > 1));
+  }
+}
+
+namespace {
+
+// Long requests (100 ms, 500 to their deadline) keep the device busy, and as many of the same name come that have 70 ms
+// and take `short_ms`. Returns how many of 2,500 of these finish in time.
+size_t short_ones_in_time(Batcher& batcher, uint64_t short_ms) {
+  uint64_t now = 0, arrival = 0;
+  RequestId id = 0;
+  size_t in_time = 0;
+  std::vector<Drop> drops;
+  std::map<RequestId, uint64_t> deadlines;
+  const auto is_long = [](RequestId of) { return of % 2 == 0; };
+  const auto come = [&](uint64_t until_ns) {
+    for (; arrival <= until_ns && id < 5000; arrival += 10 * kMs) {
+      ++id;
+      deadlines[id] = arrival + (is_long(id) ? 500 : 70) * kMs;
+      (void)batcher.arrive(request(id, arrival / kMs, deadlines[id] / kMs), arrival);
+    }
+  };
+  while (id < 5000 || batcher.pending() > 0) {
+    come(now);
+    const Decision d = batcher.next(now, 0);
+    batcher.take_drops(drops);
+    if (!d.batch) {
+      now += kMs;
+      continue;
+    }
+    std::vector<uint64_t> took;
+    for (const RequestId of : d.batch->requests) took.push_back((is_long(of) ? 100 : short_ms) * kMs);
+    const uint64_t batch_ns = 10 * kMs + took.size() * *std::max_element(took.begin(), took.end()) / 2;
+    now += batch_ns;
+    come(now);
+    for (const RequestId of : d.batch->requests) in_time += !is_long(of) && now <= deadlines[of] ? 1 : 0;
+    batcher.finished_run(d.batch->id, took, batch_ns, now);
+  }
+  return in_time;
+}
+
+}  // namespace
+
+TEST_CASE("requests that others of their name keep from running are tried, and found to be short") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({.c0_ns = 10e6, .c1 = 0.5}).ok());
+  for (int i = 0; i < 256; ++i) batcher->observe(0, 0, 100 * kMs);
+  CHECK(short_ones_in_time(*batcher, 5) > 200);
+}
+
 TEST_CASE("names and deadlines without end do not fill the memory") {
   const BatcherOptions options;
   Knowledge knowledge(options);
