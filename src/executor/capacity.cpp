@@ -114,12 +114,13 @@ void SessionImpl::give_back_above_quota(bool begins) {
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
   if (!growing.owns_lock()) return;  // at the next boundary
   const uint64_t granule = runtime.granularity_bytes_;
-  const uint64_t quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
-  uint64_t persistent = 0, ephemeral = 0;
+  uint64_t quota = 0, persistent = 0, ephemeral = 0;
   bool unplaced = false;
   const auto look = [&]() GPUSHARE_REQUIRES(books) {
     if (!runtime.check_live(*this).ok() || (open_ && !begins) || runtime.sessions_.profiled() == this)
       return false;
+    // Read with the books held: a lower one that comes meanwhile sets above_quota_ again.
+    quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
     persistent = base::round_up(persistent_promise_, granule);
     ephemeral = base::round_up(ephemeral_promise_, granule);
     // A session that waits has allocated nothing: its declared need is a hint and may be cut.
@@ -130,10 +131,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
   {
     BooksLock lock(runtime.mutex_);
     if (!look()) return;
-  }
-  if (persistent + ephemeral <= quota) {
-    above_quota_.store(false, std::memory_order_relaxed);
-    return;
+    if (persistent + ephemeral <= quota) return above_quota_.store(false, std::memory_order_relaxed);
   }
   if (const GatePass pass(heap_gate_); pass) {
     memory::PersistentHeap& heap = *heap_.load();

@@ -11,6 +11,7 @@
 
 #include "executor/internal.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -296,6 +297,35 @@ TEST_CASE(
     REQUIRE(next.ok());
     REQUIRE_OK((*next)->end());
   }
+}
+
+TEST_CASE(
+    "a quota that is lowered while bytes above a larger one are looked for holds at the next boundary") {
+  auto runtime = open_runtime(options_of(kSetups[0]));
+  const auto session = open_session(*runtime, need("s", 16 * kMiB, kMiB));
+  auto& impl = static_cast<executor::SessionImpl&>(*session);
+  REQUIRE(session->alloc(memory::Kind::kModel, 12 * kMiB, 0).ok());
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> looked{0};
+  std::thread looks([&] {
+    while (!stop.load()) {
+      impl.give_back_above_quota(false);
+      ++looked;
+    }
+  });
+  int lost = 0;
+  for (int i = 0; i < rounds(3000); ++i) {
+    for (const uint64_t quota_bytes : {uint64_t{0}, 4 * kMiB}) {
+      executor::BooksLock lock(impl.runtime_->mutex_);
+      impl.own_quota_bytes_ = quota_bytes;
+      impl.refresh_quota();
+    }
+    for (const uint64_t before = looked.load(); looked.load() < before + 2;) std::this_thread::yield();
+    lost += impl.above_quota_.load() ? 0 : 1;
+  }
+  stop.store(true);
+  looks.join();
+  CHECK(lost == 0);
 }
 
 }  // namespace
