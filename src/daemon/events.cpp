@@ -137,9 +137,8 @@ void SharedDevice::on_set_priority(RemoteSession& session, const SessionMessage&
 void SharedDevice::on_set_class(RemoteSession& session, const SessionMessage& message, const Request&) {
   if (message.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
   session.cls = static_cast<sched::SessionClass>(message.value);
-  ranges_.refresh_class(*session.claim, host_now_ns());
-  for (const auto& member : session.claim->members)
-    gates_.set_class(member->at_gates, guaranteed_at_gates(*member), host_now_ns());
+  refresh_class(*session.claim, host_now_ns());
+  gates_.set_class(session.at_gates, guaranteed_at_gates(session), host_now_ns());
   tell_gates();
 }
 

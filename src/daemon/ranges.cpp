@@ -57,7 +57,7 @@ void Ranges::set(RemoteSession& session, const client::RangeHas& message) {
     other->kept_bytes += coming - left;
     other->kept_until_ns = now_ns + kKeptNs;
   }
-  refresh_class(*session.claim, now_ns);
+  (void)refresh_class(*session.claim, now_ns);
   tell_waits();
 }
 
@@ -113,7 +113,7 @@ void Ranges::close(RemoteSession& session, bool leaves) {
   const bool was_silent = elastic_.silent(session.range);
   elastic_.close(session.range);
   ranges_.erase(std::exchange(session.range, 0));
-  if (was_silent && !leaves) refresh_class(*session.claim, base::host_now_ns());
+  if (was_silent && !leaves) (void)refresh_class(*session.claim, base::host_now_ns());
   tell_waits();
 }
 
@@ -152,16 +152,20 @@ void Ranges::tell_waits() const {
     if (range.want != 0) tell(*range.session, MessageType::kRangeGiven);
 }
 
-void Ranges::refresh_class(Claim& claim, uint64_t now_ns) {
+bool Ranges::refresh_class(Claim& claim, uint64_t now_ns) {
+  bool changed = false;
   // A program that is stopped cannot tell the class that its group was given.
   if (const auto given = claim.page != nullptr ? claim.page->cls() : std::nullopt; given)
-    for (const auto& member : claim.members) member->cls = *given;
+    for (const auto& member : claim.members)
+      changed = std::exchange(member->cls, *given) != *given || changed;
   const bool guaranteed = !elastic_.session_silent(claim.id) &&
                           std::any_of(claim.members.begin(), claim.members.end(), [](const auto& member) {
                             return member->cls == sched::SessionClass::kGuaranteed;
                           });
   const auto cls = guaranteed ? sched::SessionClass::kGuaranteed : sched::SessionClass::kOpportunistic;
-  if (std::exchange(claim.counts_as, cls) != cls) scheduler_.set_class(claim.id, cls, now_ns);
+  if (std::exchange(claim.counts_as, cls) == cls) return changed;
+  scheduler_.set_class(claim.id, cls, now_ns);
+  return true;
 }
 
 bool Ranges::expire(uint64_t now_ns) {
@@ -176,7 +180,7 @@ bool Ranges::expire(uint64_t now_ns) {
         session.process->peer.pid, base::format_bytes(request.bytes).c_str());
     log_limit_.warn(session.process->peer.uid, "daemon: elastic ranges: no answer from " + who, now_ns);
     if (asker != ranges_.end()) asker->second.silent += (asker->second.silent.empty() ? "" : ", ") + who;
-    refresh_class(*session.claim, now_ns);
+    (void)refresh_class(*session.claim, now_ns);
   }
   if (any) tell_waits();
   return any;

@@ -41,7 +41,8 @@ class Ranges {
   void grew(const RemoteSession& session, uint64_t bytes);
   // The class of the claim's session, or the lower one while a range of it is silent. A group has the
   // class on its page, which then is that of each member, else the best class of its members.
-  void refresh_class(Claim& claim, uint64_t now_ns);
+  // True: the class, or that of a member, is another one now.
+  bool refresh_class(Claim& claim, uint64_t now_ns);
   bool expire(uint64_t now_ns);  // true if a session is silent
   uint64_t next_deadline_ns() const { return elastic_.next_deadline_ns(); }
 

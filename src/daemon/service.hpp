@@ -359,6 +359,7 @@ class SharedDevice {
                              Claim& claim) const;
   void joined(Claim& claim, RemoteSession& session, bool was_there, bool runs, uint64_t now_ns);
   void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
+  void refresh_class(Claim& claim, uint64_t now_ns);
   void start_paging(Claim& claim, Claim::Bytes to);      // kGoing: out; else in
   void paged(Claim& claim, bool done, uint64_t now_ns);  // called when one of its members has answered
   // Lets others be promised the bytes that the claim's members have moved out, once all members have begun to move.

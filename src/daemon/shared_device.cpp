@@ -236,7 +236,7 @@ void SharedDevice::joined(Claim& claim, RemoteSession& session, bool was_there, 
     }
   }
   divide_weight(claim.limits.get(), now_ns);
-  ranges_.refresh_class(claim, now_ns);
+  refresh_class(claim, now_ns);
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
@@ -333,6 +333,12 @@ void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass 
   tell(session, MessageType::kLimit, limit_bytes);
 }
 
+// Called when a program of a group comes, goes or tells its class. All programs of the group hear as what they count now.
+void SharedDevice::refresh_class(Claim& claim, uint64_t now_ns) {
+  if (!ranges_.refresh_class(claim, now_ns) || claim.group == 0) return;
+  for (const auto& member : claim.members) tell_terms(*member, scheduler_.class_for_bytes(claim.id), 0);
+}
+
 void SharedDevice::carry_out(const sched::Action& action) {
   using sched::ActionKind;
   switch (action.kind) {
@@ -422,7 +428,7 @@ void SharedDevice::remove(RemoteSession& session) {
     const bool pages = session.pages();
     std::erase_if(claim.members, [&](const auto& member) { return member.get() == &session; });
     if (pages) paged(claim, true, now_ns);
-    ranges_.refresh_class(claim, now_ns);
+    refresh_class(claim, now_ns);
     return;
   }
   if (kernel_limits_ != nullptr) kernel_limits_->clear(claim.id);

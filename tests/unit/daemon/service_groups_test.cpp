@@ -328,6 +328,22 @@ TEST_CASE("a class that a group was given counts once one program tells it, thou
   CHECK(all_are("opportunistic"));
 }
 
+TEST_CASE("the programs of a group hear as what they count once the better of them has gone") {
+  constexpr auto kOpportunistic = static_cast<uint64_t>(sched::SessionClass::kOpportunistic);
+  SharedService shared;
+  RawProcess better(shared), other(shared);
+  Page page(40 * kMiB);
+  for (RawProcess* raw : {&better, &other}) {
+    REQUIRE(raw->hello() == GPUSHARE_OK);
+    REQUIRE(raw->call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  }
+  other.tell(MessageType::kSetClass, 1, kOpportunistic);
+  REQUIRE(other.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_INVALID_ARGUMENT);  // what came before is skipped
+  better.tell(MessageType::kLeave, 1);
+  const auto heard = client::fields_of<client::SessionMessage>(other.next({MessageType::kCountsAs}));
+  CHECK(heard.value == kOpportunistic);
+}
+
 TEST_CASE("a group's page is read in memory and on local disks, and refused on any other file system") {
   constexpr long kXfs = 0x58465342;
   daemon::Patience patience;
