@@ -196,6 +196,7 @@ void BatcherBase::probe_ended(const Flight& flight, uint64_t device_ns, uint64_t
   // Share of the device that late probes get: half of a device that wins nothing, less and less down to a twentieth of one
   // that does but is idle now and then, and of a busy one a fiftieth and less and less.
   constexpr uint64_t kWinning = 19, kBusy = 49, kMost = 2000;
+  if (flight.probe == Flight::Probe::kTrial) knowledge_.tried(flight.model, flight.members.front());
   if (device_ns == 0 && !(flight.won > 0)) return;  // of unknown time: it says nothing of the estimate
   if (flight.probe == Flight::Probe::kTrial) {
     next_trial_ns_ = base::add_saturated(now_ns, flight.won > 0 ? 0 : device_ns * kWinning);
@@ -244,7 +245,7 @@ Decision BatcherBase::next(uint64_t now_ns, uint32_t in_flight) {
   return decision;
 }
 
-// The policy's choice, or the probe.
+// The trial, the policy's choice, or the probe.
 Decision BatcherBase::choose(uint64_t now_ns, uint32_t in_flight) {
   if (trial_ && deciding_idle_) return run_probe(trial_, {}, Flight::Probe::kTrial);
   if (probe_ && deciding_idle_ && now_ns >= busy_probes_.next_ns)
@@ -379,7 +380,8 @@ void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_n
   const auto at = flights_.find(id);
   if (at == flights_.end()) return;
   if (knowledge_.model(at->second.model).warm)
-    knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns);
+    knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns,
+                           at->second.probe == Flight::Probe::kTrial);
   finish(at, device_ns, now_ns);
 }
 

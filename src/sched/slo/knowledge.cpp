@@ -174,6 +174,11 @@ bool Knowledge::passed_over(uint32_t model, uint32_t number, uint32_t objective)
                      [](const Objective& each) { return each.count >= double{kToJudge}; });
 }
 
+void Knowledge::tried(uint32_t model, const Member& member) {
+  if (Objective* own = entry_of(models_[model], member.number, member.objective); own != nullptr)
+    own->unseen = 0;
+}
+
 void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t execution_ns) {
   constexpr size_t kLast = 32;       // durations that an application begins with, at most
   constexpr double kRemember = 256;  // durations
@@ -301,7 +306,7 @@ void Knowledge::count_ran(uint32_t model, std::span<const Member> members) {
 }
 
 void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
-                            std::span<const uint64_t> execution_ns, uint64_t device_ns) {
+                            std::span<const uint64_t> execution_ns, uint64_t device_ns, bool trial) {
   if (members.empty() || device_ns == 0) return;
   count_ran(model, members);
   bool all = execution_ns.size() == members.size();
@@ -315,7 +320,7 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
   if (all)
     observe_batch(model, static_cast<uint32_t>(members.size()), longest, device_ns);
   else if (longest == 0)
-    infer_run(model, members, static_cast<double>(device_ns));
+    infer_run(model, members, static_cast<double>(device_ns), trial);
 }
 
 // Whether a batch whose duration was `ratio` times the expected one is to be left out: it stalled, or the process did. Four
@@ -370,7 +375,7 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
   return false;
 }
 
-void Knowledge::infer_run(uint32_t model, std::span<const Member> members, double device_ns) {
+void Knowledge::infer_run(uint32_t model, std::span<const Member> members, double device_ns, bool trial) {
   refresh(model);
   Model& of = models_[model];
   const auto k = static_cast<uint32_t>(members.size());
@@ -387,7 +392,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   const bool strangers = std::any_of(members.begin(), members.end(), [&](const Member& each) {
     return !of.briefs[each.application].known();
   });
-  if (known) {
+  if (known && !trial) {
     const double expected = expected_longest_ns(drawn_from_);
     if (!strangers && odd(of, members, device_ns / std::max(of.time.duration_ns(k, expected), 1.0))) return;
     known = of.pooled.count() > 0;

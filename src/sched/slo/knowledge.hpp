@@ -135,6 +135,8 @@ class Knowledge {
   // Counts one more request of the application `number`. True if many with its objective came, and batches ran, while none of
   // them did, and too few ever ran to tell whether they take other times than the rest of it, of which more is known.
   bool passed_over(uint32_t model, uint32_t number, uint32_t objective);
+  // The request with the objective of `member` that passed_over() asked for has run, whatever was learned of it.
+  void tried(uint32_t model, const Member& member);
   // Counts one more request of the application.
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
@@ -147,8 +149,9 @@ class Knowledge {
   // longest member is drawn in proportion to its chance, and the others from their distributions below it
   // (stochastic EM). c0 and c1 are fitted to the expected longest. Scaling all times up and c1 down by as
   // much changes no measurement, so c1 and the times then have a meaning only together.
+  // `trial`: the request that passed_over() asked for. Its time counts however far it is from what is expected of its name.
   void observe_run(uint32_t model, std::span<const Member> members, std::span<const uint64_t> execution_ns,
-                   uint64_t device_ns);
+                   uint64_t device_ns, bool trial = false);
   // Recomputes the distributions if enough has changed; true if it did. The cost depends on the number of new records,
   // not on the number of applications.
   bool refresh(uint32_t model);
@@ -162,7 +165,7 @@ class Knowledge {
   void scale(Model& of, uint32_t index, double factor);
   bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
-  void infer_run(uint32_t model, std::span<const Member> members, double device_ns);
+  void infer_run(uint32_t model, std::span<const Member> members, double device_ns, bool trial);
   void draw_members(const Model& of, std::span<const Member> members, double longest);
   double unit_random();  // in (0, 1)
 
