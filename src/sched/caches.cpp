@@ -128,6 +128,8 @@ void Scheduler::remove_cache(uint64_t id, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
   if (cache == nullptr) return;
   if (cache->dropping) --impl_->evicting;
+  if (CacheRecord* first = impl_->find_cache(cache->first_part); first != nullptr)
+    for (uint64_t left = cache->users; left > 0; --left) (void)impl_->remove_user(*first);
   std::erase(impl_->cache_line, cache);
   std::erase_if(impl_->actions, [id](const Action& action) { return action.session == id; });
   std::erase_if(impl_->caches, [cache](const auto& each) { return each.get() == cache; });

@@ -94,6 +94,18 @@ TEST_CASE("a cache whose session has gone stands in line by the class of those t
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE("a cache that is removed wants its first part no more") {
+  Scheduler scheduler = caches_scheduler();
+  REQUIRE(scheduler.add_cache(kFirst, 40, 1.0).ok());
+  REQUIRE(scheduler.add_cache(kRest, 40, 1.0, kFirst).ok());
+  for (int times = 0; times < 2; ++times) scheduler.want_cache(kRest, kNoSession, 0);
+  scheduler.remove_cache(kRest, 1);
+  (void)scheduler.take_actions();
+  REQUIRE(scheduler.arrive(of_class(1, 80, SessionClass::kGuaranteed), 2).ok());
+  CHECK(caches_of(scheduler, ActionKind::kDropCache) == List{kFirst});
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("a first part is a cache that has none itself") {
   Scheduler scheduler = caches_scheduler();
   CHECK(scheduler.add_cache(kRest, 1, 1.0, kFirst).code() == GPUSHARE_INVALID_ARGUMENT);
