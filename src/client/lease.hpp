@@ -96,6 +96,11 @@ class alignas(64) Lease {
   uint64_t until_ns() const { return until_ns_.load(std::memory_order_relaxed); }
   uint64_t turn_ns() const { return uint64_t{turn_us_.load(std::memory_order_relaxed)} * 1000; }
   void set_looks(bool looks) { looks_.store(looks ? 1 : 0, std::memory_order_seq_cst); }
+  // Whether the turn of this lease is offered to `to`.
+  bool offers(const Lease& to) const {
+    const uint64_t offer = next_.load(std::memory_order_seq_cst) >> 12;
+    return offer != 0 && to.word_.load(std::memory_order_seq_cst) == pack({offer, LeaseState::kFree});
+  }
   // The holder, whose lease is free now: passes the turn to the session that it was offered to.
   static void pass(Lease& from, Lease* leases, uint32_t slots) {
     const uint64_t next = from.next_.load(std::memory_order_seq_cst), offer = next >> 12;
