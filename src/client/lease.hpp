@@ -121,7 +121,7 @@ class alignas(64) Lease {
   const base::IterationHistogram& histogram() const { return histogram_; }
   base::RequestFigures& requests() { return requests_; }
   const base::RequestFigures& requests() const { return requests_; }
-  // Of the session's gate, once the process has said GateOpen.
+  // The slot of the session's gate, once the process has said GateOpen.
   base::GateSlot& gate() { return gate_; }
 
  private:

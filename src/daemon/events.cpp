@@ -1,4 +1,4 @@
-// What processes say of their sessions: one function for each message of kind EVENT (client/wire.hpp).
+// The events that processes tell of their sessions: one function for each message of kind EVENT (client/wire.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>

@@ -32,7 +32,7 @@ class Ranges {
   // The reply: whether bytes are on the way, and the sessions that did not answer since the last time. An allocation asks
   // ranges of opportunistic sessions alone.
   void ask(RemoteSession& session, const sched::RoomAsk& ask, const Request& request);
-  // What they may give to the session.
+  // The bytes that they may give to the session.
   uint64_t can_give(const RemoteSession& session, bool commit) const;
   void answer(const RemoteSession& session, uint64_t bytes);
   void close(RemoteSession& session, bool leaves);  // leaves: the session goes, too

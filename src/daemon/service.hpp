@@ -68,7 +68,7 @@ struct ServiceOptions {
   uint32_t max_sessions_per_user = 1024;
   RankLimits ranks;
   KernelLimits::Places kernel_limits;
-  // The daemon waits so long for its devices to open. One that opens later is served from then on.
+  // The daemon waits so long for its devices to open. A device that opens later is served from then on.
   // Processes wait for a daemon in place of theirs three times as long.
   uint64_t open_patience_ns = 20'000'000'000;
   // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are

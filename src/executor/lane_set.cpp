@@ -76,16 +76,15 @@ base::Status LaneSet::start_workers() {
   return status;
 }
 
-void LaneSet::set_stream(LaneSlot& slot, device::Stream made) {
-  auto stream = std::make_shared<StreamImpl>(runtime_.shared_from_this(), std::move(made), &slot);
+void LaneSet::set_stream(LaneSlot& slot, std::shared_ptr<StreamImpl> stream) {
   BooksLock lock(runtime_.mutex_);  // adopt_stream() looks at the streams of all slots
-  slot.stream = std::move(stream);
+  slot.stream.swap(stream);         // the one before goes once the lock is let go
 }
 
 base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
   if (compute_units == 0) {
     GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, runtime_.device_->create_stream());
-    set_stream(slot, std::move(stream));
+    set_stream(slot, std::make_shared<StreamImpl>(runtime_.shared_from_this(), std::move(stream), &slot));
     return {};
   }
   GPUSHARE_ASSIGN_OR_RETURN(const device::Device::Partition partition,
@@ -96,7 +95,7 @@ base::Status LaneSet::make_stream(LaneSlot& slot, uint32_t compute_units) {
     return stream.status();
   }
   slot.partition = partition.handle;
-  set_stream(slot, *std::move(stream));
+  set_stream(slot, std::make_shared<StreamImpl>(runtime_.shared_from_this(), *std::move(stream), &slot));
   return {};
 }
 
@@ -120,12 +119,7 @@ void LaneSet::drop_stream(LaneSlot& slot) {
   for (const auto& session : users) session->heap_gate_.drain();
   runtime_.memory_gate_.drain();
   slot.stream->shut();
-  std::shared_ptr<StreamImpl> gone;
-  {
-    BooksLock lock(runtime_.mutex_);
-    gone = std::move(slot.stream);
-  }
-  gone.reset();
+  set_stream(slot, nullptr);
   if (slot.partition == nullptr) return;
   const base::Status status = runtime_.device_->destroy_partition(std::exchange(slot.partition, nullptr));
   if (!status.ok()) base::log(base::kError, status.with_context("closing a lane's partition").to_string());

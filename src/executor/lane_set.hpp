@@ -147,7 +147,7 @@ class LaneSet {
     return slot.reaper.joinable() && (slot.worker.joinable() || !have_workers_);
   }
   base::Status make_stream(LaneSlot& slot, uint32_t compute_units) GPUSHARE_EXCLUDES(books);
-  void set_stream(LaneSlot& slot, device::Stream made) GPUSHARE_EXCLUDES(books);
+  void set_stream(LaneSlot& slot, std::shared_ptr<StreamImpl> stream) GPUSHARE_EXCLUDES(books);
   // Destroys the stream of a lane that has closed, and gives its partition back.
   void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(books);
   base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);

@@ -57,7 +57,7 @@ std::string check_lane(const auto& of, LaneId id, Totals& totals) {
   return check_members(of, id, lane);
 }
 
-// What follows from the state of its bytes.
+// A session's bytes: all that follows from their state.
 std::string check_session(const auto& of, const SessionRecord& session) {
   if (session.bytes == Bytes::kGone) return "a session that has left is in the books";
   if (session.holds_promise() != has_promise(session.bytes))

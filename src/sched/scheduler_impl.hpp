@@ -138,7 +138,7 @@ inline void Members::erase(SessionRecord& session) {
   for (size_t at = 0; at < places_.size(); ++at) places_[at]->member_at = at;
 }
 
-// The sessions of one rank. Those in lanes that share by weight are in order, where they are up to date.
+// The sessions of one rank. Sessions in lanes that share by weight are in order, where they are up to date.
 struct Peers {
   struct ByVirtual {
     bool operator()(const SessionRecord& a, const SessionRecord& b) const {
@@ -659,7 +659,7 @@ struct Scheduler::Impl {
   bool give_place(uint64_t now_ns);
 };
 
-// What a lane still needs.
+// The needs of a lane that are still to be met.
 struct LaneRest {
   size_t members = 0;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;

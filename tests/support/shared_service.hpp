@@ -8,13 +8,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "client/status.hpp"
 #include "daemon/service.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/first_fault.hpp"
 #include "support/status_checks.hpp"
 
 namespace gpushare::test {
@@ -30,23 +30,6 @@ void eventually(Condition&& condition, const char* file = __builtin_FILE(), int 
     say_at += std::chrono::seconds(30);
   }
 }
-
-// What was found wrong with the books of a daemon's devices. Its thread adds, and the test fails by the first of them.
-class BookFaults {
- public:
-  void add(const std::string& wrong) {
-    const std::lock_guard lock(mutex_);
-    if (first_.empty()) first_ = wrong;
-  }
-  std::string first() const {
-    const std::lock_guard lock(mutex_);
-    return first_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::string first_;
-};
 
 struct SharedService {
   explicit SharedService(const std::function<void(daemon::ServiceOptions&)>& change = {}) {
@@ -94,7 +77,8 @@ struct SharedService {
     return *now;
   }
   std::string folder;
-  const std::shared_ptr<BookFaults> faults = std::make_shared<BookFaults>();
+  // What was found wrong with the books of the daemon's devices. The daemon's thread adds.
+  const std::shared_ptr<FirstFault> faults = std::make_shared<FirstFault>();
   daemon::ServiceOptions options;
   std::unique_ptr<daemon::Service> service;
 };

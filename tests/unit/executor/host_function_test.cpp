@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "executor/range.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/first_fault.hpp"
 #include "support/gate.hpp"
 #include "support/status_checks.hpp"
 
@@ -41,18 +41,13 @@ struct Calls {
 class Unexpected {
  public:
   void expect(const char* call, const base::Status& status, std::initializer_list<int32_t> codes) {
-    if (std::find(codes.begin(), codes.end(), status.code()) != codes.end()) return;
-    const std::lock_guard lock(mutex_);
-    if (first_.empty()) first_ = std::string(call) + ": " + status.to_string();
+    if (std::find(codes.begin(), codes.end(), status.code()) == codes.end())
+      faults_.add(std::string(call) + ": " + status.to_string());
   }
-  std::string first() const {
-    const std::lock_guard lock(mutex_);
-    return first_;
-  }
+  std::string first() const { return faults_.first(); }
 
  private:
-  mutable std::mutex mutex_;
-  std::string first_;
+  FirstFault faults_;
 };
 
 TEST_CASE("blocks move at a boundary while the session's stream runs a function that calls the library") {
