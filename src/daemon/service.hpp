@@ -402,6 +402,9 @@ class SharedDevice {
   bool want_back(Claim& claim, uint64_t now_ns);  // true if the turn is back
   // True if the claim keeps its turn although others wait for it.
   bool keeps(Claim& claim, uint64_t now_ns);
+  bool several_lanes_run() const;  // several lanes have a holder
+  // True if the claim, which has its lane's turn, has to wait for sessions of other lanes.
+  bool outrun(Claim& claim, uint64_t now_ns);
   // Tells the claim how long a turn that is asked back may still go on.
   void time_turn(Claim& claim, uint64_t now_ns);
   // Takes all offers back and notes the turns that were passed. Offers stand only while the service sleeps, so it calls

@@ -489,9 +489,9 @@ void SharedDevice::pump() {
 
 bool SharedDevice::fill_lane(sched::LaneId lane, uint64_t now_ns) {
   bool moved = false;
-  if (Claim* holder = holders_[lane]; holder != nullptr &&
-                                      (contended() || capped(*holder) || retries(*holder)) &&
-                                      !keeps(*holder, now_ns) && want_back(*holder, now_ns))
+  if (Claim* holder = holders_[lane];
+      holder != nullptr && (contended() || capped(*holder) || retries(*holder) || outrun(*holder, now_ns)) &&
+      !keeps(*holder, now_ns) && want_back(*holder, now_ns))
     moved = true;
   room_drained(now_ns);
   if (Claim* holder = holders_[lane]; holder != nullptr && holder->wanted_since_ns != 0)

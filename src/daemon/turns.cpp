@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
 constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
 constexpr uint64_t kKeptLookNs =
-    500'000;  // how often the service looks whether a session that keeps its turn still should
+    500'000;  // how often the service looks whether a session should still keep its turn
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 }  // namespace
@@ -151,6 +151,17 @@ bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
   }
   claim.turn = Claim::Turn::kKept;
   return true;
+}
+
+bool SharedDevice::several_lanes_run() const {
+  return std::count_if(holders_.begin(), holders_.end(),
+                       [](const Claim* holder) { return holder != nullptr; }) > 1;
+}
+
+bool SharedDevice::outrun(Claim& claim, uint64_t now_ns) {
+  if (!several_lanes_run()) return false;
+  read_service(claim, now_ns, false);
+  return scheduler_.waits_for_lanes(claim.id, now_ns);
 }
 
 bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
@@ -298,7 +309,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
 }
 
 bool SharedDevice::renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns) {
-  *next_ns = std::min(*next_ns, claim.turn == Claim::Turn::kKept ? kKeptLookNs : kRenewNs);
+  const bool looks = claim.turn == Claim::Turn::kKept || several_lanes_run();
+  *next_ns = std::min(*next_ns, looks ? kKeptLookNs : kRenewNs);
   if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
     for (const auto& member : claim.members)
       if (member->leased()) lease(*member).extend(now_ns + kLeaseGoodNs);

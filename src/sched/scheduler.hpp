@@ -152,6 +152,9 @@ class Scheduler final : public Authority {
   bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
   // As would_go_on(), under every policy, and also for a session that has nothing in flight.
   bool would_pick(SessionId session, LaneId lane, uint64_t now_ns);
+  // True if the session may begin no further iteration now: one of another lane ranks above it, or is behind it by weight.
+  // Lanes that run one at a time (SchedulerOptions::shared_lanes) do not wait for each other.
+  bool waits_for_lanes(SessionId session, uint64_t now_ns);
   // True if a session that waits for its turn in this session's lane ranks higher.
   bool outranked(SessionId session) const;
   // The next time at which pick() could answer differently, if the session picked last keeps the lane busy and nothing

@@ -492,7 +492,11 @@ struct Scheduler::Impl {
   // `view` is ahead of that time, `own` waits, until `until` at most.
   double others_virtual_ns(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   void hold_back(LaneRecord& lane, uint64_t until_ns);
+  // False: the lane is held back.
   bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
+  // True if the session may begin nothing in `own`, because a session of another lane ranks above it, or is behind it.
+  // `until`: until when at most.
+  bool waits_for_lanes(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until);
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
   // Moves a session of another lane into this one.

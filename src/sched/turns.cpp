@@ -283,21 +283,23 @@ std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
 }
 
 bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now_ns) {
-  if (lanes_open < 2) return true;
   uint64_t until = kUnknown;
-  if (!asks.before || !outranked(id, view, now_ns, until)) {
-    if (view.share.kind != Share::Kind::kWeighted) return true;
-    // Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of
-    // another's iteration would lose time for nothing.
-    const double others = others_virtual_ns(id, view, now_ns, until);
-    const double unused_ns = view.worth > 0 && now_ns <= view.worth_until_ns ? view.unused_ns : 0;
-    if (view.virtual_ns - unused_ns -
-            virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.share.weight) <=
-        others)
-      return true;
-  }
+  if (!waits_for_lanes(id, view, now_ns, until)) return true;
   hold_back(lanes[id], until);
   return false;
+}
+
+bool Scheduler::Impl::waits_for_lanes(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) {
+  if (lanes_open < 2) return false;
+  if (asks.before && outranked(own, view, now_ns, until)) return true;
+  if (view.share.kind != Share::Kind::kWeighted) return false;
+  // Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of
+  // another's iteration would lose time for nothing.
+  const double others = others_virtual_ns(own, view, now_ns, until);
+  const double unused_ns = view.worth > 0 && now_ns <= view.worth_until_ns ? view.unused_ns : 0;
+  return view.virtual_ns - unused_ns -
+             virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.share.weight) >
+         others;
 }
 
 // True if a session of another lane that has work ranks higher, because the iteration would slow that session. `until`:
@@ -525,7 +527,15 @@ bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
   if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
   impl_->movable.push_back(session->view);
   uint64_t until = kUnknown;
-  return impl_->first_of(impl_->movable, now_ns, until) + 1 == impl_->movable.size();
+  return impl_->first_of(impl_->movable, now_ns, until) + 1 == impl_->movable.size() &&
+         (impl_->options.shared_lanes || !impl_->waits_for_lanes(lane_id, session->view, now_ns, until));
+}
+
+bool Scheduler::waits_for_lanes(SessionId id, uint64_t now_ns) {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->lane == kNoLane || impl_->options.shared_lanes) return false;
+  uint64_t until = kUnknown;
+  return impl_->waits_for_lanes(session->lane, session->view, now_ns, until);
 }
 
 bool Scheduler::outranked(SessionId id) const {

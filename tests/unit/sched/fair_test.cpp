@@ -1,6 +1,7 @@
 // The promises of `fair`: service by weight, in a lane and over the whole device.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -388,4 +389,50 @@ TEST_CASE(
     scheduler.not_ready(1, now);
     CHECK(scheduler.would_pick(1, 0, now) == by_rank);  // by weight it has had more
   }
+}
+
+TEST_CASE("a session that runs alone in its lane is asked to wait for lanes that are behind it") {
+  SchedulerOptions options = capacity(1000);
+  options.max_lanes = 2;
+  options.lane_finder = LaneFinderKind::kBalanced;
+  Scheduler scheduler = make("fair", options);
+  uint64_t now = 0;
+  for (const SessionId id : {1, 2}) {
+    SessionSpec next = spec(id, 1, 1);
+    next.weight = id == 1 ? 3 : 1;
+    REQUIRE(scheduler.arrive(next, now).ok());
+    scheduler.take_actions();
+    CHECK_FALSE(scheduler.waits_for_lanes(id, now));
+    scheduler.ready(id, now);
+  }
+  REQUIRE(scheduler.lane_of(1) != scheduler.lane_of(2));
+  int waits = 0;
+  std::array<int, 3> ran{};
+  // Both keep their turns while they may go on: a driver ends an iteration and begins the next one at once.
+  for (const SessionId id : {1, 2}) {
+    REQUIRE(scheduler.pick(scheduler.lane_of(id), now) == id);
+    scheduler.dispatched(id, scheduler.lane_of(id), now);
+  }
+  bool away = false;
+  for (int i = 0; i < 400; ++i) {
+    now += 100;
+    scheduler.dispatched(1, scheduler.lane_of(1), now);
+    scheduler.finished(1, 100, now);
+    ++ran[1];
+    CHECK(scheduler.would_go_on(1, scheduler.lane_of(1), now));
+    if (away) {
+      away = scheduler.pick(scheduler.lane_of(2), now) != SessionId{2};
+      if (!away) scheduler.dispatched(2, scheduler.lane_of(2), now);
+      continue;
+    }
+    ++ran[2];
+    away = scheduler.waits_for_lanes(2, now);
+    CHECK(scheduler.would_go_on(2, scheduler.lane_of(2), now) != away);
+    waits += away ? 1 : 0;
+    if (!away) scheduler.dispatched(2, scheduler.lane_of(2), now);
+    scheduler.finished(2, 100, now);
+    if (away) scheduler.ready(2, now);
+  }
+  CHECK(waits > 50);
+  CHECK(std::abs(ran[1] - 3 * ran[2]) < 10);
 }
