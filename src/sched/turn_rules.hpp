@@ -19,7 +19,7 @@ namespace gpushare::sched {
 // time that it usually needs. A turn is never left unused for it for longer than this part of its iteration and this
 // time, so that waiting in vain costs little.
 inline constexpr uint64_t kExpectedPart = 10;
-inline constexpr uint64_t kMostExpectedNs = 5'000'000;
+inline constexpr uint64_t kMostExpectedNs = 20'000'000;
 // The time that a thread needs to come back even if it does little; on a busy machine it needs more.
 inline constexpr uint64_t kLeastExpectedNs = 200'000;
 // The shortest time for which a session is expected; the driver would look at the clock too late for a shorter one.

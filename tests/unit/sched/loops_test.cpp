@@ -185,15 +185,19 @@ TEST_CASE("weights hold for loops that wait for the device, in one lane and in s
 }
 
 TEST_CASE("weights hold for loops that think between iterations") {
-  for (const uint64_t thought : {300 * kMicro, 3 * kMilli, 10 * kMilli}) {
-    const std::vector<Loop> loops = {
-        {10 * kMilli, thought, 2}, {10 * kMilli, thought, 1}, {10 * kMilli, thought, 1}};
-    INFO(describe(loops));
-    Device device("fair", 1, loops);
-    device.run(10'000 * kMilli);
-    CHECK(std::abs(device.share(0) - 0.5) <= 0.02);
-    CHECK(std::abs(device.share(1) - 0.25) <= 0.02);
-  }
+  for (const uint64_t thought : {300 * kMicro, 3 * kMilli, 10 * kMilli})
+    for (const uint32_t lanes : {1u, 2u, 0u})
+      // In one lane also where they think for as long as they run, in several for up to a tenth of that.
+      for (const uint64_t iteration : {10 * kMilli, 10 * thought, 15 * thought}) {
+        if (lanes != 1 && thought > iteration / 10) continue;
+        const std::vector<Loop> loops = {
+            {iteration, thought, 2}, {iteration, thought, 1}, {iteration, thought, 1}};
+        INFO(lanes << " lanes, " << describe(loops));
+        Device device("fair", lanes, loops);
+        device.run(10'000 * kMilli);
+        CHECK(std::abs(device.share(0) - 0.5) <= 0.02);
+        CHECK(std::abs(device.share(1) - 0.25) <= 0.02);
+      }
 }
 
 TEST_CASE("a job of higher rank takes as long as alone beside others that wait for the device as it does") {
