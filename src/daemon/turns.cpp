@@ -159,7 +159,7 @@ bool SharedDevice::several_lanes_run() const {
 }
 
 bool SharedDevice::outrun(Claim& claim, uint64_t now_ns) {
-  if (!several_lanes_run()) return false;
+  if (!several_lanes_run() || !scheduler_.compares_lanes(claim.id)) return false;
   read_service(claim, now_ns, false);
   return scheduler_.waits_for_lanes(claim.id, now_ns);
 }
@@ -309,7 +309,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
 }
 
 bool SharedDevice::renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns) {
-  const bool looks = claim.turn == Claim::Turn::kKept || several_lanes_run();
+  const bool looks =
+      claim.turn == Claim::Turn::kKept || (several_lanes_run() && scheduler_.compares_lanes(claim.id));
   *next_ns = std::min(*next_ns, looks ? kKeptLookNs : kRenewNs);
   if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
     for (const auto& member : claim.members)

@@ -155,6 +155,8 @@ class Scheduler final : public Authority {
   // True if the session may begin no further iteration now: one of another lane ranks above it, or is behind it by weight.
   // Lanes that run one at a time (SchedulerOptions::shared_lanes) do not wait for each other.
   bool waits_for_lanes(SessionId session, uint64_t now_ns);
+  // False if waits_for_lanes() is never true for the session: the policy has no ranks, and it has no weight.
+  bool compares_lanes(SessionId session) const;
   // True if a session that waits for its turn in this session's lane ranks higher.
   bool outranked(SessionId session) const;
   // The next time at which pick() could answer differently, if the session picked last keeps the lane busy and nothing

@@ -531,11 +531,17 @@ bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
          (impl_->options.shared_lanes || !impl_->waits_for_lanes(lane_id, session->view, now_ns, until));
 }
 
-bool Scheduler::waits_for_lanes(SessionId id, uint64_t now_ns) {
+bool Scheduler::compares_lanes(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->lane == kNoLane || impl_->options.shared_lanes) return false;
+  return session != nullptr && session->lane != kNoLane && !impl_->options.shared_lanes &&
+         (impl_->asks.before || impl_->weighted(*session));
+}
+
+bool Scheduler::waits_for_lanes(SessionId id, uint64_t now_ns) {
+  if (!compares_lanes(id)) return false;
+  const SessionRecord& session = *impl_->find(id);
   uint64_t until = kUnknown;
-  return impl_->waits_for_lanes(session->lane, session->view, now_ns, until);
+  return impl_->waits_for_lanes(session.lane, session.view, now_ns, until);
 }
 
 bool Scheduler::outranked(SessionId id) const {
