@@ -134,6 +134,11 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
     bool live_;
   };
 
+  static void erase_last_character(std::string& text) {
+    const auto continues = [](char each) { return (static_cast<unsigned char>(each) & 0xc0) == 0x80; };
+    while (!text.empty() && continues(text.back())) text.pop_back();
+    if (!text.empty()) text.pop_back();
+  }
   // False: stop.
   bool pressed(char key) {
     constexpr char kBackspace = 127, kEscape = 27;
@@ -141,7 +146,7 @@ Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.
       if (key == '\n' || key == kEscape)
         types_filter_ = false;
       else if (key == kBackspace)
-        look_.filter.resize(look_.filter.empty() ? 0 : look_.filter.size() - 1);
+        erase_last_character(look_.filter);
       else
         look_.filter += key;
       if (key == kEscape) look_.filter.clear();

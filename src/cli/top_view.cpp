@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <tuple>
 #include <type_traits>
 
 #include "base/units.hpp"
@@ -119,16 +120,19 @@ std::string group_name(uint64_t group) {
   return group == 0 ? "-" : base::format("%08llx", static_cast<unsigned long long>(group & 0xffffffff));
 }
 
-// A column of the table of sessions. Where the terminal is narrow, those of the highest rank go first.
+// A column of the table of sessions. Where the terminal is narrow, those of the highest rank go first. The column of the
+// device is there where the daemon has several devices.
 struct Column {
   const char* title;
   Table::Align align;
   int rank;
   std::string (*cell)(const TopRow&);
 };
+constexpr const char* kDeviceTitle = "device";
 const Column kColumns[] = {
     {"session", Table::Align::kLeft, 0, [](const TopRow& r) { return r.session.name; }},
     {"pid", Table::Align::kRight, 0, [](const TopRow& r) { return std::to_string(r.session.pid); }},
+    {kDeviceTitle, Table::Align::kLeft, 1, [](const TopRow& r) { return r.session.device; }},
     {"user", Table::Align::kLeft, 3, [](const TopRow& r) { return r.user; }},
     {"group", Table::Align::kLeft, 6, [](const TopRow& r) { return group_name(r.session.group); }},
     {"state", Table::Align::kLeft, 0, [](const TopRow& r) { return r.session.state; }},
@@ -208,16 +212,19 @@ const char* colour_of(const std::string& state) {
 // The command is cut to what is left of the line, if that is enough to be read.
 constexpr size_t kLeastCommand = 12;
 
-std::string sessions_text(const std::vector<TopRow>& rows, const TopLook& look) {
+std::string sessions_text(const std::vector<TopRow>& rows, size_t devices, const TopLook& look) {
   std::vector<std::string> lines;
   for (int most = kMostRank; most >= 0; --most) {
+    const auto shown = [&](const Column& column) {
+      return column.rank <= most && (column.title != kDeviceTitle || devices > 1);
+    };
     Table table;
     for (const Column& column : kColumns)
-      if (column.rank <= most) table.add_column(column.title, column.align);
+      if (shown(column)) table.add_column(column.title, column.align);
     for (const TopRow& row : rows) {
       std::vector<std::string> cells;
       for (const Column& column : kColumns)
-        if (column.rank <= most) cells.push_back(column.cell(row));
+        if (shown(column)) cells.push_back(column.cell(row));
       table.add_row(std::move(cells));
     }
     lines = lines_of(table.to_string());
@@ -246,12 +253,17 @@ std::string processes_text(const client::ServiceStatus& status) {
   if (!status.processes.empty()) {
     Table table;
     for (const char* title : {"pid", "uid"}) table.add_column(title, Table::Align::kRight);
+    const bool several = status.devices.size() > 1;
+    if (several) table.add_column(kDeviceTitle, Table::Align::kLeft);
     for (const char* title : {"program", "state"}) table.add_column(title, Table::Align::kLeft);
     for (const char* title : {"sessions", "context"}) table.add_column(title, Table::Align::kRight);
-    for (const client::ProcessStatus& process : status.processes)
-      table.add_row({std::to_string(process.pid), std::to_string(process.uid), process.program, process.state,
-                     std::to_string(process.sessions),
-                     process.context_bytes == 0 ? "-" : base::format_bytes(process.context_bytes)});
+    for (const client::ProcessStatus& process : status.processes) {
+      std::vector<std::string> cells{std::to_string(process.pid), std::to_string(process.uid)};
+      if (several) cells.push_back(process.device);
+      cells.insert(cells.end(), {process.program, process.state, std::to_string(process.sessions),
+                                 bytes_or_dash(process.context_bytes)});
+      table.add_row(std::move(cells));
+    }
     out += '\n' + table.to_string();
   }
   return out;
@@ -278,9 +290,10 @@ std::string images_text(const client::ServiceStatus& status) {
 }  // namespace
 
 std::vector<TopRow> top_rows(const client::ServiceStatus& now, const client::ServiceStatus& before) {
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> served;
+  // A preloaded program is session 1 of each device that it uses.
+  std::map<std::tuple<std::string, uint64_t, uint64_t>, uint64_t> served;
   for (const client::SessionStatus& session : before.sessions)
-    served[{session.pid, session.session}] = session.service_ns;
+    served[{session.device, session.pid, session.session}] = session.service_ns;
   std::map<uint64_t, TopRow> processes;
   for (const client::ProcessStatus& process : now.processes) {
     TopRow& row = processes[process.pid];
@@ -295,7 +308,7 @@ std::vector<TopRow> top_rows(const client::ServiceStatus& now, const client::Ser
   for (const client::SessionStatus& session : now.sessions) {
     TopRow row = processes[session.pid];
     row.session = session;
-    const auto found = served.find({session.pid, session.session});
+    const auto found = served.find({session.device, session.pid, session.session});
     if (found != served.end() && between_ns > 0)
       row.share_now = static_cast<double>(session.service_ns - std::min(session.service_ns, found->second)) /
                       static_cast<double>(between_ns);
@@ -309,7 +322,7 @@ std::string top_text(const client::ServiceStatus& status, std::vector<TopRow> ro
   std::erase_if(rows, [&](const TopRow& row) { return !matches(row, look.filter); });
   std::string out = look.head.empty() ? "" : cut(look.head, look.width) + "\n\n";
   for (const std::string& line : lines_of(devices_text(status))) out += cut(line, look.width) + '\n';
-  if (!rows.empty()) out += '\n' + sessions_text(rows, look);
+  if (!rows.empty()) out += '\n' + sessions_text(rows, status.devices.size(), look);
   for (const std::string& line : lines_of(processes_text(status) + images_text(status)))
     out += cut(line, look.width) + '\n';
   return first_lines(out, look.height);

@@ -65,38 +65,48 @@ constexpr DeviceFigure kDeviceFigures[] = {
      [](const DeviceStatus& d) { return figure(d.page_ins); }},
 };
 
+// Which sessions have a sample of the family though its value is 0.
+enum class Zero {
+  kShown,            // all
+  kAbsent,           // none: 0 says that the session has no such thing
+  kOfGroupsThatHold  // those whose line has what the group's preloaded programs hold: a graph shows 0 and no gap
+};
 struct SessionFigure {
   const char* name;
   const char* help;
   bool counts;
-  bool absent_if_zero;
+  Zero zero;
   double (*of)(const SessionStatus&);
 };
+bool has_sample(const SessionFigure& figure, const SessionStatus& session) {
+  return figure.zero == Zero::kShown || figure.of(session) != 0 ||
+         (figure.zero == Zero::kOfGroupsThatHold && !session.held_by.empty());
+}
 constexpr SessionFigure kSessionFigures[] = {
-    {"gpushare_session_persistent_bytes", "Memory promised to the session for good (P).", false, false,
+    {"gpushare_session_persistent_bytes", "Memory promised to the session for good (P).", false, Zero::kShown,
      [](const SessionStatus& s) { return figure(s.persistent_bytes); }},
-    {"gpushare_session_ephemeral_bytes", "Memory promised for the session's iterations (E).", false, false,
-     [](const SessionStatus& s) { return figure(s.ephemeral_bytes); }},
-    {"gpushare_session_limit_bytes", "Memory that the coordinator allows the session.", false, true,
+    {"gpushare_session_ephemeral_bytes", "Memory promised for the session's iterations (E).", false,
+     Zero::kShown, [](const SessionStatus& s) { return figure(s.ephemeral_bytes); }},
+    {"gpushare_session_limit_bytes", "Memory that the coordinator allows the session.", false, Zero::kAbsent,
      [](const SessionStatus& s) { return figure(s.limit_bytes); }},
-    {"gpushare_session_weight", "The session's weight as it counts now.", false, false,
+    {"gpushare_session_weight", "The session's weight as it counts now.", false, Zero::kShown,
      [](const SessionStatus& s) { return s.weight; }},
     {"gpushare_session_cap_ratio", "The most of the device's time that the session's group or process gets.",
-     false, true, [](const SessionStatus& s) { return s.cap; }},
-    {"gpushare_session_busy_seconds_total", "Device time that the session has used.", true, false,
+     false, Zero::kAbsent, [](const SessionStatus& s) { return s.cap; }},
+    {"gpushare_session_busy_seconds_total", "Device time that the session has used.", true, Zero::kShown,
      [](const SessionStatus& s) { return figure_s(s.service_ns); }},
-    {"gpushare_session_iterations_total", "Iterations that the session has run.", true, false,
+    {"gpushare_session_iterations_total", "Iterations that the session has run.", true, Zero::kShown,
      [](const SessionStatus& s) { return figure(s.iterations); }},
-    {"gpushare_group_held_bytes", "Device memory that the preloaded programs of the group hold.", false, true,
-     [](const SessionStatus& s) { return figure(s.held_bytes); }},
+    {"gpushare_group_held_bytes", "Device memory that the preloaded programs of the group hold.", false,
+     Zero::kOfGroupsThatHold, [](const SessionStatus& s) { return figure(s.held_bytes); }},
     {"gpushare_group_spilled_bytes", "Blocks of the group's preloaded programs that lie in host memory.",
-     false, true, [](const SessionStatus& s) { return figure(s.spilled_bytes); }},
+     false, Zero::kOfGroupsThatHold, [](const SessionStatus& s) { return figure(s.spilled_bytes); }},
     {"gpushare_group_pinned_bytes",
-     "Pinned host memory of the group's preloaded programs, spilled blocks included.", false, true,
-     [](const SessionStatus& s) { return figure(s.pinned_bytes); }},
+     "Pinned host memory of the group's preloaded programs, spilled blocks included.", false,
+     Zero::kOfGroupsThatHold, [](const SessionStatus& s) { return figure(s.pinned_bytes); }},
     {"gpushare_group_owed_bytes",
-     "Bytes that the daemon owes the group: lent to others of the group, or used from the host.", false, true,
-     [](const SessionStatus& s) { return figure(s.owed_bytes); }},
+     "Bytes that the daemon owes the group: lent to others of the group, or used from the host.", false,
+     Zero::kOfGroupsThatHold, [](const SessionStatus& s) { return figure(s.owed_bytes); }},
 };
 
 void write_daemon(MetricsText& out, const client::ServiceStatus& status) {
@@ -173,8 +183,7 @@ void write_sessions(MetricsText& out, const client::ServiceStatus& status) {
   for (const SessionFigure& figure : kSessionFigures) {
     figure.counts ? out.counter(figure.name, figure.help) : out.gauge(figure.name, figure.help);
     for (size_t i = 0; i < status.sessions.size(); ++i)
-      if (const double value = figure.of(status.sessions[i]); value != 0 || !figure.absent_if_zero)
-        out.sample(labels[i], value);
+      if (has_sample(figure, status.sessions[i])) out.sample(labels[i], figure.of(status.sessions[i]));
   }
   write_figures(out, status.sessions, labels);
   out.gauge("gpushare_process_context_bytes", "Device memory of the process's contexts.");

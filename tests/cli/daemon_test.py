@@ -55,7 +55,7 @@ class Daemon(ToolTest):
         until(b"sorted by share now")
         os.write(terminal, b"s")
         until(b"sorted by share ")
-        os.write(terminal, b"/abc")
+        os.write(terminal, "/abcé".encode() + b"\x7f")
         until(b"filter: abc_")
         os.write(terminal, b"\n")
         until(b"filter 'abc'")

@@ -68,6 +68,39 @@ TEST_CASE("top: shares of now are those between two looks") {
   CHECK(json["sessions"][0]["lane"] == 0);
 }
 
+TEST_CASE(
+    "top: a preloaded program on two devices is the same session of both, and each line has its device") {
+  client::ServiceStatus before = two_sessions();
+  before.devices.push_back(before.devices[0]);
+  before.devices[1].device = "cuda:1";
+  before.sessions[1] = before.sessions[0];
+  before.sessions[1].device = "cuda:1";
+  before.sessions[1].service_ns = 1'000'000'000;
+  before.processes.resize(2);
+  for (size_t i = 0; i < 2; ++i) {
+    before.processes[i].pid = before.sessions[0].pid;
+    before.processes[i].device = before.devices[i].device;
+  }
+  client::ServiceStatus now = before;
+  now.uptime_ns += 1'000'000'000;
+  now.sessions[0].service_ns += 250'000'000;
+  now.sessions[1].service_ns += 500'000'000;
+  const std::vector<TopRow> rows = cli::top_rows(now, before);
+  CHECK(rows[0].share_now == 0.25);
+  CHECK(rows[1].share_now == 0.5);
+  const auto lines_with = [](const std::string& text, const std::string& word) {
+    size_t count = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+    return count;
+  };
+  TopLook look;
+  look.width = 80;
+  const std::string text = cli::top_text(now, rows, look);
+  INFO(text);
+  CHECK(lines_with(text, "cuda:1") == 3);  // the device, its session, and the process on it
+  CHECK(lines_with(cli::top_text(two_sessions(), cli::top_rows(two_sessions(), {}), {}), "host") == 1);
+}
+
 TEST_CASE("top: no line is wider than the terminal, and the most important columns stay") {
   const client::ServiceStatus status = two_sessions();
   std::vector<TopRow> rows = cli::top_rows(status, status);
@@ -150,4 +183,19 @@ TEST_CASE("a container's number is found in a cgroup") {
   CHECK(daemon::container_in("0::/user.slice/session-1.scope\n").empty());
   CHECK(daemon::container_in("0::/" + number + "a\n").empty());
   CHECK(daemon::container_in("").empty());
+}
+
+TEST_CASE(
+    "metrics: a group that holds nothing now has samples of 0, and a session of no such group has none") {
+  client::ServiceStatus status = two_sessions();
+  status.sessions[0].held_by = "shim";
+  const std::string text = daemon::metrics_text(status);
+  for (const char* family : {"held", "spilled", "pinned", "owed"}) {
+    const auto begins = [&](const std::string& session) {
+      return text.find("gpushare_group_" + std::string(family) + "_bytes{device=\"host\",name=\"" +
+                       session) != std::string::npos;
+    };
+    CHECK(begins("train"));
+    CHECK_FALSE(begins("serve"));
+  }
 }
