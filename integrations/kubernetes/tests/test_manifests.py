@@ -86,7 +86,10 @@ def test_the_chart_makes_the_manifests():
         assert made == [document for name, document in DOCUMENTS if name in files and document["kind"] != "Namespace"]
     values["image"].update(repository="registry.example/gpushare", pullSecrets=[{"name": "key"}])
     values["runtimeClassName"] = "nvidia"
-    values["daemon"].update(device="host", metrics="", extraArgs=["--policy", "priority"])
+    values["daemon"].update(metricsPort=9000)
+    daemon = next(document for document in rendered(values) if document["kind"] == "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    assert daemon["command"][-1] == "0.0.0.0:9000" and daemon["ports"] == [{"name": "metrics", "containerPort": 9000}]
+    values["daemon"].update(device="host", metricsPort=0, extraArgs=["--policy", "priority"])
     values["agent"]["extraArgs"] = ["--cdi-device", "nvidia.com/gpu={index}"]
     values["gangs"]["extraArgs"] = ["--interval", "5"]
     spec, gangs = (next(document for document in rendered(values) if document["kind"] == kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
