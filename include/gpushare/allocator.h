@@ -122,9 +122,9 @@ GPUSHARE_API int32_t gpushare_allocator_begin_pool(gpushare_allocator allocator,
 /* Allocations go to the pool no longer. Errors: NOT_FOUND (not begun). */
 GPUSHARE_API int32_t gpushare_allocator_end_pool(gpushare_allocator allocator, uint64_t id_high,
                                                  uint64_t id_low);
-/* The graph is gone, or the purpose: with the last release the pool's memory returns to its sessions, after the work
- * that the pool's and the session's streams have now; what live blocks lie in returns with these. Errors: NOT_FOUND
- * (not begun, or released already). */
+/* Says that the graph, or whatever the pool was for, is gone. With the last release the pool's memory returns to its
+ * sessions, once the device has done the work that the pool's and the session's streams have now. Memory in which live
+ * blocks lie returns when these blocks are freed. Errors: NOT_FOUND (not begun, or released already). */
 GPUSHARE_API int32_t gpushare_allocator_release_pool(gpushare_allocator allocator, uint64_t id_high,
                                                      uint64_t id_low);
 

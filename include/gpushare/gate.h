@@ -53,9 +53,9 @@ GPUSHARE_API int32_t gpushare_gate_get_flag(gpushare_gate gate, const uint32_t**
 /* Waits until work that takes about `estimated_ns` alone may be launched. Call it on any thread, before the launch.
  * `stream` is the stream that the work goes to: the gate then records events there, a few at a time, to see when the
  * work is done. If `stream` is null, the caller reports the end of the work by gpushare_gate_done. Work counts as in
- * flight from the return of this call. When nothing is in flight, one launch may be let in however long it is, when what
- * the guaranteed sessions may still be slowed by pays for it, or when they pause for longer than usual. Waits for
- * other sessions and for the session's own earlier work, up to timeout_ns; 0 does not wait. Errors: TIMED_OUT,
+ * flight from the return of this call. While nothing is in flight, the gate lets in one launch of any length in two
+ * cases: the slowdown that the guaranteed sessions may still suffer covers it, or they pause for longer than usual. Waits
+ * for other sessions and for the session's own earlier work, up to timeout_ns; 0 does not wait. Errors: TIMED_OUT,
  * CANCELLED (the session ended), INVALID_STATE (would wait inside a callback; the stream was released), INVALID_HANDLE,
  * DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_gate_enter(gpushare_gate gate, gpushare_stream stream, uint64_t estimated_ns,

@@ -156,7 +156,7 @@ class Loader {
                                 &out));
     return Image(out);
   }
-  // Returns at once if the session is resident.
+  // Waits until the session is resident, and not for the layers, which arrive later.
   Model load(Session& session, const Image& image,
              const gpushare_load_params& params = GPUSHARE_LOAD_PARAMS_INIT) {
     gpushare_model out = nullptr;

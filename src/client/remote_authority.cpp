@@ -19,7 +19,7 @@ using sched::SessionView;
 
 RemoteAuthority::~RemoteAuthority() {
   stop();
-  images_->connected({});  // which holds the connection open as long as it lives
+  images_->connected({});  // the images hold the connection open for as long as they have it
 }
 
 RemoteAuthority::Record* RemoteAuthority::find(SessionId session) {

@@ -117,10 +117,12 @@ struct Process {
   std::optional<Held> held;
 };
 
-// A message that is being handled. answer() sends nothing if the process asked for no answer.
-using Refusals = std::map<std::string, uint64_t>;                    // how many, by the status's name
-void count_refusal(Refusals& refusals, const base::Status& status);  // if the status is one
+// The number of refusals so far, by the name of the status that was answered.
+using Refusals = std::map<std::string, uint64_t>;
+// Counts the status, unless it is OK.
+void count_refusal(Refusals& refusals, const base::Status& status);
 
+// A message that is being handled. answer() sends nothing if the process asked for no answer.
 struct Request {
   Process& process;
   uint32_t sequence;

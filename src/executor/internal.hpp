@@ -213,8 +213,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status trade_for_quota(uint64_t ephemeral_bytes, const std::function<base::Status()>& apply,
                                base::Status why);
   void shrink_ephemeral(uint64_t ephemeral_bytes);
-  // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range,
-  // and calls `apply`; takes the raise back if `apply` fails.
+  // Raises the promise: P to at least `heap_bytes` and the bytes of the session's ranges, with `range_bytes` more for a
+  // range that grows, and E to at least `ephemeral_bytes`. Then calls `apply`, and takes the raise back if that fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                        const std::function<base::Status()>& apply);
   // Grows a range. Where a quota leaves no room, free bytes of the heap are given back for that.

@@ -134,11 +134,14 @@ class LaneSet {
   // HOST_OUT_OF_MEMORY (a thread could not be started; the next call tries again).
   base::Status start_workers() GPUSHARE_REQUIRES(books);
 
-  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // to the size that the scheduler promises
-  base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
-  base::Status reapply_size(
-      LaneSlot& lane);       // the same size: makes room beside kept blocks, waiting if need be
-  void fit(LaneSlot& lane);  // called before an iteration by the thread that begins it; reports no errors
+  // Gives the lane the size that the scheduler promises.
+  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);
+  // Gives the lane at least `bytes`, within the promise.
+  base::Status ensure_size(LaneSlot& lane, uint64_t bytes);
+  // Gives the lane the size that it has once more: makes room beside kept blocks, and waits for it if need be.
+  base::Status reapply_size(LaneSlot& lane);
+  // Called before an iteration by the thread that begins it. Reports no errors.
+  void fit(LaneSlot& lane);
 
  private:
   base::Result<LaneSlot*> make_slot(uint32_t id);

@@ -252,7 +252,8 @@ LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const devic
         lane = closed;
     if (lane == nullptr) return nullptr;
     remove(closed_lanes_, lane);
-    lane->position = open_lanes_.size();  // always in a list: its sessions may close meanwhile
+    // The lane is in one of the two lists at all times, because its sessions may close while the lock is not held.
+    lane->position = open_lanes_.size();
     open_lanes_.push_back(lane);
   }
   if (lane->open(id, bytes, stream, nullptr).ok()) return lane;

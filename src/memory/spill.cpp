@@ -180,7 +180,7 @@ base::Result<Address> SpillStore::try_alloc(SpillOwner& owner, SpillOwner& tenan
   Pool* found = nullptr;
   BlockHandle handle;
   uint64_t size = 0;
-  base::Status refused;  // by the driver, of memory of the host behind device addresses
+  base::Status refused;  // the driver's answer when it refused to put host memory behind device addresses
   for (bool tiered = shared_.layout->has_host_tier();; tiered = false) {
     const auto place = find_place(tenant, {bytes, alignment, BlockTag::make(kind, bytes)}, tiered, &handle);
     if (!place.ok()) return refused.ok() ? place.status() : refused;

@@ -30,15 +30,14 @@ class MeasuredInterference final : public Interference {
   static constexpr uint64_t kHalfLifeNs = 600'000'000'000;
   static constexpr double kMostConfidence = 16;  // so that a change shows within that many iterations
   static constexpr double kTrusted = 0.75;       // confidence from which a value is used
-  static constexpr double kAloneConfidence =
-      1.75;  // two iterations, at which a session no longer needs to run alone
+  // Two iterations alone give this confidence; then a session need not run alone any more.
+  static constexpr double kAloneConfidence = 1.75;
   static constexpr size_t kMostKinds = 256;  // the kinds used longest ago are forgotten
   static constexpr size_t kMostFileBytes = size_t{16} << 20;
 
   // ---- what happened ----------------------------------------------------------------------------------------
-  void arrived(
-      SessionId session,
-      std::string_view name);  // without a name: of a kind of its own, which is not written to a file
+  // A session without a name has a kind of its own, which is not written to a file.
+  void arrived(SessionId session, std::string_view name);
   void left(SessionId session);
   // As Scheduler::dispatched() and finished(). Nothing is learned from a session's first iteration, which warms up.
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns);

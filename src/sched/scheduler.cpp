@@ -467,7 +467,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->begin_stay(*session, now_ns);
     impl_->changed(*session, now_ns);
     impl_->set_ready_slot(*session, session->ready);
-    impl_->coordinate(now_ns);  // it may have been stopped meanwhile
+    impl_->coordinate(now_ns);  // a coordinator may have stopped the session while it came in
     if (session->lane == kNoLane) return;
     if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) impl_->freed(now_ns);
     // The session's bytes may already be wanted again.

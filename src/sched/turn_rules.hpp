@@ -25,9 +25,9 @@ inline constexpr uint64_t kLeastExpectedNs = 200'000;
 // The shortest time for which a session is expected; the driver would look at the clock too late for a shorter one.
 inline constexpr uint64_t kShortestExpectedNs = 20'000;
 
-// A session whose pauses are longer than it may be expected for, and at most this, keeps its turn in a busy lane: nobody is
-// enqueued before it while an iteration of kLongNs or more is in flight, so that it waits for one iteration and not for as many
-// as a lane has in flight.
+// A session may pause between iterations for longer than it is expected for. If its pauses are at most kSoonNs, it keeps its
+// turn in a busy lane: while an iteration of kLongNs or more is in flight, no iteration of another session is enqueued before
+// its next one. The session then waits for one iteration, and not for as many as a lane has in flight.
 inline constexpr uint64_t kSoonNs = 50'000'000;
 inline constexpr uint64_t kLongNs = 1'000'000;
 

@@ -25,9 +25,9 @@ namespace gpushare::executor {
 // How a request ended.
 struct RequestOutcome {
   sched::slo::RequestId id = 0;
-  // OK: its batch ran, in time or late. TIMED_OUT: dropped for its deadline, `dropped` says how; it is answered soon
-  // after that, also while a batch function runs on and on. CANCELLED: by
-  // cancel() or stop(). HOST_OUT_OF_MEMORY: the server gave up (see submit). Else its batch failed with this;
+  // OK: the batch of the request ran, in time or late. TIMED_OUT: the request was dropped for its deadline, and `dropped`
+  // says how; the answer comes soon after the deadline, also while a batch function runs on and on. CANCELLED: by cancel()
+  // or stop(). HOST_OUT_OF_MEMORY: the server gave up (see submit). Any other status is that with which the batch failed;
   // CALLBACK_FAILED if the batch function threw.
   int32_t status = 0;
   std::optional<sched::slo::DropReason> dropped;  // set unless it was in a batch that started

@@ -63,8 +63,8 @@ class Histogram {
   struct Bucket {
     uint16_t index = 0;
     uint32_t count = 0;
-    uint64_t low_ns = 0;  // smallest and largest since the bucket was last empty
-    uint64_t high_ns = 0;
+    uint64_t low_ns = 0;   // the smallest since the bucket was last empty
+    uint64_t high_ns = 0;  // the largest since then
   };
   // The bucket, made if new.
   Bucket& bucket_at(uint16_t index);

@@ -13,11 +13,16 @@ namespace {
 // Distributions are computed anew after this many new durations or arrivals (the first 64 at once, so that a
 // start is quick).
 constexpr uint64_t kRefreshEvery = 64;
-constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
-constexpr int kShape = 16;                    // durations that stand for the shape of a distribution
-constexpr uint32_t kTried = 4;                // members of finished batches: then an application is known
-constexpr size_t kToJudge = 8;                // durations by which requests of an objective are told apart
-constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
+// Points of the integral that gives the expected longest of several durations.
+constexpr size_t kLongestPoints = 64;
+// Durations that stand for the shape of a distribution.
+constexpr int kShape = 16;
+// An application is known once so many of its requests were members of finished batches.
+constexpr uint32_t kTried = 4;
+// Durations that must be there before the requests of an objective are told apart.
+constexpr size_t kToJudge = 8;
+// The mix remembers about 512 arrivals.
+constexpr double kShareKeep = 1 - 1.0 / 512;
 
 // E[max] of one draw of each: the integral of 1 - product of F.
 double expected_longest_ns(std::span<const Distribution* const> members) {

@@ -104,9 +104,9 @@ class Knowledge {
     // see BatcherBase.
     uint32_t stalls = 0, shorts = 0;
     bool slowed = false;
-    uint32_t odd_runs =
-        0;  // batches in a row that took many times what they should have, or a small part of it
-    double odd_logarithm = 0;  // the sum of their ratios' logarithms
+    // Odd batches in a row: each took many times the time that was expected, or a small part of it.
+    uint32_t odd_runs = 0;
+    double odd_logarithm = 0;  // sum over the odd batches: logarithm of the time taken over the time expected
 
     const Distribution& alone(uint32_t application) const {
       return briefs[application].known() ? applications[application].own : mix_alone;
