@@ -92,7 +92,8 @@ int32_t gpushare_score_queue_insert(gpushare_score_queue handle, uint32_t index,
     if (out_entry == nullptr) return capi::null_argument("out_entry");
     const ScoreQueue::Handle entry = queue.insert(index, deadline_ns, id);
     if (entry == ScoreQueue::kNoHandle)
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("score class %u was never added", index)};
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("no score class %u: gpushare_score_queue_add_class has not made it", index)};
     *out_entry = entry;
     return {};
   });

@@ -81,7 +81,9 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
   hello.instance = instance;
   hello.flags = kPassesTurns;
   if (options.device.size() >= sizeof(hello.device))
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long");
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("the device's name has %zu bytes, at most %zu are allowed",
+                                     options.device.size(), sizeof(hello.device) - 1));
   put_text(hello.device, options.device);
   put_text(hello.program, program_name());
   GPUSHARE_RETURN_IF_ERROR(send_first_message(connection->socket.get(), bytes_of(hello)));
@@ -91,7 +93,9 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
   for (;;) {
     const base::Status there = wait_readable(connection->socket.get(), deadline);
     if (there.code() == GPUSHARE_TIMED_OUT)
-      return base::Status(GPUSHARE_UNAVAILABLE, "the daemon at " + options.socket + " does not answer");
+      return base::Status(GPUSHARE_UNAVAILABLE,
+                          "the daemon at " + options.socket + " has not answered within " +
+                              base::format_duration_ns(kAnswerNs) + ": it is stopped, or very busy");
     GPUSHARE_RETURN_IF_ERROR(there);
     const auto message = receive_message(connection->socket.get(), buffer, &descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) continue;
@@ -211,9 +215,14 @@ void RemoteAuthority::reconnect() {
   if (in_the_way()) return;
   auto connected = connect(options_, instance_);
   if (!connected.ok()) return;
-  if (text_of((*connected)->welcome.device) != device_ ||
-      (*connected)->welcome.capacity_bytes != capacity_bytes_)
-    base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
+  const Welcome& welcome = (*connected)->welcome;
+  if (text_of(welcome.device) != device_ || welcome.capacity_bytes != capacity_bytes_)
+    base::log(base::kWarning,
+              "the new daemon at " + options_.socket + " serves device " +
+                  std::string(text_of(welcome.device)) + " with " +
+                  base::format_bytes(welcome.capacity_bytes) + ", the one before it served " + device_ +
+                  " with " + base::format_bytes(capacity_bytes_) +
+                  ": sessions that do not fit there wait; start it with the same --device and --capacity");
   listening_ = std::move(*connected);
   images_->connected(duplicate(listening_->socket));
   {

@@ -163,7 +163,9 @@ base::Result<ServiceStatus> query_service(const std::string& socket) {
 base::Status set_service_capacity(const std::string& socket, const std::string& device, uint64_t bytes) {
   auto request = make_message<MessageType::kSetCapacity>(1);
   if (device.size() >= sizeof(request.device))
-    return {GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long"};
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("the device's name has %zu bytes, at most %zu are allowed", device.size(),
+                         sizeof(request.device) - 1)};
   request.bytes = bytes;
   put_text(request.device, device);
   return ask(socket, request, nullptr);

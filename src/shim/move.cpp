@@ -142,8 +142,10 @@ bool move(Range* range, Lies to) {
   }
   if (map(range->begin, range->size, handle, ordinal) != kSuccess) {
     if (map(range->begin, range->size, range->handle, ordinal) != kSuccess)
-      log_line("process %d: the driver does not map the block at %llx any more", static_cast<int>(getpid()),
-               static_cast<unsigned long long>(range->begin));
+      log_line(
+          "process %d: the driver does not map the block at %llx any more: the program fails where it uses "
+          "it",
+          static_cast<int>(getpid()), static_cast<unsigned long long>(range->begin));
     real(kEntry_cuMemRelease, handle);
     return false;
   }

@@ -450,8 +450,10 @@ Outcome await_admission(Session& session, char* out_why, size_t size) {
       return Outcome::absent;
     }
     if (looks == 9)
-      log_line("process %d waits: the daemon at %s has no %llu bytes to promise now", session.process,
-               g_options.socket, static_cast<unsigned long long>(session.told_bytes));
+      log_line(
+          "process %d waits: the daemon at %s has no %llu bytes to promise now; 'gpushare top' says who has "
+          "them",
+          session.process, g_options.socket, static_cast<unsigned long long>(session.told_bytes));
   }
   return Outcome::joined;
 }

@@ -217,7 +217,7 @@ void Memory::give_back(uint64_t bytes) {
 }
 
 base::Result<Memory::Address> Memory::alloc(uint64_t bytes) {
-  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "mem_alloc of 0 bytes");
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "mem_alloc of 0 bytes; the least is 1");
   GPUSHARE_ENTER_CONTEXT(context_);
   if (bytes > limit_bytes_) return out_of_memory("mem_alloc", bytes);
   const uint64_t rounded = round_up(bytes, kAlignmentBytes);

@@ -90,8 +90,11 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
                        id, step.cost, step.after_ns));
   if (held_.size() >= options_.max_pending) {
     count_decided(1, 1);
-    return base::Status(GPUSHARE_QUEUE_FULL,
-                        base::format("request %llu: %zu requests wait already, the limit", id, held_.size()));
+    return base::Status(
+        GPUSHARE_QUEUE_FULL,
+        base::format("request %llu: %zu requests wait already, as many as max_pending allows; "
+                     "offer it again when some have ended",
+                     id, held_.size()));
   }
   if (held_.contains(request.id))
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));

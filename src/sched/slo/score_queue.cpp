@@ -46,7 +46,7 @@ ScoreQueue::ClassId ScoreQueue::add_class(const ScoreCurve& curve) {
 base::Status ScoreQueue::set_curve(ClassId of, const ScoreCurve& curve) {
   if (of >= classes_.size())
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("score class %u of %zu", of, classes_.size()));
+                        base::format("no score class %u, there are %zu", of, classes_.size()));
   classes_[of].curve = curve;
   return base::ok_status();
 }
