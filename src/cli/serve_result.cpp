@@ -2,6 +2,8 @@
 #include "cli/serve_result.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 
 #include "base/units.hpp"
 #include "cli/charts.hpp"
@@ -101,11 +103,17 @@ std::string chart_of(const ServeResult& result, size_t index) {
 
 std::string figures(const ServeResult& result) {
   std::string out = "<section><h2>In numbers</h2><div class=\"scroll\"><table><thead><tr>";
-  for (const char* title : kTitles) out += "<th scope=\"col\">" + escape_html(title) + "</th>";
+  const auto attributes = [](size_t column) {
+    return std::string_view(kTitles[column]) == "policy" ? " class=\"text\">" : ">";
+  };
+  for (size_t i = 0; i < std::size(kTitles); ++i)
+    out += "<th scope=\"col\"" + std::string(attributes(i)) + escape_html(kTitles[i]) + "</th>";
   out += "</tr></thead><tbody>";
   for (const ServeCase& each : result.cases) {
     out += "<tr>";
-    for (const std::string& cell : row_of(each)) out += "<td>" + escape_html(cell) + "</td>";
+    const auto cells = row_of(each);
+    for (size_t i = 0; i < std::size(cells); ++i)
+      out += std::string("<td") + attributes(i) + escape_html(cells[i]) + "</td>";
     out += "</tr>";
   }
   return out + "</tbody></table></div></section>";

@@ -99,10 +99,11 @@ void Timeline::write(base::TraceWriter& writer, const std::string& policy) {
                    {{"session", slice.session}, {"iterations", slice.iterations}, {"turns", slice.turns}});
     }
   }
+  // The names of the counters of a run on a device (executor/timeline.cpp).
   for (const Memory& m : memory_) {
-    writer.counter(lanes, policy + ": promised bytes", m.now_ns,
+    writer.counter(lanes, "promised bytes", m.now_ns,
                    {{"persistent", m.persistent_bytes}, {"lanes", m.lane_bytes}});
-    writer.counter(lanes, policy + ": ephemeral bytes in use", m.now_ns, {{"ephemeral", m.ephemeral_bytes}});
+    writer.counter(lanes, "ephemeral bytes in use", m.now_ns, {{"ephemeral", m.ephemeral_bytes}});
   }
   const auto group = writer.add_group(policy + ": sessions");
   static constexpr const char* kNames[] = {"queued",    "refused",   "resident", "paging out",

@@ -76,7 +76,10 @@ TEST_CASE("timeline: slices stay within the limit and keep every lane's time", "
   for (const auto& e : events)
     if (e["ph"] == "M" && e["name"] == "thread_name") track_names[key(e)] = e["args"]["name"];
   for (const auto& e : events) {
-    if (e["ph"] == "C") ++counters;
+    if (e["ph"] == "C") {
+      ++counters;
+      CHECK((e["name"] == "promised bytes" || e["name"] == "ephemeral bytes in use"));  // as on a device
+    }
     if (e["ph"] != "X" || !e.contains("args") || !e["args"].contains("iterations")) continue;
     ++slices;
     counted += e["args"]["iterations"].get<uint64_t>();
