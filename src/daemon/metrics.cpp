@@ -83,10 +83,14 @@ bool has_sample(const SessionFigure& figure, const SessionStatus& session) {
          (figure.zero == Zero::kOfGroupsThatHold && !session.held_by.empty());
 }
 constexpr SessionFigure kSessionFigures[] = {
-    {"gpushare_session_persistent_bytes", "Memory promised to the session for good (P).", false, Zero::kShown,
-     [](const SessionStatus& s) { return figure(s.persistent_bytes); }},
-    {"gpushare_session_ephemeral_bytes", "Memory promised for the session's iterations (E).", false,
-     Zero::kShown, [](const SessionStatus& s) { return figure(s.ephemeral_bytes); }},
+    {"gpushare_session_persistent_bytes", "Memory promised to the session, or to its group, for good (P).",
+     false, Zero::kShown, [](const SessionStatus& s) { return figure(s.persistent_bytes); }},
+    {"gpushare_session_ephemeral_bytes",
+     "Memory promised for the iterations of the session, or of its group (E).", false, Zero::kShown,
+     [](const SessionStatus& s) { return figure(s.ephemeral_bytes); }},
+    {"gpushare_session_paged_out_bytes", "P of the session while it is paged out, else 0.", false,
+     Zero::kShown,
+     [](const SessionStatus& s) { return s.state == "paged_out" ? figure(s.persistent_bytes) : 0; }},
     {"gpushare_session_limit_bytes", "Memory that the coordinator allows the session.", false, Zero::kAbsent,
      [](const SessionStatus& s) { return figure(s.limit_bytes); }},
     {"gpushare_session_weight", "The session's weight as it counts now.", false, Zero::kShown,

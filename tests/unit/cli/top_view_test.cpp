@@ -199,3 +199,12 @@ TEST_CASE(
     CHECK_FALSE(begins("serve"));
   }
 }
+
+TEST_CASE("metrics: bytes of a session that is paged out") {
+  client::ServiceStatus status = two_sessions();
+  status.sessions[1].state = "paged_out";
+  const std::string text = daemon::metrics_text(status);
+  const auto has = [&](const std::string& line) { return std::regex_search(text, std::regex(line)); };
+  CHECK(has("gpushare_session_paged_out_bytes\\{[^\n]*name=\"train\"[^\n]*\\} 0\n"));
+  CHECK(has("gpushare_session_paged_out_bytes\\{[^\n]*name=\"serve\"[^\n]*\\} 2097152\n"));
+}
