@@ -242,7 +242,12 @@ void Report::cell(const std::string& experiment, const Row& row) {
 void losses(Report& report, const std::vector<Row>& rows, const std::string& at) {
   for (const Row& row : rows) {
     std::string who;
-    const double best = row.best(&who), ours = row.rate("gpushare").mean;
+    double best = row.best(&who);
+    if (const double greedy = row.rate("greedy").mean; greedy > best) {
+      best = greedy;
+      who = "greedy";
+    }
+    const double ours = row.rate("gpushare").mean;
     const double unlabelled = row.rate(kUnlabelled).mean, unlabelled_best = row.unlabelled_best();
     if (ours < best - 0.005)
       report.row("- %s%s: %.4f against %.4f (%s)", row.name.c_str(), at.c_str(), ours, best, who.c_str());

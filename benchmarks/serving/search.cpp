@@ -29,9 +29,17 @@ constexpr size_t kNumbers = 24;
 using Point = std::array<double, kNumbers>;
 using Random = std::mt19937_64;
 
-enum class Kind { kPlain, kUnlabelled, kInferred, kNoise, kStalls, kWrongProfile, kDrift, kBursts };
-constexpr const char* kKinds[] = {"labelled", "no labels",     "times inferred",         "noise",
-                                  "stalls",   "wrong profile", "drift of times and mix", "bursts"};
+// kNeither: the batcher is told no labels, no execution times and no batch times.
+enum class Kind { kPlain, kUnlabelled, kInferred, kNoise, kStalls, kWrongProfile, kDrift, kBursts, kNeither };
+constexpr const char* kKinds[] = {"labelled",
+                                  "no labels",
+                                  "times inferred",
+                                  "noise",
+                                  "stalls",
+                                  "wrong profile",
+                                  "drift of times and mix",
+                                  "bursts",
+                                  "neither labels nor times"};
 
 constexpr const char* kBaselines[] = {"greedy",    "edf",   "clipper-mean", "nexus",   "nexus-earliest",
                                       "clockwork", "orloj", "orloj-own",    "maxdelay"};
@@ -95,10 +103,10 @@ Case make_case(const Point& at, Kind kind, uint64_t seed) {
   ServingOptions& options = out.options;
   options.c0_ns = c0_x * mean * 1e6;
   options.c1 = c1;
-  options.labels = kind != Kind::kUnlabelled;
-  options.infer = kind == Kind::kInferred;
-  options.told_batch_time = kind != Kind::kInferred;
-  if (kind == Kind::kInferred) options.warm_samples = 0;
+  options.labels = kind != Kind::kUnlabelled && kind != Kind::kNeither;
+  options.infer = kind == Kind::kInferred || kind == Kind::kNeither;
+  options.told_batch_time = !options.infer;
+  if (options.infer) options.warm_samples = 0;
   if (kind == Kind::kNoise) options.noise = between(at[22], 0.03, 0.5);
   if (kind == Kind::kStalls) {
     options.stall_share = 0.1 * at[22];
@@ -216,7 +224,7 @@ int search(int argc, char** argv) {
     return argc > i ? std::strtoull(argv[i], nullptr, 10) : unset;
   };
   const uint64_t draws = number(1, 400), seed = number(2, 1), steps = number(3, 100);
-  const std::string kinds = argc > 4 ? argv[4] : "01234567";
+  const std::string kinds = argc > 4 ? argv[4] : "012345678";
   std::vector<std::string> losses;
   std::printf(
       "| kind | draws | ours, mean | best baseline, mean | lost by more than %g | worst draw | worst "

@@ -122,7 +122,7 @@ void trace(Report& report, const std::string& path) {
       sim::execution_quantile_ns(*read, 0.99) / 1e9, static_cast<unsigned long long>(seeds));
   std::vector<Row> rows;
   const double p99 = sim::execution_quantile_ns(*read, 0.99);
-  for (double load : {0.8, 1.5, 3.0, 6.0})
+  for (double load : {0.8, 1.5, 3.0, 4.5, 6.0})
     for (double slo : {1.5, 2.0, 3.0, 5.0}) {
       Row row;
       row.name = base::format("load %g at %g", load, slo);
