@@ -41,6 +41,22 @@ double expected_longest_ns(std::span<const Distribution* const> members) {
   return low + sum * step;
 }
 
+// Mean and deviation of the logarithms, by kShape quantiles.
+struct Shape {
+  double mean = 0, deviation = 0;
+};
+Shape shape_of(const Distribution& of) {
+  Shape shape;
+  double square = 0;
+  for (int i = 0; i < kShape; ++i) {
+    const double logarithm = std::log(std::max(of.quantile_ns((i + 0.5) / kShape), 1.0));
+    shape.mean += logarithm / kShape;
+    square += logarithm * logarithm / kShape;
+  }
+  shape.deviation = std::sqrt(std::max(0.0, square - shape.mean * shape.mean));
+  return shape;
+}
+
 Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
   return {static_cast<float>(of.mean_ns()), static_cast<float>(of.quantile_ns(Knowledge::kLeastQuantile)),
           of.empty() ? 0 : version};
@@ -225,6 +241,19 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
   own->last = {};
 }
 
+// Whether the first durations that were measured show that the profile told beforehand is wrong. Where times scatter widely no
+// single one contradicts it, but their mean logarithm does.
+bool Knowledge::contradicts_profile(Application& application, uint64_t execution_ns) {
+  constexpr uint8_t kLeast = 4, kMost = 32;
+  constexpr double kLeastOff = 0.3, kDeviations = 4;
+  if (!application.told || application.ran == 0 || application.judged >= kMost) return false;
+  application.judged_logarithms += std::log(std::max<double>(1, static_cast<double>(execution_ns)));
+  if (++application.judged < kLeast) return false;
+  const Shape known = shape_of(application.own);
+  const double off = std::abs(application.judged_logarithms / application.judged - known.mean);
+  return off > std::max(kLeastOff, kDeviations * known.deviation / std::sqrt(application.judged));
+}
+
 // Durations that contradict all that is known of their application, four times in a row, show that what is known no longer
 // holds, or never did (a wrong profile told beforehand, a neighbour on the device that came or went): the past is
 // forgotten at once, but for its shape, scaled to the new durations. Four samples alone would look much more alike than the
@@ -238,18 +267,24 @@ void Knowledge::contradict(Model& of, uint32_t index, uint64_t execution_ns) {
   if (application.own.empty()) return;
   const Distribution& own = application.own;
   const auto took = static_cast<double>(execution_ns);
+  if (contradicts_profile(application, execution_ns))
+    return replace(of, index, application.judged_logarithms, application.judged);
   const bool below = took<kBelow * own.quantile_ns(kLeastQuantile), above = took> kAbove * own.max_ns();
   if (!(below ? application.far_below : application.far_above)) application.far_logarithms = 0;
   application.far_below = below ? application.far_below + 1 : 0;
   application.far_above = above ? application.far_above + 1 : 0;
   if (!below && !above) return;
   application.far_logarithms += std::log(std::max(took, 1.0));
-  if (std::max(application.far_below, application.far_above) < kInARow) return;
-  double known = 0;
-  for (int i = 0; i < kShape; ++i)
-    known += std::log(std::max(own.quantile_ns((i + 0.5) / kShape), 1.0)) / kShape;
-  const double factor = std::exp(application.far_logarithms / kInARow - known);
-  application.histogram.keep_newest(kInARow - 1);
+  if (std::max(application.far_below, application.far_above) >= kInARow)
+    replace(of, index, application.far_logarithms, kInARow);
+}
+
+// Forgets all but the newest `count` - 1 durations of the application and its shape. The sum of the logarithms of `count` durations,
+// the one to be recorded among them, says by how much the shape is scaled.
+void Knowledge::replace(Model& of, uint32_t index, double logarithms, uint8_t count) {
+  Application& application = of.applications[index];
+  const double factor = std::exp(logarithms / count - shape_of(application.own).mean);
+  application.histogram.keep_newest(count - size_t{1});
   scale(of, index, factor);
   if (!std::exchange(application.told, false) || of.applications.size() > kExactMixture) return;
   for (uint32_t i = 0; i < of.applications.size(); ++i) {

@@ -41,6 +41,8 @@ class Knowledge {
     double far_logarithms = 0;  // their sum
     uint32_t ran = 0;           // members of finished batches, up to four
     bool told = false;          // its durations were told beforehand, and none measured has contradicted them
+    uint8_t judged = 0;         // the first measured durations of a told application, up to 32
+    double judged_logarithms = 0;  // their sum
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
     uint64_t tried = 0;    // the number of its last probe, see BatcherBase
   };
@@ -162,6 +164,8 @@ class Knowledge {
   void observe_objective(uint32_t model, const Member& member, uint64_t execution_ns);
   void update_mixture(Model& of);
   void contradict(Model& of, uint32_t index, uint64_t execution_ns);
+  static bool contradicts_profile(Application& application, uint64_t execution_ns);
+  void replace(Model& of, uint32_t index, double logarithms, uint8_t count);
   void scale(Model& of, uint32_t index, double factor);
   bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);

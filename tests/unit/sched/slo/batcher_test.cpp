@@ -616,6 +616,33 @@ TEST_CASE(
   CHECK(mean_ms(2) == Approx(200).epsilon(0.1));
 }
 
+TEST_CASE(
+    "a wrong profile of widely scattered times is found out by the mean of the first that are measured") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  // Told: 20 to 1,000 ms, evenly by their logarithms. The truth is a fifth: 4 to 200 ms, so that most lie within the profile.
+  const auto ms = [](uint64_t i) { return 20 * std::pow(50, static_cast<double>(i * 37 % 64) / 63); };
+  for (const uint32_t application : {0u, 1u})
+    for (uint64_t i = 0; i < 256; ++i)
+      batcher->observe(0, application, static_cast<uint64_t>(ms(i) * double{kMs}));
+  uint64_t now = 0;
+  const auto ran = [&](uint32_t application, uint64_t i, double factor) {
+    REQUIRE(
+        batcher->arrive(request(10 * i + application + 1, now / kMs, now / kMs + 10'000, application), now)
+            .ok());
+    const Decision next = batcher->next(now, 0);
+    REQUIRE(next.batch.has_value());
+    const auto took = static_cast<uint64_t>(factor * ms(i) * double{kMs});
+    now += took;
+    batcher->finished_run(next.batch->id, std::vector<uint64_t>{took}, took, now);
+  };
+  const double told = batcher->profile(0, 0)->mean_ns;
+  for (uint64_t i = 0; i < 12; ++i)
+    for (const uint32_t application : {0u, 1u}) ran(application, i, application == 0 ? 0.2 : 1);
+  CHECK(batcher->profile(0, 0)->mean_ns == Approx(0.2 * told).epsilon(0.4));
+  CHECK(batcher->profile(0, 1)->mean_ns == Approx(told).epsilon(0.1));  // as told
+}
+
 TEST_CASE("times of finished batches are measured, whichever call tells them") {
   auto batcher = std::move(*make_batcher("gpushare"));
   REQUIRE(batcher->add_model({}).ok());
