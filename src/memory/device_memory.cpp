@@ -35,6 +35,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
   bool has_host_tier() const override { return shared_.layout->has_host_tier(); }
   uint64_t capacity_bytes() const override { return shared_.layout->capacity_bytes(); }
   uint64_t granularity_bytes() const override { return shared_.layout->granularity_bytes(); }
+  base::Steps persistent_steps() const override { return shared_.layout->heap_steps(); }
   bool can_page() const override { return shared_.layout->can_page(); }
 
   base::Result<PersistentHeap*> open_heap(SessionId session, std::string name,
@@ -141,14 +142,15 @@ base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
     return {GPUSHARE_INVALID_ARGUMENT, "capacity is " + base::format_bytes(capacity) + "; device " +
                                            device.spec() + " has " +
                                            base::format_bytes(device.info().total_bytes)};
-  const uint64_t granule =
-      layout == Layout::kVirtual ? virtual_granule(device, capacity) : AddressIndex::kGranuleBytes;
+  uint64_t granule = AddressIndex::kGranuleBytes;
+  if (layout == Layout::kVirtual)
+    granule = options.granularity_bytes > 0 ? options.granularity_bytes : virtual_granule(device, capacity);
   capacity = capacity / granule * granule;
   if (capacity == 0)
     return {GPUSHARE_INVALID_ARGUMENT,
             "capacity must be at least " + base::format_bytes(granule) + " on device " + device.spec()};
   GPUSHARE_ASSIGN_OR_RETURN(shared_.layout, layout == Layout::kVirtual
-                                                ? make_virtual_layout(device, capacity)
+                                                ? make_virtual_layout(device, capacity, granule)
                                                 : make_contiguous_layout(device, capacity));
   const Range span = shared_.layout->span();
   GPUSHARE_RETURN_IF_ERROR(shared_.index.prepare(span.base, span.bytes));

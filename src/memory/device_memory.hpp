@@ -30,6 +30,7 @@
 
 #include "base/pieces.hpp"
 #include "base/status.hpp"
+#include "base/steps.hpp"
 #include "device/device.hpp"
 
 namespace gpushare::memory {
@@ -43,6 +44,8 @@ enum class Layout : uint32_t { kAuto = 0, kContiguous = 1, kVirtual = 2 };
 struct DeviceMemoryOptions {
   uint64_t capacity_bytes = 0;  // 0 = the device's free bytes, less a small reserve
   Layout layout = Layout::kAuto;
+  // Of the virtual layout, a power of two: 0 = what suits the capacity. Tests have large ones on a small device.
+  uint64_t granularity_bytes = 0;
   bool record_allocations = false;
   uint64_t max_recorded_events = uint64_t{1} << 20;  // the last so many are kept
   uint64_t spill_limit_bytes = UINT64_MAX;           // host memory for spilled blocks
@@ -109,7 +112,7 @@ class PersistentHeap {
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
   // The part of stats().promoted_bytes in host memory, since the session is or was paged out.
   virtual uint64_t kept_away_bytes() const = 0;
-  // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
+  // Changes the promise; rounded up to persistent_steps(), see stats(). To make room for a block, grow by at
   // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
   // back bytes that were lent to lanes for promoted blocks that are gone, so a call with the present size has
   // an effect too. May call the driver; waits on the host only for device work of others that still uses the
@@ -285,8 +288,10 @@ class DeviceMemory {
   // Blocks can move between the device and host memory at their own addresses.
   virtual bool has_host_tier() const = 0;
   virtual uint64_t capacity_bytes() const = 0;
-  // P and lane sizes are rounded up to this.
+  // Lane sizes are rounded up to this.
   virtual uint64_t granularity_bytes() const = 0;
+  // P is rounded up to these; .large is the granularity.
+  virtual base::Steps persistent_steps() const = 0;
   // True if page_out keeps addresses.
   virtual bool can_page() const = 0;
 

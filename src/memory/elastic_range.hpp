@@ -42,7 +42,7 @@ class ElasticRange final : public BlockOwner {
 
   Address address() const { return range_.base; }
   uint64_t reserved_bytes() const { return reserved_bytes_; }
-  uint64_t granule_bytes() const { return shared_.layout->elastic_granularity_bytes(); }
+  uint64_t granule_bytes() const { return shared_.layout->small_granularity_bytes(); }
   uint64_t committed_bytes() const;
   // The bytes of [offset, offset + bytes) without memory. Errors: INVALID_ARGUMENT (not whole granules within the
   // range, or none).

@@ -41,10 +41,10 @@ base::Status VirtualLayout::adopt_own(Range& range, Range& own) {
     status = device_.va_unmap(from.base + i * granule_, granule_);
     if (!status.ok()) break;
     status = device_.va_map(to.base + i * granule_, granule_, cell.memory, 0);
-    --from.mapped;
+    from.mapped_bytes -= granule_;
     if (status.ok()) {
       to.cells[i] = std::move(cell);
-      ++to.mapped;
+      to.mapped_bytes += granule_;
     } else {
       pool_.memories.push_back(cell.memory);
       promised_ -= granule_;

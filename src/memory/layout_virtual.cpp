@@ -38,7 +38,8 @@ base::Status VirtualLayout::take(RangeUse use, uint64_t bytes, Range* out_range,
   if (bytes > capacity_ - promised_) return no_room(bytes);
   Region* region = nullptr;
   GPUSHARE_RETURN_IF_ERROR(take_region(use == RangeUse::kLane ? Use::kLane : Use::kHeap, bytes, &region));
-  if (auto status = commit_cells(*region, 0, bytes / granule_, {}, lock, out_fences, nullptr); !status.ok()) {
+  if (auto status = commit_cells(*region, 0, region->cell_at(bytes), {}, lock, out_fences, nullptr);
+      !status.ok()) {
     retire(*region, region->last);
     return status;
   }
@@ -56,8 +57,9 @@ base::Status VirtualLayout::extend(Range& range, uint64_t bytes, bool may_wait, 
   if (region.use == Use::kShared)
     GPUSHARE_RETURN_IF_ERROR(import_up_to(region, region.bytes + bytes));
   else
-    GPUSHARE_RETURN_IF_ERROR(commit_cells(region, region.bytes / granule_, bytes / granule_, {may_wait}, lock,
-                                          out_fences, nullptr));
+    GPUSHARE_RETURN_IF_ERROR(commit_cells(region, region.cell_at(region.bytes),
+                                          region.cell_at(region.bytes + bytes), {may_wait}, lock, out_fences,
+                                          nullptr));
   region.bytes += bytes;
   range.bytes += bytes;
   return {};
@@ -69,7 +71,7 @@ void VirtualLayout::shrink(Range& range, uint64_t bytes, const FenceList& fences
   if (region.use == Use::kShared)
     drop_imported(region, bytes, fences, lock);
   else
-    decommit_cells(region, bytes / granule_, (region.bytes - bytes) / granule_,
+    decommit_cells(region, region.cell_at(bytes), region.cell_at(region.bytes),
                    std::make_shared<FenceList>(fences), true);
   region.bytes = range.bytes = bytes;
 }
@@ -106,12 +108,13 @@ base::Status VirtualLayout::take_ahead(const Range& range, uint64_t bytes, Range
 base::Status VirtualLayout::unback(Range& range, uint64_t from_bytes, uint64_t valid_bytes) {
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
-  const size_t first = from_bytes / granule_, end = region.backed ? region.bytes / granule_ : region.left;
+  const size_t first = region.cell_at(from_bytes),
+               end = region.backed ? region.cell_at(region.bytes) : region.left;
   if (!region.backed && first >= end) return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
-  decommit_cells(region, first, end - first, nullptr, false);
+  decommit_cells(region, first, end, nullptr, false);
   region.backed = false;
   region.left = first;
-  region.intact = valid_bytes / granule_;
+  region.intact = region.cell_at(valid_bytes);
   return {};
 }
 
@@ -120,11 +123,11 @@ base::Status VirtualLayout::back(Range& range, uint64_t* out_valid_bytes) {
   Region& region = *regions_[range.slot];
   if (region.backed) return {GPUSHARE_INVALID_STATE, "the range has memory behind it already"};
   std::vector<bool> intact;
-  GPUSHARE_RETURN_IF_ERROR(commit_cells(region, 0, region.bytes / granule_, {}, lock, nullptr, &intact));
+  GPUSHARE_RETURN_IF_ERROR(commit_cells(region, 0, region.cell_at(region.bytes), {}, lock, nullptr, &intact));
   region.backed = true;
   size_t valid = 0;
   while (valid < std::min(intact.size(), region.intact) && intact[valid]) ++valid;
-  *out_valid_bytes = valid * granule_;
+  *out_valid_bytes = region.offset_of(valid);
   return {};
 }
 
@@ -132,7 +135,8 @@ void VirtualLayout::hollow(const Range& range, const std::vector<size_t>& granul
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
   const auto shared = std::make_shared<FenceList>(fences);
-  for (size_t i = granules.size(); i-- > 0;) decommit_cells(region, granules[i], 1, shared, true);
+  for (size_t i = granules.size(); i-- > 0;)
+    decommit_cells(region, region.cell_of(granules[i]), region.cell_of(granules[i] + 1), shared, true);
   region.backed = false;
   region.left = region.intact = 0;
 }
@@ -148,12 +152,13 @@ base::Status VirtualLayout::open_sparse(uint64_t bytes, bool elastic, Range* out
 base::Status VirtualLayout::commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
                                    std::vector<bool>* out_intact, FenceList* out_busy) {
   base::MutexLock lock(mutex_);
-  return commit_cells(*regions_[range.slot], first, count, {false, out_busy}, lock, out_fences, out_intact);
+  return commit_cells(*regions_[range.slot], first, first + count, {false, out_busy}, lock, out_fences,
+                      out_intact);
 }
 
 void VirtualLayout::decommit(const Range& range, size_t first, size_t count, const FenceList& fences) {
   base::MutexLock lock(mutex_);
-  decommit_cells(*regions_[range.slot], first, count,
+  decommit_cells(*regions_[range.slot], first, first + count,
                  fences.empty() ? nullptr : std::make_shared<FenceList>(fences), true);
 }
 
@@ -187,35 +192,35 @@ std::string VirtualLayout::check() const {
   base::MutexLock lock(mutex_);
   uint64_t pieces = 0, bytes = 0, promised = 0, on_host = 0;
   for (const auto& region : regions_) {
-    const uint64_t granule = region->granule;
-    size_t mapped = 0, committed = 0;
-    if (region->cells.size() * granule > region->limit)
+    uint64_t mapped = 0, committed = 0;
+    if (region->offset_of(region->cells.size()) > region->limit)
       return "a range has memory mapped beyond its addresses";
     for (size_t i = 0; i < region->cells.size(); ++i) {
       const Cell& cell = region->cells[i];
-      if (cell.memory != nullptr) ++mapped;
-      if (cell.memory != nullptr && !cell.on_host) ++pieces, bytes += granule;
-      if (cell.memory != nullptr && cell.on_host) ++on_host;
+      const uint64_t size = region->bytes_of(i);
+      if (cell.memory != nullptr) mapped += size;
+      if (cell.memory != nullptr && !cell.on_host) ++pieces, bytes += size;
+      if (cell.memory != nullptr && cell.on_host) on_host += size;
       if (!cell.committed) continue;
       if (!region->taken || (cell.memory == nullptr && !cell.lost))
         return "a granule is promised without memory";
-      if (!cell.on_host) promised += granule;
-      if (i * granule < region->bytes) ++committed;
+      if (!cell.on_host) promised += size;
+      if (region->offset_of(i) < region->bytes) committed += size;
     }
-    if (mapped != region->mapped) return "mapped granules of a range do not add up";
+    if (mapped != region->mapped_bytes) return "mapped granules of a range do not add up";
     if (region->taken && region->use == Use::kShared && region->imported_bytes < region->bytes)
       return "a shared range has less memory behind it than its bytes";
-    if (region->taken && region->backed && region->use <= Use::kLane && committed * granule != region->bytes)
+    if (region->taken && region->backed && region->use <= Use::kLane && committed != region->bytes)
       return "a range has less memory behind it than promised";
   }
-  for (gpushare_backend_memory* memory : moving_) {
-    if (memory == nullptr || !moving_home_) continue;
-    ++pieces;
+  for (const auto& moving : moving_) {
+    if (moving.empty() || !moving_home_) continue;
+    pieces += moving.size();
     bytes += granule_;
     promised += granule_;
   }
-  if (on_host != host_granules_) return "granules of host memory do not add up";
-  for (const Pool* pool : {&pool_, &elastic_pool_}) {
+  if (on_host != host_bytes_) return "granules of host memory do not add up";
+  for (const Pool* pool : {&pool_, &small_pool_}) {
     pieces += pool->memories.size();
     bytes += pool->memories.size() * pool->granule;
   }
@@ -242,8 +247,9 @@ size_t VirtualLayout::pick_retired(Use use, uint64_t bytes) {
     Region& region = *retired_[i];
     if (region.limit < (use == Use::kLane || use == Use::kShared ? capacity_ : bytes)) continue;
     if (std::max(region.use, Use::kLane) != std::max(use, Use::kLane)) continue;  // a kind of its own
+    if (region.small_cells != small_cells(use)) continue;
     if (region.last != nullptr) prune(*region.last);
-    const uint64_t mapped = region.mapped * region.granule, wanted = use > Use::kLane ? 0 : bytes;
+    const uint64_t mapped = region.mapped_bytes, wanted = use > Use::kLane ? 0 : bytes;
     const uint64_t cost[3] = {region.last == nullptr || region.last->empty() ? 0u : 1u,
                               mapped < wanted ? wanted - mapped : 0, mapped + region.limit / 1024};
     if (best != kNone && !std::lexicographical_compare(cost, cost + 3, best_cost, best_cost + 3)) continue;
@@ -288,7 +294,9 @@ base::Status VirtualLayout::reserve(Use use, uint64_t bytes, Region** out_region
   }
   GPUSHARE_RETURN_IF_ERROR(status);
   region->use = use;
-  region->granule = use == Use::kElastic ? elastic_granule_ : granule_;
+  region->granule = use == Use::kElastic ? small_granule_ : granule_;
+  region->small_granule = small_granule_;
+  region->small_cells = small_cells(use);
   region->limit = limit;
   region->slot = static_cast<uint32_t>(regions_.size());
   *out_region = region.get();
@@ -324,10 +332,11 @@ base::Status VirtualLayout::wait_for(FenceList fences, const Patience& patience,
   return {GPUSHARE_NOT_READY, why};
 }
 
-base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t count, const Patience& patience,
+base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t end, const Patience& patience,
                                          base::MutexLock& lock, FenceList* out_fences,
                                          std::vector<bool>* out_intact) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  if (region.cells.size() < first + count) region.cells.resize(first + count);
+  const size_t count = end - first;
+  if (region.cells.size() < end) region.cells.resize(end);
   GPUSHARE_RETURN_IF_ERROR(drop_unused_host(region, first, count, patience, lock));
   uint64_t bytes = 0;
   std::vector<bool> mapped(count), committed(count);
@@ -335,7 +344,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
     const Cell& cell = region.cells[first + i];
     mapped[i] = cell.memory != nullptr || cell.committed;
     committed[i] = cell.committed;
-    if (!cell.committed) bytes += region.granule;
+    if (!cell.committed) bytes += region.bytes_of(first + i);
   }
   if (bytes > capacity_ - promised_) return no_room(bytes);
   promised_ += bytes;
@@ -348,11 +357,14 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
       ++i;
       continue;
     }
+    Pool& pool = pool_of(region, first + i);
     size_t run = 1;
-    while (i + run < count && !mapped[i + run]) ++run;
-    status = fill_pool(pool_of(region), run, patience, lock);
+    while (i + run < count && !mapped[i + run] &&
+           region.is_small(first + i + run) == region.is_small(first + i))
+      ++run;
+    status = fill_pool(pool, run, patience, lock);
     if (!status.ok()) break;
-    run = std::min(run, pool_of(region).memories.size());
+    run = std::min(run, pool.memories.size());
     status = map_cells(region, first + i, run);
     i += run;
   }
@@ -399,9 +411,9 @@ base::Status VirtualLayout::drop_unused_host(Region& region, size_t first, size_
   return {};
 }
 
-void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences,
+void VirtualLayout::decommit_cells(Region& region, size_t first, size_t end, const SharedFences& fences,
                                    bool with_host) {
-  for (size_t i = std::min(region.cells.size(), first + count); i-- > first;) {
+  for (size_t i = std::min(region.cells.size(), end); i-- > first;) {
     Cell& cell = region.cells[i];
     if (!cell.committed || (cell.on_host && !with_host)) continue;
     if (cell.lost) {
@@ -411,7 +423,7 @@ void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, c
     cell.committed = false;
     cell.fences = fences;
     set_unused(region, i);
-    if (!cell.on_host) promised_ -= region.granule;
+    if (!cell.on_host) promised_ -= region.bytes_of(i);
   }
   if (unused_.size() > 2 * created_ + 64)  // most are stale
     std::erase_if(unused_, [this](const Unused& entry)
@@ -421,11 +433,11 @@ void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, c
 // The last of the pool go to the first cells: granules that were neighbours become neighbours again, which the host
 // device maps with one call.
 base::Status VirtualLayout::map_cells(Region& region, size_t first, size_t count) {
-  std::vector<gpushare_backend_memory*>& pool = pool_of(region).memories;
+  std::vector<gpushare_backend_memory*>& pool = pool_of(region, first).memories;
   const std::vector<gpushare_backend_memory*> memories(pool.rbegin(),
                                                        pool.rbegin() + static_cast<ptrdiff_t>(count));
   GPUSHARE_RETURN_IF_ERROR(
-      device_.va_map_run(region.base + first * region.granule, region.granule, memories.data(), count));
+      device_.va_map_run(region.address_of(first), region.bytes_of(first), memories.data(), count));
   pool.resize(pool.size() - count);
   for (size_t i = 0; i < count; ++i) {
     Cell& cell = region.cells[first + i];
@@ -433,26 +445,25 @@ base::Status VirtualLayout::map_cells(Region& region, size_t first, size_t count
     cell.memory = memories[i];
     cell.committed = true;
   }
-  region.mapped += count;
+  region.mapped_bytes += count * region.bytes_of(first);
   return {};
 }
 
 // The granules go to the pool, or back to the host.
 size_t VirtualLayout::unmap_cells(Region& region, size_t first, size_t count, base::Status* out_status) {
   uint64_t done = 0;
-  base::Status status =
-      device_.va_unmap_run(region.base + first * region.granule, region.granule, count, &done);
+  base::Status status = device_.va_unmap_run(region.address_of(first), region.bytes_of(first), count, &done);
   for (size_t i = first + done; i-- > first;) {
     Cell& cell = region.cells[i];
     if (cell.on_host) {
-      give_host(cell.memory);
-      --host_granules_;
+      give_host(cell.memory, region.bytes_of(i));
+      host_bytes_ -= region.bytes_of(i);
     } else {
-      pool_of(region).memories.push_back(cell.memory);
+      pool_of(region, i).memories.push_back(cell.memory);
     }
     cell = {};
   }
-  region.mapped -= done;
+  region.mapped_bytes -= done * region.bytes_of(first);
   if (out_status != nullptr) *out_status = std::move(status);
   return done;
 }
@@ -546,15 +557,16 @@ bool VirtualLayout::reclaim(uint64_t wanted_bytes, FenceList* out_busy) {
       continue;
     }
     Region& region = *regions_[entry->slot];
-    const uint64_t wanted = (wanted_bytes - taken_bytes - 1) / region.granule + 1;
+    const uint64_t size = region.bytes_of(entry->cell), wanted = (wanted_bytes - taken_bytes - 1) / size + 1;
     // A decommit makes cells unused from the last to the first.
     auto end = entry + 1;
     while (end != unused_.end() && static_cast<uint64_t>(end - entry) < wanted && end->slot == entry->slot &&
-           end->cell + 1 == std::prev(end)->cell && is_unused(*end) && !is_busy(*end, nullptr))
+           end->cell + 1 == std::prev(end)->cell && region.bytes_of(end->cell) == size && is_unused(*end) &&
+           !is_busy(*end, nullptr))
       ++end;
     const auto count = static_cast<size_t>(end - entry);
     const size_t done = unmap_cells(region, std::prev(end)->cell, count);
-    taken_bytes += done * region.granule;
+    taken_bytes += done * size;
     // The others, which cannot be unmapped, come first.
     entry = unused_.erase(end - static_cast<ptrdiff_t>(done), end);
   }
@@ -572,7 +584,7 @@ void VirtualLayout::release_from(Pool& pool, uint64_t bytes) {
 
 void VirtualLayout::release_pools() {
   release_from(pool_, UINT64_MAX);
-  release_from(elastic_pool_, UINT64_MAX);
+  release_from(small_pool_, UINT64_MAX);
 }
 
 namespace {
@@ -590,7 +602,7 @@ uint64_t virtual_granule(const device::Device& device, uint64_t capacity_bytes) 
 }
 
 base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& device,
-                                                               uint64_t capacity_bytes) {
+                                                               uint64_t capacity_bytes, uint64_t granule) {
   const uint64_t mapping = device.info().mapping_granularity_bytes;
   if (!device.can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY))
     return base::Status(GPUSHARE_UNSUPPORTED,
@@ -598,7 +610,6 @@ base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& d
   if (!std::has_single_bit(mapping))
     return base::Status(GPUSHARE_UNSUPPORTED, "the mapping granularity of device " + device.spec() +
                                                   " is no power of two; use the contiguous layout");
-  const uint64_t granule = virtual_granule(device, capacity_bytes);
   const uint64_t capacity = capacity_bytes / granule * granule;
   return std::unique_ptr<RangeLayout>(new VirtualLayout(device, granule, smallest_granule(device), capacity));
 }

@@ -5,8 +5,9 @@
 //
 // Heaps, lanes and spilled blocks have granules of one size, chosen so that a device has some thousands of them. A size for
 // each range would save mapping calls, but a shrunk range could then keep a part of a large granule that others were promised. Elastic ranges,
-// which give and take anywhere, have the smallest granules that the device maps. Memory that is behind no promise passes from one
-// size to the other by being released and created anew.
+// which give and take anywhere, have the smallest granules that the device maps, and so has the first large granule of every heap, so that
+// a small session takes little (heap_steps()). Memory that is behind no promise passes from one size to the other by being released and
+// created anew.
 //
 // Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given
 // back longest ago before others; only when all others are taken does the caller wait on the host, without the lock.
@@ -18,6 +19,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -29,14 +31,14 @@ namespace gpushare::memory {
 
 class VirtualLayout final : public RangeLayout {
  public:
-  // elastic_granule: divides granule, which divides capacity.
-  VirtualLayout(device::Device& device, uint64_t granule, uint64_t elastic_granule, uint64_t capacity)
-      : device_(device), granule_(granule), elastic_granule_(elastic_granule), capacity_(capacity) {}
+  // small_granule: divides granule, which divides capacity.
+  VirtualLayout(device::Device& device, uint64_t granule, uint64_t small_granule, uint64_t capacity)
+      : device_(device), granule_(granule), small_granule_(small_granule), capacity_(capacity) {}
   ~VirtualLayout() override;
 
   Layout kind() const override { return Layout::kVirtual; }
   uint64_t granularity_bytes() const override { return granule_; }
-  uint64_t elastic_granularity_bytes() const override { return elastic_granule_; }
+  uint64_t small_granularity_bytes() const override { return small_granule_; }
   uint64_t capacity_bytes() const override { return capacity_; }
   Range span() const override { return {}; }
 
@@ -105,22 +107,39 @@ class VirtualLayout final : public RangeLayout {
     Use use = Use::kHeap;
     uint32_t slot = 0;
     uint64_t granule = 0;
+    uint64_t small_granule = 0;
+    size_t small_cells = 0;  // the first cells, which are small; together a granule, or none
     Address reserved = 0;
     uint64_t reserved_bytes = 0;
     Address base = 0;    // reserved, aligned to the index's granule
     uint64_t limit = 0;  // addresses from base on
     uint64_t bytes = 0;  // that whoever has taken it has; not of a sparse one
     bool taken = false;
-    bool backed = true;       // not paged out, and not hollow
-    size_t left = 0;          // while not backed: so many cells from the first still have memory
-    size_t intact = 0;        // while not backed: more than these cells hold nothing of use
-    size_t mapped = 0;        // cells with memory
-    std::vector<Cell> cells;  // as many as were ever used
-    SharedFences last;        // of the last owner
+    bool backed = true;         // not paged out, and not hollow
+    size_t left = 0;            // while not backed: so many cells from the first still have memory
+    size_t intact = 0;          // while not backed: more than these cells hold nothing of use
+    uint64_t mapped_bytes = 0;  // of cells with memory
+    std::vector<Cell> cells;    // as many as were ever used
+    SharedFences last;          // of the last owner
     // For a shared region: the source of its memory, and the pieces mapped so far, one behind the other.
     std::shared_ptr<base::Pieces> pieces;
     std::vector<Imported> imported;
     uint64_t imported_bytes = 0;
+
+    bool is_small(size_t cell) const { return cell < small_cells; }
+    uint64_t bytes_of(size_t cell) const { return is_small(cell) ? small_granule : granule; }
+    uint64_t offset_of(size_t cell) const {
+      const size_t small = std::min(cell, small_cells);
+      return small * small_granule + (cell - small) * granule;
+    }
+    Address address_of(size_t cell) const { return base + offset_of(cell); }
+    // The cell that begins at `offset`.
+    size_t cell_at(uint64_t offset) const {
+      const uint64_t small = small_cells * small_granule;
+      return offset < small ? offset / small_granule : small_cells + (offset - small) / granule;
+    }
+    // The first cell of a granule of the range.
+    size_t cell_of(size_t index) const { return cell_at(index * granule); }
   };
   // A cell that is mapped and not committed, if its stamp is still the cell's.
   struct Unused {
@@ -148,17 +167,18 @@ class VirtualLayout final : public RangeLayout {
     FenceList* busy = nullptr;
   };
   base::Status wait_for(FenceList fences, const Patience& patience, base::MutexLock& lock);
-  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed.
-  base::Status commit_cells(Region& region, size_t first, size_t count, const Patience& patience,
+  // Puts device memory behind those of the cells [first, end) that have none; the promise grows by it. On failure nothing has
+  // changed.
+  base::Status commit_cells(Region& region, size_t first, size_t end, const Patience& patience,
                             base::MutexLock& lock, FenceList* out_fences, std::vector<bool>* out_intact);
   base::Status drop_unused_host(Region& region, size_t first, size_t count, const Patience& patience,
                                 base::MutexLock& lock);
-  // Makes the committed cells unused, the last first. with_host: also the cells in host memory.
-  void decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences, bool with_host)
+  // Makes the committed ones of the cells [first, end) unused, the last first. with_host: also the cells in host memory.
+  void decommit_cells(Region& region, size_t first, size_t end, const SharedFences& fences, bool with_host)
       GPUSHARE_REQUIRES(mutex_);
-  // Cells side by side without memory, from as many granules of the pool.
+  // Cells of one size side by side without memory, from as many granules of the pool.
   base::Status map_cells(Region& region, size_t first, size_t count) GPUSHARE_REQUIRES(mutex_);
-  // Cells side by side that have memory. Returns how many are unmapped now, from the first on.
+  // Cells of one size side by side that have memory. Returns how many are unmapped now, from the first on.
   size_t unmap_cells(Region& region, size_t first, size_t count, base::Status* out_status = nullptr)
       GPUSHARE_REQUIRES(mutex_);
   base::Status unmap_cell(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
@@ -168,11 +188,15 @@ class VirtualLayout final : public RangeLayout {
   bool is_busy(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   // Fills the pool to `wanted` granules; to fewer, but at least one, where the call would have to wait for more.
   base::Status fill_pool(Pool& pool, size_t wanted, const Patience& patience, base::MutexLock& lock);
-  Pool& pool_of(const Region& region) GPUSHARE_REQUIRES(mutex_) {
-    return region.granule == granule_ ? pool_ : elastic_pool_;
+  Pool& pool_of(const Region& region, size_t cell) GPUSHARE_REQUIRES(mutex_) {
+    return region.bytes_of(cell) == granule_ ? pool_ : small_pool_;
+  }
+  // Heaps alone begin with small cells.
+  size_t small_cells(Use use) const {
+    return use == Use::kHeap && small_granule_ < granule_ ? granule_ / small_granule_ : 0;
   }
   Pool& other_pool(const Pool& pool) GPUSHARE_REQUIRES(mutex_) {
-    return &pool == &pool_ ? elastic_pool_ : pool_;
+    return &pool == &pool_ ? small_pool_ : pool_;
   }
   // Makes granules until the pool has `wanted`, the capacity is used up, or the device refuses. Takes time in proportion to
   // the granules made: a range may want tens of thousands in one call.
@@ -183,16 +207,23 @@ class VirtualLayout final : public RangeLayout {
   // order. False if there is none that the device is done with; *out_busy are then fences of one that it still works on, if any.
   bool reclaim(uint64_t wanted_bytes, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   void sweep_host() GPUSHARE_REQUIRES(mutex_);
+  using Memories = std::vector<gpushare_backend_memory*>;
+  // Memory for `count` cells of `bytes` that move, of the device or the host.
+  base::Status take_for_move(bool device, uint64_t bytes, size_t count, base::MutexLock& lock,
+                             Memories* out_memories);
   // Memory that a move does not need, or no longer; `device`: it was promised.
-  void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_);
+  void drop_moved(const Memories& memories, uint64_t bytes, bool device) GPUSHARE_REQUIRES(mutex_);
+  // Maps `to` in place of what is behind these cells. On failure all is as before, or, with *out_lost, nothing is behind them.
+  base::Status exchange_cells(Region& region, size_t first, const Memories& to, bool* out_lost)
+      GPUSHARE_REQUIRES(mutex_);
   void release_pools() GPUSHARE_REQUIRES(mutex_);
-  base::Result<gpushare_backend_memory*> take_host() GPUSHARE_REQUIRES(mutex_);
-  void give_host(gpushare_backend_memory* memory) GPUSHARE_REQUIRES(mutex_);
+  base::Result<gpushare_backend_memory*> take_host(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  void give_host(gpushare_backend_memory* memory, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   void release_host_pool() GPUSHARE_REQUIRES(mutex_);
 
   device::Device& device_;
   const uint64_t granule_;
-  const uint64_t elastic_granule_;
+  const uint64_t small_granule_;
   const uint64_t capacity_;
   mutable base::Mutex mutex_;
   std::vector<std::unique_ptr<Region>> regions_
@@ -202,18 +233,18 @@ class VirtualLayout final : public RangeLayout {
   std::vector<Unused> unused_host_ GPUSHARE_GUARDED_BY(mutex_);  // the same of host memory, which goes soon
   uint64_t stamp_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   Pool pool_ GPUSHARE_GUARDED_BY(mutex_){granule_, {}};
-  Pool elastic_pool_ GPUSHARE_GUARDED_BY(mutex_){elastic_granule_, {}};
+  Pool small_pool_ GPUSHARE_GUARDED_BY(mutex_){small_granule_, {}};
   size_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;          // granules of the device, mapped and pooled
   uint64_t created_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of them
   uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // bytes of committed cells of the device
-  uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of host memory, mapped
-  // Host memory of granules that came home, for those that go out next: making it anew costs more than the copy.
+  uint64_t host_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;     // of host memory, mapped
+  // Host memory of large granules that came home, for those that go out next: making it anew costs more than the copy.
   static constexpr size_t kKeptOnHost = 64;
   std::vector<gpushare_backend_memory*> host_pool_ GPUSHARE_GUARDED_BY(mutex_);
   // During a copy, the memory that a granule moves to is also mapped here.
   Address window_ = 0, window_base_ = 0;
   uint64_t window_bytes_ = 0;
-  gpushare_backend_memory* moving_[kMoveSlots] GPUSHARE_GUARDED_BY(mutex_) = {};
+  Memories moving_[kMoveSlots] GPUSHARE_GUARDED_BY(mutex_);
   bool moving_home_ GPUSHARE_GUARDED_BY(mutex_) = false;
 };
 

@@ -140,14 +140,15 @@ uint64_t PersistentHeapImpl::lend(uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANAL
 }
 
 uint64_t PersistentHeapImpl::lend_now(uint64_t bytes) {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
   uint64_t lent = 0;
   {
     ShortLockGuard lock(door_.lock_);
-    lent = std::min(owed_, bytes);
+    lent = std::min(owed_, bytes) / granularity * granularity;
     owed_ -= lent;
   }
   if (lent == bytes) return lent;
-  const uint64_t more = cut(bytes - lent, false);
+  const uint64_t more = cut(bytes - lent, Cut::kGranules);
   ShortLockGuard lock(door_.lock_);
   lent_ += more;
   return lent + more;
@@ -170,10 +171,8 @@ void PersistentHeapImpl::restore(bool may_wait) {
     owed = owed_;
   }
   if (owed == 0) return;
-  base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
-  for (size_t i = extents().size(); i-- > 0 && !status.ok();)
-    if (extents()[i].hollow.empty()) status = extend(i, owed, may_wait);
-  if (!status.ok() && may_wait) status = add_extent(owed);
+  base::Status status = extend_any(owed, may_wait);
+  if (!status.ok() && may_wait) status = grow(owed, false);
   if (!status.ok()) return;
   ShortLockGuard lock(door_.lock_);
   owed_ -= owed;

@@ -62,7 +62,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
     promised_ = lent_ = owed_ = live_ = promoted_ = peak_ = 0;
     away_live_bytes_.store(0);
   }
-  const uint64_t bytes = round_up(promised_bytes, shared_.layout->granularity_bytes());
+  const uint64_t bytes = shared_.layout->heap_steps().round_up(promised_bytes);
   before_shrink_ = 0;
   GPUSHARE_RETURN_IF_ERROR(grow(bytes, false));
   {
@@ -163,26 +163,44 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_w
 
 base::Status PersistentHeapImpl::grow(uint64_t bytes, bool in_pieces) {
   if (bytes == 0) return {};
-  for (size_t i = extents().size(); i-- > 0;)
-    if (extents()[i].hollow.empty() && extend(i, bytes, true).ok()) return {};
+  if (extend_any(bytes, true).ok()) return {};
+  const base::Steps steps = shared_.layout->heap_steps();
+  if (!steps.has(bytes)) {
+    // Each extent must have such a size: a small one gets the rest, or is made of it.
+    const uint64_t rest = bytes % steps.large;
+    GPUSHARE_RETURN_IF_ERROR(grow(rest, in_pieces));
+    const base::Status whole = grow(bytes - rest, in_pieces);
+    if (!whole.ok()) (void)cut(rest, Cut::kSome);
+    return whole;
+  }
   const base::Status whole = add_extent(bytes);
   if (whole.ok() || !in_pieces) return whole.with_context("session '" + name() + "'");
-  const uint64_t granularity = shared_.layout->granularity_bytes();
   uint64_t added = 0;
   while (added < bytes) {
-    const uint64_t hole = shared_.layout->largest_hole_bytes() / granularity * granularity;
-    if (hole == 0 || !add_extent(std::min(hole, bytes - added)).ok()) break;
-    added += std::min(hole, bytes - added);
+    const uint64_t piece = steps.round_down(std::min(shared_.layout->largest_hole_bytes(), bytes - added));
+    if (piece == 0 || !add_extent(piece).ok()) break;
+    added += piece;
   }
   if (added == bytes) return {};
-  (void)cut(added, false);
+  (void)cut(added, Cut::kSome);
   return whole.with_context("session '" + name() + "'");
 }
 
-// Takes `bytes` off the ends of the extents, or, unless `all`, as much of it as blocks let go. Returns how
-// much. Only what must all go may wait on the host.
-uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
-  const uint64_t granularity = shared_.layout->granularity_bytes();
+base::Status PersistentHeapImpl::extend_any(uint64_t bytes, bool may_wait) {
+  base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
+  for (size_t i = extents().size(); i-- > 0 && !status.ok();) {
+    const Extent& extent = extents()[i];
+    if (extent.hollow.empty() && shared_.layout->heap_steps().has(extent.range.bytes + bytes))
+      status = extend(i, bytes, may_wait);
+  }
+  return status;
+}
+
+// Takes `bytes` off the ends of the extents, or, unless kAll, as much of it as blocks let go. Returns how much. Only what must
+// all go may wait on the host.
+uint64_t PersistentHeapImpl::cut(uint64_t bytes, Cut how) {
+  const bool all = how == Cut::kAll;
+  const base::Steps steps = shared_.layout->heap_steps();
   std::vector<uint64_t> cuts(extents().size(), 0);
   std::vector<Range> cut_ranges;  // as they were
   std::vector<uint64_t> kept;
@@ -208,11 +226,17 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
     for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
       const Extent& extent = extents_[i];
       if (!extent.hollow.empty()) continue;
-      const uint64_t floor = round_up(extent.heap->floor_bytes(), granularity);
+      const uint64_t floor = steps.round_up(extent.heap->floor_bytes());
       uint64_t end = extent.range.bytes;
-      // Granules that are away go as well and are nothing of what is asked for.
-      for (; end > floor && surplus > 0; end -= granularity)
-        if (extent.away == 0 || !extent.granules[end / granularity - 1].away) surplus -= granularity;
+      while (end > floor && surplus > 0) {
+        const bool away = extent.away > 0 && extent.granules[(end - 1) / steps.large].away;
+        // A granule goes as a whole, but for the first, which is made of small ones.
+        const uint64_t step = end > steps.large || away ? steps.large : std::min(end - floor, surplus);
+        if (step > end - floor || (step > surplus && !away) || (step < steps.large && how == Cut::kGranules))
+          break;
+        end -= step;
+        if (!away) surplus -= step;  // what is away is nothing of what is asked for
+      }
       cuts[i] = extent.range.bytes - end;
     }
     if ((all && surplus > 0) || surplus == bytes) return 0;
@@ -255,7 +279,7 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
     lent_ -= forgone;
   }
   const uint64_t surplus = before - promised_bytes - forgone;
-  if (surplus == 0 || cut(surplus, true) > 0) return {};
+  if (surplus == 0 || cut(surplus, Cut::kAll) > 0) return {};
   ShortLockGuard lock(door_.lock_);
   promised_ = before;
   owed_ += forgone;
@@ -271,7 +295,7 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
   if (!control) return base::WorkLock::refused();
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
   if (!is_resident()) return {base::kAway, "the session is paged out: page it in before its promise changes"};
-  const uint64_t wanted = round_up(promised_bytes, shared_.layout->granularity_bytes());
+  uint64_t wanted = shared_.layout->heap_steps().round_up(promised_bytes);
   for (LaneImpl* lane : borrowers()) lane->return_surplus();
   restore(true);
   uint64_t promised = 0;
@@ -279,6 +303,8 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
     ShortLockGuard lock(door_.lock_);
     promised = promised_;
   }
+  // Beside a granule that came home there may be small ones: the promise has no such size then, and does not grow unasked.
+  if (promised_bytes <= promised) wanted = std::min(wanted, promised);
   if (wanted < promised) {
     const base::Status shrunk = shrink(wanted);
     if (shrunk.ok()) before_shrink_ = promised;
@@ -299,7 +325,7 @@ base::Status PersistentHeapImpl::give_back_free() {
   uint64_t surplus = 0;
   {
     ShortLockGuard lock(door_.lock_);
-    const uint64_t least = round_up(device_live() + promoted_, shared_.layout->granularity_bytes());
+    const uint64_t least = shared_.layout->heap_steps().round_up(device_live() + promoted_);
     if (promised_ <= least) return {};
     surplus = promised_ - least;
     promised_ = least;  // no block is placed beyond it from here on
@@ -308,7 +334,7 @@ base::Status PersistentHeapImpl::give_back_free() {
     lent_ -= forgone;
     surplus -= forgone;
   }
-  if (surplus > 0) surplus -= cut(surplus, false);
+  if (surplus > 0) surplus -= cut(surplus, Cut::kSome);
   if (surplus > 0) surplus -= hollow_out(surplus);
   ShortLockGuard lock(door_.lock_);
   promised_ += surplus;  // the free bytes of granules in which blocks lie
@@ -322,6 +348,7 @@ uint64_t PersistentHeapImpl::hollow_out(uint64_t bytes) {
   {
     ShortLockGuard lock(door_.lock_);
     for (Extent& extent : extents_) {
+      if (extent.range.bytes < granularity) continue;
       std::vector<bool> used(extent.range.bytes / granularity);
       extent.heap->for_each_block([&](const HeapBlock& block) {
         if (block.live)
@@ -525,7 +552,8 @@ base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
 void PersistentHeapImpl::size_granules(Extent& extent) {
   touched_ = {};
   if (!shared_.layout->has_host_tier()) return;
-  extent.granules.resize(extent.range.bytes / shared_.layout->granularity_bytes());
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  extent.granules.resize(round_up(extent.range.bytes, granularity) / granularity);
   if (extent.away == 0) return;
   extent.away = static_cast<size_t>(std::count_if(extent.granules.begin(), extent.granules.end(),
                                                   [](const Granule& each) { return each.away; }));
@@ -641,6 +669,7 @@ void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out
         for_each_granule(block.offset_bytes, block.size_bytes,
                          [&](size_t i, uint64_t bytes) { extent.granules[i].live_bytes += bytes; });
     });
+    if (extent.range.bytes < shared_.layout->granularity_bytes()) continue;  // a granule moves as a whole
     for (size_t i = 0; i < extent.granules.size(); ++i) {
       const Granule& granule = extent.granules[i];
       if (!extent.is_hollow(i) && !granule.lost && granule.away == home && (granule.live_bytes > 0 || !home))

@@ -157,8 +157,11 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
 
   base::Result<std::unique_ptr<Heap>> take_heap() GPUSHARE_REQUIRES(control_);
   base::Status add_extent(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  // The last extent that can have so many bytes more.
+  base::Status extend_any(uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   base::Status extend(size_t extent, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
-  uint64_t cut(uint64_t bytes, bool all) GPUSHARE_REQUIRES(control_);
+  enum class Cut : uint8_t { kAll, kSome, kGranules };  // kGranules: some, in whole granules
+  uint64_t cut(uint64_t bytes, Cut how) GPUSHARE_REQUIRES(control_);
   // Takes up to `bytes` from granules without blocks, wherever they lie; returns how much.
   uint64_t hollow_out(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool any_hollow() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

@@ -13,6 +13,7 @@
 
 #include "base/pieces.hpp"
 #include "base/status.hpp"
+#include "base/steps.hpp"
 #include "device/device.hpp"
 #include "memory/device_memory.hpp"
 #include "memory/fence.hpp"
@@ -30,15 +31,17 @@ struct Range {
 enum class RangeUse : uint8_t { kHeap, kLane };
 
 // Thread-safe: each method takes the layout's lock. A Range is changed only by its owner, one call at a time.
-// Sizes are multiples of the range's granularity. Fences handed out must be ordered before the range is used;
+// Sizes are multiples of the granularity, those of heaps have heap_steps(). Fences handed out must be ordered before the range is used;
 // fences handed in tell when the device is done with the bytes given back.
 class RangeLayout {
  public:
   virtual ~RangeLayout() = default;
   virtual Layout kind() const = 0;
   virtual uint64_t granularity_bytes() const = 0;
-  // The granularity of elastic ranges: as small as the device maps, 2 MiB at least.
-  virtual uint64_t elastic_granularity_bytes() const { return granularity_bytes(); }
+  // The granularity of elastic ranges and of small heaps: as small as the device maps, 2 MiB at least.
+  virtual uint64_t small_granularity_bytes() const { return granularity_bytes(); }
+  // The sizes that ranges of heaps have.
+  base::Steps heap_steps() const { return {small_granularity_bytes(), granularity_bytes()}; }
   virtual uint64_t capacity_bytes() const = 0;
   // All addresses that ranges will ever have, if that is known from the beginning (else empty).
   virtual Range span() const = 0;
@@ -89,7 +92,7 @@ class RangeLayout {
   // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED
   // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; decommitted granules
   // stay mapped until others need them. One call at a time for each range; granules are counted from its start.
-  // Its granules are elastic_granularity_bytes() large if it is elastic, else granularity_bytes(); only these move to host memory.
+  // Its granules are small_granularity_bytes() large if it is elastic, else granularity_bytes(); only these move to host memory.
   virtual base::Status open_sparse(uint64_t bytes, bool elastic, Range* out_range);
   // Puts memory behind the granules that have none. *out_fences must be passed before the bytes are used;
   // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so its content is intact.
@@ -169,7 +172,7 @@ inline void RangeLayout::close_sparse(Range&) {}
 base::Result<std::unique_ptr<RangeLayout>> make_contiguous_layout(device::Device& device,
                                                                   uint64_t capacity_bytes);
 base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& device,
-                                                               uint64_t capacity_bytes);
+                                                               uint64_t capacity_bytes, uint64_t granule);
 // 2 MiB up to 8 GiB of capacity, then a 4096th of it up to 64 MiB; at least what the device maps.
 uint64_t virtual_granule(const device::Device& device, uint64_t capacity_bytes);
 

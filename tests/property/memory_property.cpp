@@ -28,10 +28,10 @@ uint64_t steps() {
   return test::number_from("GPUSHARE_MEMORY_STEPS", kDefaultSteps);
 }
 
-void run(const std::string& spec, Layout layout, bool faults) {
+void run(const std::string& spec, Layout layout, bool faults, uint64_t granularity = 0) {
   const uint64_t seed = test::seed() + static_cast<uint64_t>(layout) * 2 + (faults ? 1 : 0);
   INFO("GPUSHARE_TEST_SEED gives " << seed);
-  World world(spec, layout, seed, faults);
+  World world(spec, layout, seed, faults, granularity);
   const uint64_t count = steps();
   for (uint64_t i = 0; i < count; ++i) world.step();
   world.finish();
@@ -40,6 +40,7 @@ void run(const std::string& spec, Layout layout, bool faults) {
 const char* const kHost = "host?total_bytes=256MiB";
 const char* const kCuda = "cuda?total_bytes=256MiB&driver=" GPUSHARE_CUDA_STANDIN;
 const char* const kSim = "sim?total_bytes=256MiB";
+constexpr uint64_t kLarge = uint64_t{4} << 20;
 
 }  // namespace
 
@@ -72,6 +73,16 @@ TEST_CASE("sim, contiguous, faults") {
 }
 TEST_CASE("sim, virtual, faults") {
   run(kSim, Layout::kVirtual, true);
+}
+// Small sessions have smaller granules than lanes and large ones, as on a large device.
+TEST_CASE("host, virtual, small sessions") {
+  run(kHost, Layout::kVirtual, false, kLarge);
+}
+TEST_CASE("host, virtual, small sessions, faults") {
+  run(kHost, Layout::kVirtual, true, kLarge);
+}
+TEST_CASE("cuda on the stand-in for its driver, virtual, small sessions") {
+  run(kCuda, Layout::kVirtual, false, kLarge);
 }
 // Not run by default: the device that GPUSHARE_MEMORY_SPEC names, for scripts/gpu-suite.
 TEST_CASE("named device, contiguous", "[.]") {

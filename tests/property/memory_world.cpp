@@ -37,7 +37,7 @@ void nap(void*) {
   usleep(100);
 }
 
-World::World(const std::string& spec, Layout layout, uint64_t seed, bool faults)
+World::World(const std::string& spec, Layout layout, uint64_t seed, bool faults, uint64_t granularity)
     : random_(seed), faults_(faults), virtual_(layout == Layout::kVirtual) {
   auto device = device::Device::open(spec);
   REQUIRE(device.ok());
@@ -49,10 +49,12 @@ World::World(const std::string& spec, Layout layout, uint64_t seed, bool faults)
   memory::DeviceMemoryOptions options;
   options.capacity_bytes = 96 * kMiB;
   options.layout = layout;
+  options.granularity_bytes = granularity;
   auto memory = DeviceMemory::open(*device_, options);
   REQUIRE(memory.ok());
   memory_ = std::move(*memory);
   granule_ = memory_->granularity_bytes();
+  steps_of_heaps_ = memory_->persistent_steps();
   for (size_t i = 0; i < kLanes + 2; ++i) {
     auto stream = device_->create_stream();
     REQUIRE(stream.ok());

@@ -83,7 +83,8 @@ struct LaneModel {
 
 class World {
  public:
-  World(const std::string& spec, Layout layout, uint64_t seed, bool faults);
+  // `granularity`: of the virtual layout; 0 = what suits the capacity.
+  World(const std::string& spec, Layout layout, uint64_t seed, bool faults, uint64_t granularity = 0);
   void step();
   void finish();
   void check();
@@ -111,6 +112,8 @@ class World {
   void alloc_persistent();
   void free_persistent();
   void alloc_spilled();
+  // Addresses that the session's heap has blocks at.
+  uint64_t extents_of(const Session& session) const;
   void page();
   void move();
   uint64_t moved_ = 0;
@@ -144,6 +147,7 @@ class World {
   device::Event event_;
   std::unique_ptr<DeviceMemory> memory_;
   uint64_t granule_ = 0;
+  base::Steps steps_of_heaps_;
   Session sessions_[kSessions];
   LaneModel lanes_[kLanes];
   std::map<Address, uint64_t> live_;

@@ -425,6 +425,108 @@ TEST_CASE("an elastic range takes and gives 2 MiB on a device of any size") {
   }
 }
 
+TEST_CASE("a small session takes steps of 2 MiB on a device of any size") {
+  for (const uint64_t gib : {uint64_t{8}, uint64_t{80}, uint64_t{141}}) {
+    INFO(gib << " GiB");
+    const uint64_t capacity = gib << 30;
+    Fixture f("host?total_gib=" + std::to_string(gib), Layout::kVirtual, capacity);
+    const uint64_t granule = f.memory->granularity_bytes();
+    const auto taken = [&] { return capacity - f.memory->stats().free_bytes; };
+    auto stream = f.stream();
+    PersistentHeap* const heap = f.heap(1, 1 * kMiB);
+    heap->set_stream(&stream);
+    CHECK(heap->stats().promised_bytes == 2 * kMiB);
+    CHECK(taken() == 2 * kMiB);
+    CHECK(f.memory->stats().mapped_bytes == 2 * kMiB);
+    const Address first = must(heap->alloc(Kind::kModel, 2 * kMiB, 0));
+    REQUIRE_OK(stream.fill(first, 7, 2 * kMiB));
+    REQUIRE_OK(heap->resize(3 * kMiB));
+    CHECK(taken() == 4 * kMiB);
+    // It grows where it lies: one block lies in small granules and large ones.
+    REQUIRE_OK(heap->resize(2 * kMiB + granule));
+    CHECK(taken() == 2 * granule);
+    const uint64_t large = 2 * granule - 2 * kMiB;
+    const Address second = must(heap->alloc(Kind::kModel, large, 0));
+    CHECK(second == first + 2 * kMiB);
+    REQUIRE_OK(stream.fill(second, 9, large));
+    CHECK(f.memory->check() == "");
+    CHECK(holds(stream, first, 2 * kMiB, 7));
+    CHECK(holds(stream, second, large, 9));
+    // And gives back what no block needs, to the last step.
+    REQUIRE_OK(f.memory->free(second));
+    REQUIRE_OK(heap->resize(5 * kMiB));
+    CHECK(taken() == 6 * kMiB);
+    REQUIRE_OK(heap->give_back_free());
+    CHECK(taken() == 2 * kMiB);
+    CHECK(holds(stream, first, 2 * kMiB, 7));
+    CHECK(f.memory->check() == "");
+    REQUIRE_OK(f.memory->close_heap(heap));
+    CHECK(taken() == 0);
+  }
+}
+
+TEST_CASE(
+    "the first granule of a heap goes to host memory and comes home, and the heap is small after that") {
+  Fixture f("host?total_gib=141", Layout::kVirtual, uint64_t{141} << 30);
+  REQUIRE(f.memory->has_host_tier());
+  const uint64_t granule = f.memory->granularity_bytes();
+  auto stream = f.stream();
+  PersistentHeap* const heap = f.heap(1, 2 * granule);
+  heap->set_stream(&stream);
+  const Address first = must(heap->alloc(Kind::kModel, 2 * kMiB, 0));
+  const Address last = must(heap->alloc(Kind::kModel, granule, 0));
+  REQUIRE_OK(stream.fill(first, 7, 2 * kMiB));
+  REQUIRE_OK(stream.fill(last, 9, granule));
+  uint64_t moved = 0;
+  REQUIRE_OK(heap->move_spilled(false, UINT64_MAX, UINT64_MAX, stream, &moved));
+  CHECK(moved == 2 * granule);
+  CHECK(heap->stats().promised_bytes == 0);
+  CHECK(f.memory->stats().free_bytes == f.memory->capacity_bytes());
+  CHECK(f.memory->check() == "");
+  // Beside them a small promise has an extent of its own; then all is home, between two steps.
+  REQUIRE_OK(heap->resize(1 * kMiB));
+  CHECK(heap->stats().promised_bytes == 2 * kMiB);
+  const Address beside = must(heap->alloc(Kind::kModel, 2 * kMiB, 0));
+  REQUIRE_OK(stream.fill(beside, 5, 2 * kMiB));
+  CHECK(holds(stream, first, 2 * kMiB, 7));
+  REQUIRE_OK(heap->move_spilled(true, UINT64_MAX, UINT64_MAX, stream, &moved));
+  CHECK(moved == 2 * granule);
+  CHECK(heap->stats().promised_bytes == 2 * granule + 2 * kMiB);
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(heap->resize(2 * granule + 2 * kMiB));  // no more than it has
+  CHECK(heap->stats().promised_bytes == 2 * granule + 2 * kMiB);
+  CHECK(holds(stream, first, 2 * kMiB, 7));
+  CHECK(holds(stream, last, granule, 9));
+  CHECK(holds(stream, beside, 2 * kMiB, 5));
+  REQUIRE_OK(f.memory->free(last));
+  REQUIRE_OK(f.memory->free(beside));
+  REQUIRE_OK(heap->resize(1 * kMiB));
+  CHECK(f.memory->stats().free_bytes == f.memory->capacity_bytes() - 2 * kMiB);
+  CHECK(holds(stream, first, 2 * kMiB, 7));
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(f.memory->close_heap(heap));
+}
+
+TEST_CASE("a session lends whole granules alone") {
+  Fixture f("host?total_gib=141", Layout::kVirtual, uint64_t{141} << 30);
+  const uint64_t granule = f.memory->granularity_bytes();
+  auto stream = f.stream();
+  PersistentHeap* const heap = f.heap(1, 3 * granule);
+  heap->set_stream(&stream);
+  (void)must(heap->alloc(Kind::kModel, 1 * kMiB, 0));
+  Lane* const lane = f.lane(0, granule, stream);
+  REQUIRE_OK(lane->begin_iteration(*heap, false));
+  CHECK(lane->borrow_free(*heap, 3 * granule) == 2 * granule);  // a block lies in the first
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(lane->end_iteration(nullptr));
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(heap->resize(1 * kMiB));
+  CHECK(heap->stats().promised_bytes == 2 * kMiB);
+  CHECK(f.memory->check() == "");
+  REQUIRE_OK(f.memory->close_heap(heap));
+  REQUIRE_OK(f.memory->close_lane(lane));
+}
+
 TEST_CASE("memory passes between ranges with small granules and heaps with large ones, to the last byte") {
   constexpr uint64_t kCapacity = uint64_t{12} << 30;
   Fixture f("host?total_gib=12", Layout::kVirtual, kCapacity);

@@ -149,5 +149,17 @@ TEST_CASE("a large device opens, and 16 GiB of a session go and come, in a few c
     CHECK(ms < 143);
     for (PersistentHeap* heap : {first, second}) REQUIRE_OK(f.memory->close_heap(heap));
   }
+  {
+    Fixture f("cuda?driver=" GPUSHARE_CUDA_STANDIN, Layout::kVirtual, 139 * kGiB);
+    Spent spent;
+    auto* small = f.heap(0, 1 * kMiB);
+    CHECK(f.memory->stats().mapped_bytes == 2 * kMiB);
+    CHECK(spent.ms() < 0.1);
+    auto* large = f.heap(1, 4 * kGiB);  // its first granule alone has small handles
+    const double ms = spent.ms();
+    INFO(ms);
+    CHECK(ms < 10);
+    for (PersistentHeap* heap : {small, large}) REQUIRE_OK(f.memory->close_heap(heap));
+  }
   for (const auto& [key, value] : usual) REQUIRE(standin_configure(key, value) == 0);
 }

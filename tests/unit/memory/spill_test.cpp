@@ -84,7 +84,15 @@ struct LosingDriver {
     if (calls >= first_refused && calls < first_refused + refused) return GPUSHARE_DEVICE_OUT_OF_MEMORY;
     return map(device, address, bytes, memory, offset);
   }
-  static std::string spec() {
+  static inline int32_t (*map_run)(gpushare_backend_device*, gpushare_device_address, uint64_t,
+                                   gpushare_backend_memory* const*, uint64_t) = nullptr;
+  static int32_t refuse_run(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
+                            gpushare_backend_memory* const* memories, uint64_t count) {
+    ++calls;
+    if (calls >= first_refused && calls < first_refused + refused) return GPUSHARE_DEVICE_OUT_OF_MEMORY;
+    return map_run(device, address, bytes, memories, count);
+  }
+  static std::string spec(const char* size = "total_bytes=256MiB") {
     if (map == nullptr) {
       auto host = device::Device::open(test::host());
       REQUIRE(host.ok());
@@ -92,12 +100,14 @@ struct LosingDriver {
       ops = (*host)->ops();
       CHECK_OK((*host)->close());
       map = ops.va_map;
+      map_run = ops.va_map_run;
       ops.name = "losing";
       ops.va_map = refuse;
+      ops.va_map_run = refuse_run;
       CHECK_OK(device::register_backend(&ops));
     }
     refused = 0;
-    return "losing?total_bytes=256MiB";
+    return std::string("losing?") + size;
   }
   static void arm(uint64_t from, uint64_t count) {
     calls = 0;
@@ -133,6 +143,36 @@ TEST_CASE(
   CHECK_OK(stream.synchronize());
   CHECK_OK(f.memory->close_heap(s.heap));
   CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+}
+
+TEST_CASE("the first granule of a large heap, which is made of small ones, moves and is lost as a whole") {
+  const bool home = GENERATE(true, false);
+  constexpr uint64_t kCapacity = uint64_t{32} << 30;
+  Fixture f(LosingDriver::spec("total_gib=32"), Layout::kVirtual, kCapacity);
+  const uint64_t granule = f.memory->granularity_bytes();
+  REQUIRE(granule == 8 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, granule);
+  for (int i = 0; i < 4; ++i) CHECK_OK(s.place(2 * kMiB));
+  if (home) CHECK(s.move(false) == granule);
+  for (const uint64_t refused : {1, 2}) {  // the window; the new memory, after which the old one comes back
+    LosingDriver::arm(refused, 1);
+    CHECK(s.move(home) == 0);
+    CHECK_FALSE(s.last.ok());
+    CHECK(f.memory->check() == "");
+    LosingDriver::arm(0, 0);
+    s.check();
+  }
+  LosingDriver::arm(2, 2);
+  CHECK(s.move(home) == 0);
+  CHECK(s.last.code() == GPUSHARE_INTERNAL);
+  CHECK(f.memory->check() == "");
+  CHECK(s.heap->stats().promised_bytes == 0);
+  LosingDriver::arm(0, 0);
+  CHECK(s.move(true) == 0);
+  CHECK_OK(stream.synchronize());
+  CHECK_OK(f.memory->close_heap(s.heap));
+  CHECK(f.memory->stats().free_bytes == kCapacity);
 }
 
 TEST_CASE("spilled blocks come home under their addresses and go out again") {
