@@ -42,8 +42,8 @@ base::Status RemoteAuthority::arrive(const SessionSpec& spec, uint64_t) {
   for (;;) {
     auto record = std::make_shared<Record>();
     record->spec = spec;
-    record->spec.persistent_bytes = rounded(spec.persistent_bytes);
-    record->spec.ephemeral_bytes = rounded(spec.ephemeral_bytes);
+    record->spec.persistent_bytes = steps_.round_up(spec.persistent_bytes);
+    record->spec.ephemeral_bytes = rounded_ephemeral(spec.ephemeral_bytes);
     record->counts_as = spec.cls;
     sessions_.emplace(spec.id, record);
     const base::Status answer =
@@ -100,8 +100,7 @@ void RemoteAuthority::set_class(SessionId session, sched::SessionClass cls, uint
 }
 
 void RemoteAuthority::set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes) {
-  limit_bytes =
-      limit_bytes > 0 ? std::max(limit_bytes / granularity_bytes_, uint64_t{1}) * granularity_bytes_ : 0;
+  limit_bytes = limit_bytes > 0 ? std::max(limit_bytes / steps_.large, uint64_t{1}) * steps_.large : 0;
   if (record.counts_as == cls && record.limit_bytes == limit_bytes) return;
   record.counts_as = cls;
   record.limit_bytes = limit_bytes;

@@ -35,6 +35,7 @@
 #include "base/mutex.hpp"
 #include "base/pieces.hpp"
 #include "base/service_thread.hpp"
+#include "base/steps.hpp"
 #include "client/channel.hpp"
 #include "client/images.hpp"
 #include "client/lease_page.hpp"
@@ -76,8 +77,8 @@ class RemoteAuthority final : public sched::Authority {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   // The images that the daemon shares with this process; may outlive this object.
   const std::shared_ptr<Images>& images() const { return images_; }
-  // P and E are rounded up to this granularity of the process's memory. Set before the first event.
-  void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
+  // P is rounded up to these steps of the process's memory, E to the large one. Set before the first event.
+  void set_granularity(const base::Steps& steps) { steps_ = steps; }
   // `unlocked` runs a function without the driver's lock. arrive(), set_need() with a need that grows, make_room()
   // and needs_own_lane() wait for the daemon in such a function. While one waits, the driver may make any other call, so
   // everything that the lock guards may have changed when they return. Set before the first event.
@@ -268,7 +269,7 @@ class RemoteAuthority final : public sched::Authority {
   Record* find(sched::SessionId session);
   const Record* find(sched::SessionId session) const;
   std::vector<Record*> by_id() const;
-  uint64_t rounded(uint64_t bytes) const;
+  uint64_t rounded_ephemeral(uint64_t bytes) const;
   Lease& lease(const Record& record) const { return connection_->page->lease(record.slot); }
   using Then = std::function<void(const base::Status&)>;
   // `then` is called with the daemon's answer.
@@ -365,7 +366,7 @@ class RemoteAuthority final : public sched::Authority {
   uint64_t instance_ = 0;
   std::string device_, policy_;
   uint64_t capacity_bytes_ = 0;
-  uint64_t granularity_bytes_ = 1;
+  base::Steps steps_;
   uint64_t context_bytes_ = 0;
   double link_ns_per_byte_ = 0;  // as the driver measured it
 

@@ -543,7 +543,7 @@ std::shared_ptr<RemoteAuthority::Question> RemoteAuthority::declare(Record& reco
     message.flags |= kOwnClaim | (record.known_before ? kKnownBefore : 0);
     message.group = options_.group;
     if (options_.group_memory_bytes > 0)
-      message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, granularity_bytes_);
+      message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, steps_.large);
     message.group_weight = options_.group_weight;
   }
   message.cap = options_.cap;

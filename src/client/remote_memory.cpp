@@ -29,21 +29,20 @@ base::Status not_known() {
 
 }  // namespace
 
-uint64_t RemoteAuthority::rounded(uint64_t bytes) const {
-  const uint64_t rest = bytes % granularity_bytes_;
-  return rest == 0 ? bytes : base::add_saturated(bytes, granularity_bytes_ - rest);
+uint64_t RemoteAuthority::rounded_ephemeral(uint64_t bytes) const {
+  return base::Steps{steps_.large, steps_.large}.round_up(bytes);
 }
 
 base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                        uint64_t) {
-  persistent_bytes = rounded(persistent_bytes);
-  ephemeral_bytes = rounded(ephemeral_bytes);
+  persistent_bytes = steps_.round_up(persistent_bytes);
+  ephemeral_bytes = rounded_ephemeral(ephemeral_bytes);
   for (;;) {
     Record* record = find(session);
     if (record == nullptr) return not_known();
     const uint64_t need = base::add_saturated(persistent_bytes, ephemeral_bytes);
     if (need > base::add_saturated(record->spec.persistent_bytes, record->spec.ephemeral_bytes) &&
-        need > sched::quota_in_granules(record->spec.quota_bytes, granularity_bytes_))
+        need > sched::quota_in_granules(record->spec.quota_bytes, steps_.large))
       return {GPUSHARE_QUOTA_EXCEEDED, "session '" + record->spec.name + "' would need " +
                                            base::format_bytes(need) + "; its quota is " +
                                            base::format_bytes(record->spec.quota_bytes)};

@@ -274,7 +274,8 @@ base::Status SessionImpl::promise_own_lane() {
       runtime.carry_out(nullptr, outbox);
     }
     if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || made_room ||
-        !runtime.ladder_.make_room(*this, {options_.cls, false, false}, sched::Giver::kSessions, bytes,
+        !runtime.ladder_.make_room(*this, {options_.cls, false, false}, sched::Giver::kSessions,
+                                   base::round_up(bytes, runtime.granularity_bytes_),
                                    base::Deadline::after(GPUSHARE_NO_TIMEOUT)))
       break;
   }
@@ -285,7 +286,6 @@ base::Status SessionImpl::promise_own_lane() {
 base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes) {
   const base::WorkLock growing(grow_mutex_);
   if (!growing) return base::WorkLock::refused();
-  const uint64_t granularity = runtime_->memory_->granularity_bytes();
   memory::HeapStats stats;
   {
     const GatePass pass(heap_gate_);
@@ -305,7 +305,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
   for (const uint64_t step : growth_steps(stats.promised_bytes, stats.live_bytes, needed)) {
     if (step > runtime_->memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
-    const uint64_t wanted = round_up(stats.promised_bytes + step, granularity);
+    const uint64_t wanted = runtime_->persistent_steps_.round_up(stats.promised_bytes + step);
     status = promise(wanted, 0, 0, [&]() -> base::Status {
       const GatePass pass(heap_gate_);
       if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
@@ -359,7 +359,7 @@ base::Status SessionImpl::grow_range(uint64_t bytes, const std::function<base::S
     if (!pass) return status;
     live_bytes = heap_.load()->stats().live_bytes;
   }
-  shrink_persistent_alone(round_up(live_bytes, runtime_->granularity_bytes_));
+  shrink_persistent_alone(runtime_->persistent_steps_.round_up(live_bytes));
   return promise(0, bytes, 0, apply);
 }
 

@@ -121,7 +121,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
       return false;
     // Read with the books held: a lower one that comes meanwhile sets above_quota_ again.
     quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
-    persistent = base::round_up(persistent_promise_, granule);
+    persistent = runtime.persistent_steps_.round_up(persistent_promise_);
     ephemeral = base::round_up(ephemeral_promise_, granule);
     // A session that waits has allocated nothing: its declared need is a hint and may be cut.
     unplaced = !placed_ && runtime.authority_->state(id_) == sched::SessionState::kQueued &&
@@ -136,8 +136,8 @@ void SessionImpl::give_back_above_quota(bool begins) {
   if (const GatePass pass(heap_gate_); pass) {
     memory::PersistentHeap& heap = *heap_.load();
     const uint64_t ranges = range_promise_, others = base::add_saturated(ephemeral, ranges);
-    const uint64_t least =
-        base::round_up(std::max(heap.stats().live_bytes, quota - std::min(quota, others)), granule);
+    const uint64_t least = runtime.persistent_steps_.round_up(
+        std::max(heap.stats().live_bytes, quota - std::min(quota, others)));
     if (least < persistent - ranges && heap.resize(least).ok()) persistent = least + ranges;
   }
   runtime.ladder_.give_back();

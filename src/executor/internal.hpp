@@ -33,6 +33,7 @@
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
+#include "base/steps.hpp"
 #include "base/work_mutex.hpp"
 #include "executor/action_runner.hpp"
 #include "executor/binding.hpp"
@@ -223,6 +224,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries.
   // True once they have, or have not begun an iteration for a while.
   bool wait_for_others(uint64_t bytes, const base::Deadline& until);
+  // How much more the device has to promise for so many more bytes of P.
+  uint64_t room_for(uint64_t bytes) const;
   void ask_for_home(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the
@@ -633,7 +636,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t depth_ = 2;
   base::MoveBudget move_budget_;
   double spill_move_loss_ = kSpillMoveLoss;
-  uint64_t granularity_bytes_ = 1;  // of memory; known also after memory has gone
+  // Of memory: lanes have whole granules, the P of sessions these steps. Known also after memory has gone.
+  uint64_t granularity_bytes_ = 1;
+  base::Steps persistent_steps_;
   // The compute units that lanes can have for themselves, and in what steps; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
   ProgressFunction on_progress_;

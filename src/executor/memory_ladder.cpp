@@ -80,7 +80,11 @@ class MemoryLadder::Climb {
     ranges_.want = 0;
   }
 
-  uint64_t whole() const { return wanted_.bytes + wanted_.alignment; }
+  uint64_t whole() const {
+    const uint64_t bytes = wanted_.bytes + wanted_.alignment;
+    return wanted_.lane != nullptr ? base::round_up(bytes, runtime_.granularity_bytes_)
+                                   : session_.room_for(bytes);
+  }
 
   // What memory keeps for speed. While promises are short it does not help, and a page-out would make the host memory anew
   // that it gives up.
@@ -207,7 +211,7 @@ bool MemoryLadder::ask_ranges(SessionImpl& session, uint64_t bytes, const base::
   Outbox outbox(runtime_);
   Section lock(runtime_);
   wait.session = &session;
-  wait.bytes = base::round_up(bytes, runtime_.granularity_bytes_);
+  wait.bytes = bytes;
   bool asked = false;
   while (!until.passed() && runtime_.free_bytes() < wait.bytes && runtime_.check_live(session).ok()) {
     wait.change = runtime_.ranges_.change();
@@ -228,13 +232,12 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, const sched::Ne
   Outbox outbox(runtime_);
   Section lock(runtime_);
   if (!runtime_.check_live(session).ok()) return room;
-  const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_);
   room.begin(*this);
   // Page-outs that were decided before may be enough.
-  if (session.guaranteed() && runtime_.free_bytes() < wanted) runtime_.actions_.run(true, outbox);
+  if (session.guaranteed() && runtime_.free_bytes() < bytes) runtime_.actions_.run(true, outbox);
   // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
   const uint64_t free = runtime_.free_bytes();
-  sched::RoomAsk ask{from, wanted > free && !at_boundaries ? wanted - free : wanted};
+  sched::RoomAsk ask{from, bytes > free && !at_boundaries ? bytes - free : bytes};
   ask.commit = need.commit();
   if (from == sched::Giver::kSpare && need.parts_are_next())
     ask.elsewhere_bytes = runtime_.parts_of_others(session, need);
@@ -245,7 +248,7 @@ MemoryLadder::Room MemoryLadder::make_room(SessionImpl& session, const sched::Ne
       base::Deadline::after(at_boundaries ? sched::kBoundaryWaitNs : GPUSHARE_NO_TIMEOUT);
   runtime_.actions_.run(true, outbox);
   while (runtime_.authority_->making_room(session.id_)) {
-    if (!runtime_.check_live(session).ok() || (!shared && runtime_.free_bytes() >= wanted) ||
+    if (!runtime_.check_live(session).ok() || (!shared && runtime_.free_bytes() >= bytes) ||
         at_most.passed() || (at_boundaries && until.passed())) {
       runtime_.authority_->stop_making_room(session.id_);
       break;

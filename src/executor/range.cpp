@@ -281,8 +281,9 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, sched::Need& need, const 
       status = asked.status();
       return !asked.ok() || *asked;
     }
-    if (giver == sched::Giver::kBlocks) return session_->wait_for_others(wait.bytes, deadline);
-    *room = runtime_.ladder_.make_room(*session_, need, giver, wait.bytes, deadline);
+    if (giver == sched::Giver::kBlocks)
+      return session_->wait_for_others(session_->room_for(wait.bytes), deadline);
+    *room = runtime_.ladder_.make_room(*session_, need, giver, session_->room_for(wait.bytes), deadline);
     wait.made_room = wait.made_room || *room;
     return static_cast<bool>(*room);
   });

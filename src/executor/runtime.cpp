@@ -71,6 +71,7 @@ base::Status RuntimeImpl::open_memory(RuntimeOptions& options) {
   memory::DeviceMemoryOptions memory_options;
   memory_options.capacity_bytes = options.capacity_bytes;
   memory_options.layout = options.layout;
+  memory_options.granularity_bytes = options.granularity_bytes;
   memory_options.record_allocations = options.record_allocations;
   memory_options.owner = static_cast<const Runtime*>(this);
   memory_options.spill_limit_bytes =
@@ -91,7 +92,9 @@ base::Status RuntimeImpl::open_memory(RuntimeOptions& options) {
 base::Result<sched::SchedulerOptions> RuntimeImpl::scheduling(const RuntimeOptions& options) {
   sched::SchedulerOptions scheduling;
   scheduling.capacity_bytes = memory_->capacity_bytes();
+  persistent_steps_ = memory_->persistent_steps();
   scheduling.granularity_bytes = granularity_bytes_ = memory_->granularity_bytes();
+  scheduling.small_granularity_bytes = persistent_steps_.small;
   scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
   scheduling.paging = memory_->can_page();
   scheduling.confirms_lanes = true;
@@ -114,7 +117,7 @@ base::Status RuntimeImpl::make_authority(RuntimeOptions& options,
                                       ", whose time is virtual: processes cannot share it"};
   std::unique_ptr<sched::Authority> authority;
   if (remote != nullptr) {
-    remote->set_granularity(memory_->granularity_bytes());
+    remote->set_granularity(persistent_steps_);
     const auto context_bytes = device_->context_bytes();
     if (context_bytes.ok()) GPUSHARE_RETURN_IF_ERROR(remote->claim_context(*context_bytes));
     remote->set_unlocked([this](const std::function<void()>& wait) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

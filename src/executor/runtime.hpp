@@ -75,6 +75,7 @@ struct RuntimeOptions {
   std::string device = "auto";  // as device::Device::open
   memory::Layout layout = memory::Layout::kAuto;
   uint64_t capacity_bytes = 0;            // 0 = nearly all that is free
+  uint64_t granularity_bytes = 0;         // as memory::DeviceMemoryOptions
   std::unique_ptr<sched::Policy> policy;  // null = "fair"
   uint32_t max_lanes = 0;                 // 0 = as the policy says, at most kMaxLanes
   uint32_t enqueue_depth = 0;      // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2

@@ -156,8 +156,7 @@ std::string RuntimeImpl::check_sessions() const {
     if (session->home_promise_ > session->range_promise_ ||
         session->range_promise_ > session->persistent_promise_ ||
         // A need that another process is asked for may be told in part.
-        (!shared_ &&
-         session->persistent_promise_ > base::round_up(view.persistent_bytes, granularity_bytes_)))
+        (!shared_ && session->persistent_promise_ > persistent_steps_.round_up(view.persistent_bytes)))
       return base::format(
           "session %s: of %s promised its runtime reckons with %s, ranges with %s, blocks that came home "
           "with %s",

@@ -209,6 +209,13 @@ uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all
   return std::min(sum, bytes);
 }
 
+uint64_t SessionImpl::room_for(uint64_t bytes) const {
+  const base::Steps& steps = runtime_->persistent_steps_;
+  BooksLock lock(runtime_->mutex_);
+  const uint64_t promised = steps.round_up(persistent_promise_);
+  return steps.round_up(promised + bytes) - promised;
+}
+
 bool SessionImpl::wait_for_others(uint64_t bytes, const base::Deadline& until) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
@@ -216,8 +223,7 @@ bool SessionImpl::wait_for_others(uint64_t bytes, const base::Deadline& until) {
   // A caller with an open iteration must not wait: the others' boundary may wait for that iteration.
   if (!runtime.check_live(*this).ok() || open_ || NoWaitScope::active() || CallbackScope::active())
     return false;
-  const uint64_t wanted = base::round_up(bytes, runtime.granularity_bytes_), room = runtime.free_bytes();
-  const uint64_t missing = wanted - std::min(wanted, room);
+  const uint64_t missing = bytes - std::min(bytes, runtime.free_bytes());
   if (missing == 0 || runtime.ask_out(*this, missing, true) < missing) return false;
   uint64_t left = UINT64_MAX, since_ns = base::host_now_ns();
   bool idle = false;

@@ -20,7 +20,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   SessionSpec spec = session->spec;
   spec.persistent_bytes = persistent_bytes;
   spec.ephemeral_bytes = ephemeral_bytes;
-  const uint64_t p = impl_->rounded(persistent_bytes), e = impl_->rounded(ephemeral_bytes);
+  const uint64_t p = impl_->rounded_persistent(persistent_bytes), e = impl_->rounded(ephemeral_bytes);
   const uint64_t need = base::add_saturated(p, e), most = impl_->capacity.target_bytes;
   const bool grows = need > session->persistent_bytes + session->ephemeral_bytes;
   if (grows && impl_->coordinator) impl_->want(*session, need, now_ns);

@@ -7,15 +7,19 @@
 #include <cmath>
 
 #include "base/saturate.hpp"
+#include "base/steps.hpp"
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
 uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
   const uint64_t granule = std::max<uint64_t>(options.granularity_bytes, 1);
-  const uint64_t rest = bytes % granule;
-  if (rest == 0) return bytes;
-  return bytes > kUnknown - (granule - rest) ? kUnknown : bytes + (granule - rest);
+  return base::Steps{granule, granule}.round_up(bytes);
+}
+
+uint64_t Scheduler::Impl::rounded_persistent(uint64_t bytes) const {
+  if (options.small_granularity_bytes == 0) return rounded(bytes);
+  return base::Steps{options.small_granularity_bytes, options.granularity_bytes}.round_up(bytes);
 }
 
 bool Scheduler::Impl::change(SessionRecord& session, BytesEvent event) {
@@ -101,7 +105,7 @@ base::Status Scheduler::Impl::validate(const SessionSpec& spec) const {
   if (!std::isfinite(spec.weight) || spec.weight <= 0)
     return {GPUSHARE_INVALID_ARGUMENT, base::format("session '%s': weight %g must be finite and above 0",
                                                     spec.name.c_str(), spec.weight)};
-  const uint64_t p = rounded(spec.persistent_bytes), e = rounded(spec.ephemeral_bytes);
+  const uint64_t p = rounded_persistent(spec.persistent_bytes), e = rounded(spec.ephemeral_bytes);
   const uint64_t most = capacity.target_bytes;
   if (p > most || e > most - p)
     return {GPUSHARE_EXCEEDS_CAPACITY,
@@ -160,7 +164,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   SessionRecord& session = *owned;
   session.spec = spec;
   impl_->join_group(session);
-  session.persistent_bytes = impl_->rounded(spec.persistent_bytes);
+  session.persistent_bytes = impl_->rounded_persistent(spec.persistent_bytes);
   impl_->set_ephemeral(session, impl_->rounded(spec.ephemeral_bytes));
   session.compute_units = static_cast<uint32_t>(impl_->rounded_units(spec.compute_units));
   session.declared_ns = session.work_ns = spec.remaining_ns;

@@ -41,6 +41,7 @@ struct SchedulerOptions {
   uint32_t compute_units = 0;              // all units that lanes can have for themselves; 0 = none
   uint32_t granularity_compute_units = 1;  // the units of such a lane are rounded up to it
   uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
+  uint64_t small_granularity_bytes = 0;    // P below it is rounded up to this, which divides it; 0 = to it
   uint32_t max_lanes = 0;                  // open at once; 0 = no limit
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;

@@ -366,6 +366,7 @@ struct Scheduler::Impl {
         std::max(capacity.target_bytes, std::min(capacity.effective_bytes, promised()));
   }
   uint64_t rounded(uint64_t bytes) const;
+  uint64_t rounded_persistent(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
   // True if the session could be in the lane, were there room.
   static bool suits(const LaneRecord& lane, const SessionRecord& session) {

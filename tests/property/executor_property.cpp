@@ -37,6 +37,8 @@ uint64_t steps() {
 const std::string kCuda = std::string("cuda?total_bytes=268435456&driver=") + GPUSHARE_CUDA_STANDIN;
 std::vector<Setup> setups() {
   std::vector<Setup> all(std::begin(kSetups), std::end(kSetups));
+  // Small sessions have smaller granules than lanes, as on a large device.
+  all.push_back({"host?total_bytes=268435456", memory::Layout::kVirtual, 8 * kMiB});
   all.push_back({kCuda.c_str(), memory::Layout::kVirtual});
   all.push_back({kCuda.c_str(), memory::Layout::kContiguous});
   return all;

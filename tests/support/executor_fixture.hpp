@@ -34,6 +34,7 @@ std::unique_ptr<executor::Work> work_of(F body) {
 struct Setup {
   const char* device;
   memory::Layout layout;
+  uint64_t granularity_bytes = 0;  // as memory::DeviceMemoryOptions
 };
 inline constexpr Setup kSetups[] = {{"host?total_bytes=268435456", memory::Layout::kVirtual},
                                     {"host?total_bytes=268435456", memory::Layout::kContiguous},
@@ -44,6 +45,7 @@ inline executor::RuntimeOptions options_of(const Setup& setup, const char* polic
   executor::RuntimeOptions options;
   options.device = setup.device;
   options.layout = setup.layout;
+  options.granularity_bytes = setup.granularity_bytes;
   auto made = sched::make_policy(policy);
   REQUIRE(made.ok());
   options.policy = std::move(*made);

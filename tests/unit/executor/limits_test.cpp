@@ -174,4 +174,40 @@ TEST_CASE("a quota holds while a session's need is measured, and for one that wa
   settled(*runtime);
 }
 
+TEST_CASE("a small session of a large device is promised steps of 2 MiB") {
+  auto runtime = open_runtime(options_of({"host?total_gib=141", memory::Layout::kVirtual}));
+  auto session = open_session(*runtime, need("small", kMiB, kMiB));
+  CHECK(settled(*runtime).promised_bytes == 2 * kMiB + 64 * kMiB);  // its lane has a whole granule
+  for (uint64_t i = 1; i <= 4; ++i) {
+    REQUIRE(session->alloc(memory::Kind::kModel, 2 * kMiB, 0).ok());
+    CHECK(session->info().promised_persistent_bytes <= 2 * i * kMiB);
+    CHECK(settled(*runtime).promised_bytes == 2 * i * kMiB + 64 * kMiB);
+  }
+  REQUIRE(session->close().ok());
+  CHECK(settled(*runtime).promised_bytes == 0);
+}
+
+TEST_CASE("small sessions fill a device that has few granules, and grow by what another gives back") {
+  constexpr uint64_t kGranule = 64 * kMiB;
+  auto options = options_of({"host?total_bytes=268435456", memory::Layout::kVirtual, kGranule});
+  options.capacity_bytes = 2 * kGranule;
+  auto runtime = open_runtime(std::move(options));
+  std::vector<std::shared_ptr<executor::Session>> sessions;
+  for (int i = 0; i < 64; ++i) {
+    auto small = need("small", kMiB, 0);
+    if (i > 0) small.cls = sched::SessionClass::kOpportunistic;
+    sessions.push_back(open_session(*runtime, small));
+  }
+  for (const auto& session : sessions) CHECK(session->info().state == SessionState::kResident);
+  CHECK(settled(*runtime).promised_bytes == 2 * kGranule);
+  const auto block = sessions[0]->alloc(memory::Kind::kModel, 2 * kMiB, 0);
+  REQUIRE(block.ok());
+  // Of the idle sessions one goes out, not as many as a whole granule holds.
+  REQUIRE(sessions[0]->alloc(memory::Kind::kModel, 2 * kMiB, 0).ok());
+  size_t out = 0;
+  for (const auto& session : sessions) out += session->info().state == SessionState::kResident ? 0 : 1;
+  CHECK(out == 1);
+  settled(*runtime);
+}
+
 }  // namespace

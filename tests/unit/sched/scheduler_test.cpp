@@ -116,6 +116,23 @@ TEST_CASE("sizes are rounded to the granularity") {
   CHECK(scheduler.arrive(spec(2, 33, 65), 0).code() == GPUSHARE_EXCEEDS_CAPACITY);
 }
 
+TEST_CASE("P below the granularity is rounded to the small one, lanes are not") {
+  SchedulerOptions options = capacity(128);
+  options.granularity_bytes = 32;
+  options.small_granularity_bytes = 4;
+  Scheduler scheduler = make("fair", options);
+  REQUIRE(scheduler.arrive(spec(1, 1, 1), 0).ok());
+  CHECK(scheduler.promised_bytes() == 4 + 32);
+  const std::pair<uint64_t, uint64_t> sizes[] = {{4, 4},   {5, 8},   {28, 28}, {29, 32},
+                                                 {32, 32}, {33, 64}, {0, 0}};
+  for (const auto& [need, promised] : sizes) {
+    INFO(need);
+    REQUIRE(scheduler.set_need(1, need, 1, 0).ok());
+    CHECK(scheduler.promised_bytes() == promised + 32);
+    CHECK(scheduler.check() == "");
+  }
+}
+
 TEST_CASE("calls about sessions that do not exist do nothing") {
   Scheduler scheduler = make("srtf", capacity(10));
   scheduler.ready(9, 0);
