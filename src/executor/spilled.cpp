@@ -41,8 +41,11 @@ bool SessionImpl::may_move() const {
 }
 
 uint64_t SessionImpl::movable_bytes() const {
-  const uint64_t ranges = range_promise_ - home_promise_;
-  return may_move() && placed_ ? persistent_promise_ - std::min(persistent_promise_, ranges) : 0;
+  if (!may_move() || !placed_) return 0;
+  const uint64_t heap = persistent_promise_ - std::min<uint64_t>(persistent_promise_, range_promise_);
+  // A granule moves as a whole, and a small heap has none.
+  const bool is_small = runtime_->persistent_steps_.round_up(heap) < runtime_->granularity_bytes_;
+  return home_promise_ + (is_small ? 0 : heap);
 }
 
 base::Status SessionImpl::move_spilled(LaneSlot& lane) {
