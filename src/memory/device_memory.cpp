@@ -144,7 +144,8 @@ base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
                                            base::format_bytes(device.info().total_bytes)};
   uint64_t granule = AddressIndex::kGranuleBytes;
   if (layout == Layout::kVirtual)
-    granule = options.granularity_bytes > 0 ? options.granularity_bytes : virtual_granule(device, capacity);
+    granule = std::max(options.granularity_bytes,
+                       virtual_granule(device, options.granularity_bytes > 0 ? 0 : capacity));
   capacity = capacity / granule * granule;
   if (capacity == 0)
     return {GPUSHARE_INVALID_ARGUMENT,

@@ -44,7 +44,8 @@ enum class Layout : uint32_t { kAuto = 0, kContiguous = 1, kVirtual = 2 };
 struct DeviceMemoryOptions {
   uint64_t capacity_bytes = 0;  // 0 = the device's free bytes, less a small reserve
   Layout layout = Layout::kAuto;
-  // Of the virtual layout, a power of two: 0 = what suits the capacity. Tests have large ones on a small device.
+  // Of the virtual layout: a power of two, and at least what the device maps; 0 = what suits the capacity. Tests have large ones
+  // on a small device.
   uint64_t granularity_bytes = 0;
   bool record_allocations = false;
   uint64_t max_recorded_events = uint64_t{1} << 20;  // the last so many are kept

@@ -4,10 +4,10 @@
 // soon costs no driver call, and unmapping happens in batches, off the hot path.
 //
 // Heaps, lanes and spilled blocks have granules of one size, chosen so that a device has some thousands of them. A size for
-// each range would save mapping calls, but a shrunk range could then keep a part of a large granule that others were promised. Elastic ranges,
-// which give and take anywhere, have the smallest granules that the device maps, and so has the first large granule of every heap, so that
-// a small session takes little (heap_steps()). Memory that is behind no promise passes from one size to the other by being released and
-// created anew.
+// each range would save mapping calls, but a shrunk range could then keep a part of a large granule that others were
+// promised. Elastic ranges, which give and take anywhere, have the smallest granules that the device maps. The first
+// granule of every heap is made of such small ones, so that a small session takes little (heap_steps()). Memory that is
+// behind no promise passes from one size to the other by being released and created anew.
 //
 // Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given
 // back longest ago before others; only when all others are taken does the caller wait on the host, without the lock.

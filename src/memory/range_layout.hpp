@@ -31,8 +31,8 @@ struct Range {
 enum class RangeUse : uint8_t { kHeap, kLane };
 
 // Thread-safe: each method takes the layout's lock. A Range is changed only by its owner, one call at a time.
-// Sizes are multiples of the granularity, those of heaps have heap_steps(). Fences handed out must be ordered before the range is used;
-// fences handed in tell when the device is done with the bytes given back.
+// Sizes are multiples of the granularity, those of heaps have heap_steps(). Fences handed out must be ordered before the
+// range is used; fences handed in tell when the device is done with the bytes given back.
 class RangeLayout {
  public:
   virtual ~RangeLayout() = default;
