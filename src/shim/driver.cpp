@@ -44,7 +44,9 @@ void* find_in(const link_map& library, const char* name) {
   const char* strings = nullptr;
   const uint32_t* hashes = nullptr;
   for (const ElfW(Dyn)* dynamic = library.l_ld; dynamic->d_tag != DT_NULL; ++dynamic) {
-    const uintptr_t address = dynamic->d_un.d_ptr;  // glibc has relocated it in memory
+    // glibc has relocated it in memory, other than that of the kernel's own library (vdso).
+    const uintptr_t address =
+        dynamic->d_un.d_ptr + (dynamic->d_un.d_ptr < library.l_addr ? library.l_addr : 0);
     if (dynamic->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(address);
     if (dynamic->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(address);
     if (dynamic->d_tag == DT_GNU_HASH) hashes = reinterpret_cast<const uint32_t*>(address);
@@ -172,9 +174,14 @@ void* libc_dlsym(void* handle, const char* name) {
   return reinterpret_cast<void* (*)(void*, const char*)>(libc_function(&gpushare_shim_dlsym, "dlsym"))(handle,
                                                                                                        name);
 }
-void* libc_symbol(const char* name) {
-  void* slot = nullptr;
-  return libc_function(&slot, name);
+void* bound_symbol(const char* name) {
+  void* function = nullptr;
+  bool past = false;  // libraries behind the C library may be unloaded meanwhile
+  for (const link_map* at = _r_debug.r_map; function == nullptr && at != nullptr; at = at->l_next) {
+    past = past || is_libc(*at);
+    if (!past || is_libc(*at)) function = find_in(*at, name);
+  }
+  return function;
 }
 bool libc_dladdr(const void* address, Dl_info* out_info) {
   // By name it would be a symbol of glibc 2.34, where it moved from libdl to libc.

@@ -22,8 +22,9 @@ inline bool begins(const char* text, const char* with) {
 void find_libc();
 void* libc_dlsym(void* handle, const char* name);
 void* libc_dlopen(const char* path, int flags);
-// Any other function of the C library; null: there is none of that name.
-void* libc_symbol(const char* name);
+// The function of the C library, or that of a program or library before it that stands in for it: what a call by name
+// would be bound to, found without the loader's lock. Null: there is none of that name.
+void* bound_symbol(const char* name);
 bool libc_dladdr(const void* address, Dl_info* out_info);
 
 // The driver's handle; null when there is none on this machine. `may_load` = false: only if the process has it already.

@@ -108,13 +108,11 @@ bool is_group_page(int file) {
 }
 
 bool start_thread(void* (*body)(void*), void* argument) {
-#ifdef GPUSHARE_SHIM_SANITIZED  // the sanitizer has to know of the thread
-  auto* create = &pthread_create;
-#else
-  // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.
+  // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc. A function of the program's that
+  // stands in for it has to know of the thread: ThreadSanitizer's runtime has one, and ends the program at the first
+  // malloc of a thread that it has not made.
   auto* create = reinterpret_cast<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>(
-      libc_symbol("pthread_create"));
-#endif
+      bound_symbol("pthread_create"));
   if (create == nullptr) return false;
   // The program's signals are for its own threads.
   sigset_t all, before;

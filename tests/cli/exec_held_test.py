@@ -144,6 +144,34 @@ class Held(Exec):
                 "print(sum(int(os.read(said, 1)) for _ in range(140)))\n")
         self.assertEqual(self.run_exec("--memory", "1GiB", "--fail-closed", "--", *self.interpreter(), "-c", text).out, "3\n")
 
+    @unittest.skipIf(RUNTIME or "ASAN_OPTIONS" in os.environ, "the program has a sanitizer's runtime of its own")
+    @unittest.skipUnless(shutil.which("cc"), "needs a compiler")
+    def test_who_stands_in_for_pthread_create_knows_of_every_thread(self):
+        # ThreadSanitizer's runtime is such a one, and ends a program whose thread it does not know at the thread's first malloc.
+        counts = ("#include <pthread.h>\n"
+                  "static int made;\n"
+                  "int pthread_create(pthread_t* t, const pthread_attr_t* a, void* (*body)(void*), void* argument) {\n"
+                  "  static int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);\n"
+                  "  *(void**)&next = dlsym(RTLD_NEXT, \"pthread_create\");\n"
+                  "  ++made;\n"
+                  "  return next(t, a, body, argument);\n"
+                  "}\n")
+        program = ("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n%s"
+                   "int main(void) {\n"
+                   "  void *cuda = dlopen(getenv(\"PROBE_DRIVER\"), RTLD_NOW), *context;\n"
+                   "  unsigned long long address;\n"
+                   "  ((int (*)(unsigned))dlsym(cuda, \"cuInit\"))(0);\n"
+                   "  ((int (*)(void*, int))dlsym(cuda, \"cuDevicePrimaryCtxRetain\"))(&context, 0);\n"
+                   "  ((int (*)(void*))dlsym(cuda, \"cuCtxSetCurrent\"))(context);\n"
+                   "  printf(\"%%d %%d\\n\", ((int (*)(void*, size_t))dlsym(cuda, \"cuMemAlloc_v2\"))(&address, 2000ul << 20), %s);\n"
+                   "  return 0;\n}\n")
+        for name, text, flags in (("counted", program % (counts, "made > 0"), ["-rdynamic"]), ("checked", program % ("", "1"), ["-fsanitize=thread"])):
+            built = subprocess.run(["cc", "-w", self.file(f"{name}.c", text), "-o", self.folder / name, *flags, "-ldl", "-lpthread"], capture_output=True)
+            if name == "checked" and (built.returncode != 0 or subprocess.run([self.folder / name], env=self.environment).returncode != 0):
+                self.skipTest("no ThreadSanitizer here")
+            with self.subTest(name):
+                self.assertEqual(self.run_exec("--memory", "1GiB", "--fail-closed", "--", f"./{name}").out.split(), ["2", "1"])
+
     def test_a_process_that_runs_another_program_starts_anew(self):
         # The memory of the first has gone with its context.
         text = ("import ctypes, os, sys\n"
