@@ -311,6 +311,11 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
       }
       found->value = trimmed(line.substr(equals + 1));
     }
+    // A file that is there and cannot be read may hold a limit.
+    const int why = errno;
+    std::error_code none;
+    if ((!file.is_open() || file.bad()) && std::filesystem::exists(path, none))
+      return {GPUSHARE_IO_ERROR, "cannot read '" + path + "': " + std::strerror(why)};
     return {};
   }
 

@@ -228,7 +228,8 @@ void set_up() {
     }
     GroupPage* page = nullptr;
     const Settings& settings = load_settings();
-    if (settings.group[0] != 0) {
+    const bool unreadable = settings.fails_closed && settings.broken;
+    if (settings.group[0] != 0 && !unreadable) {
       bool opened = false;
       page = map_group(settings.group, settings.limits, &opened);
       if (page == nullptr)
@@ -237,7 +238,7 @@ void set_up() {
                  settings.fails_closed ? "no memory is given" : "this process counts alone");
     }
     if (page == nullptr) {
-      const bool refused = settings.fails_closed && (settings.broken || settings.group[0] != 0);
+      const bool refused = unreadable || (settings.fails_closed && settings.group[0] != 0);
       empty_private_page(refused ? Limits{0, 0, 0} : settings.limits);
       page = &g_private_page;
     }

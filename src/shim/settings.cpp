@@ -45,6 +45,14 @@ bool parse_number(const char* text, double* out, char end = 0) {
   return at != nullptr && *at == end && (end == 0 || at[1] == 0);
 }
 
+// "30%", as a part of 1.
+bool parse_cap(const char* text, double* out) {
+  double percent = 0;
+  if (!parse_number(text, &percent, '%') || percent <= 0 || percent > 100) return false;
+  *out = percent / 100;
+  return true;
+}
+
 // `text` is one that parse_bytes() takes. "8" may mean 8 GiB, so it is refused.
 bool has_unit(const char* text) {
   const char last = text[std::strlen(text) - 1];
@@ -83,8 +91,11 @@ bool parse_bytes(const char* text, uint64_t* out_bytes) {
 const Settings& load_settings() {
   if (g_read) return g_settings;
   g_read = true;
-  if (const char* fail = setting("GPUSHARE_SHIM_FAIL"); fail != nullptr)
-    g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
+  if (const char* fail = setting("GPUSHARE_SHIM_FAIL"); fail != nullptr && *fail != 0) {
+    g_settings.fails_closed = std::strcmp(fail, "open") != 0;
+    if (g_settings.fails_closed && std::strcmp(fail, "closed") != 0)
+      log_line("GPUSHARE_SHIM_FAIL=%s is neither open nor closed: it is closed", fail);
+  }
   if (const char* pageable = setting("GPUSHARE_PAGEABLE"); pageable != nullptr)
     g_settings.pageable = std::strcmp(pageable, "1") == 0;
   double look_ms = 0;
@@ -113,6 +124,12 @@ const Settings& load_settings() {
       log_line("%s=%s is not a number of bytes, as 8G is: %s", name, text, consequence);
     return otherwise;
   };
+  double cap = 0;
+  if (const char* text = setting("GPUSHARE_CAP"); text != nullptr && *text != 0 && !parse_cap(text, &cap)) {
+    g_settings.broken = true;
+    log_line("GPUSHARE_CAP=%s is not a percentage above 0%% and at most 100%%: %s", text,
+             g_settings.fails_closed ? consequence : "there is no cap");
+  }
   const uint64_t memory = size("GPUSHARE_MEMORY", kNoLimit);
   uint64_t soft = size("GPUSHARE_SOFT", kNoLimit);
   if (memory == kNoLimit && soft != kNoLimit) {
@@ -140,12 +157,8 @@ void read_options() {
     else
       log_line("GPUSHARE_WEIGHT=%s is not a number above 0: the weight is 1", value);
   }
-  if (const char* value = given("GPUSHARE_CAP")) {
-    if (parse_number(value, &number, '%') && number > 0 && number <= 100)
-      g_options.cap = number / 100;
-    else
-      log_line("GPUSHARE_CAP=%s is not a percentage above 0%% and at most 100%%: there is no cap", value);
-  }
+  if (const char* value = given("GPUSHARE_CAP"))
+    parse_cap(value, &g_options.cap);  // load_settings() says more
   if (const char* value = given("GPUSHARE_PRIORITY")) {
     if (parse_number(value, &number) && number > -2e9 && number < 2e9)
       g_options.priority = static_cast<int32_t>(number);

@@ -67,6 +67,10 @@ class Program(Exec):
         self.assertIn("'yes' is not allowed", self.run_exec(*print_limit, code=2).err)
         self.file("config/gpushare/exec.conf", "fail = sometimes\n")
         self.assertIn("'sometimes' is not allowed", self.run_exec(*print_limit, code=2).err)
+        file = self.folder / "config/gpushare/exec.conf"
+        file.unlink()
+        file.mkdir()  # root may read every file
+        self.assertIn(f"cannot read '{file}': Is a directory", self.run_exec(*print_limit, code=1).err)
 
     def test_the_systems_file_is_weaker_than_the_users(self):
         if not has_shim():
@@ -405,8 +409,19 @@ print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInf
         self.assertIn("GPUSHARE_MEMORY=8 apples is not a number of bytes", done.stderr)
         done = subprocess.run(program, env={**broken, "GPUSHARE_MEMORY": "8"}, capture_output=True, text=True, check=True)
         self.assertIn("GPUSHARE_MEMORY=8 has no unit (8GiB or 8B?): this process has no such limit", done.stderr)
-        done = subprocess.run(program, env={**broken, "GPUSHARE_MEMORY": "8", "GPUSHARE_SHIM_FAIL": "closed"}, capture_output=True, text=True, check=True)
-        self.assertEqual(done.stdout.split(), ["2", "2"])
+        page = self.file("page", "")  # whoever is first fills it in
+        for more in ({"GPUSHARE_MEMORY": "8"}, {"GPUSHARE_CAP": "30"}, {"GPUSHARE_CAP": "0.3", "GPUSHARE_SHIM_GROUP": str(page)},
+                     {"GPUSHARE_MEMORY": "8", "GPUSHARE_SHIM_GROUP": str(page)}, {"GPUSHARE_PINNED": "8"}):
+            with self.subTest(more=more):
+                environment = {**preloaded, "GPUSHARE_SHIM_GROUP": "", "GPUSHARE_MEMORY": "64GiB", **more}
+                for fail in ("closed", "Closed", "1"):  # what cannot be read is no reason to hold less
+                    done = subprocess.run(program, env={**environment, "GPUSHARE_SHIM_FAIL": fail}, capture_output=True, text=True, check=True)
+                    self.assertEqual(done.stdout.split(), ["2", "2"])
+                    self.assertIn("no memory is given", done.stderr)
+                done = subprocess.run(program, env={**environment, "GPUSHARE_SHIM_FAIL": "open"}, capture_output=True, text=True, check=True)
+                self.assertEqual(done.stdout.split(), ["0", "0"])
+        self.assertIn("GPUSHARE_SHIM_FAIL=1 is neither open nor closed: it is closed", subprocess.run(
+            program, env={**preloaded, "GPUSHARE_SHIM_FAIL": "1"}, capture_output=True, text=True, check=True).stderr)
 
 
 if __name__ == "__main__":
