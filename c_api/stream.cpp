@@ -1,5 +1,6 @@
 // Streams.
 // SPDX-License-Identifier: Apache-2.0
+#include "base/waits.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
@@ -24,6 +25,7 @@ int32_t gpushare_stream_release(gpushare_stream stream) {
   return capi::with(stream, [&](executor::Stream& of) -> base::Status {
     if (of.is_lane())
       return {GPUSHARE_INVALID_ARGUMENT, "a lane's stream belongs to its lane; it is not released"};
+    if (base::may_not_wait()) return of.release();  // refused: the handle stays good
     if (!capi::table_of<gpushare_stream>().remove(stream)) return capi::stale(stream);
     const base::Status status = of.release();
     // Gone with its runtime: the handle was all that was left.

@@ -635,7 +635,8 @@ GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
  * device (capability PRIORITIES), 0 on other devices. Errors: INVALID_STATE (closed), errors of the device. */
 GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,
                                             gpushare_stream* out_stream);
-/* Waits for the stream's work and releases the stream. Blocks. Errors: INVALID_ARGUMENT (a lane's stream). */
+/* Waits for the stream's work and releases the stream. Blocks. Errors: INVALID_ARGUMENT (a lane's stream); INVALID_STATE
+ * (the call is made where calls may not block; the stream stays). */
 GPUSHARE_API int32_t gpushare_stream_release(gpushare_stream stream);
 /* The device's own handle: CUstream on cuda. */
 GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** out_native);

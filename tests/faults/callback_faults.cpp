@@ -462,6 +462,29 @@ TEST_CASE("a stream that is busy is not waited for in a progress function") {
   fixture.finish();
 }
 
+TEST_CASE("a host function releases no stream, neither its own nor another") {
+  struct Data {
+    gpushare_stream own = nullptr, other = nullptr;
+    std::atomic<int32_t> own_code{-1}, other_code{-1};
+  } data;
+  Fixture fixture("host");
+  for (gpushare_stream* each : {&data.own, &data.other})
+    REQUIRE(gpushare_stream_create(fixture.runtime, 0, each) == GPUSHARE_OK);
+  REQUIRE(gpushare_stream_launch_host(
+              data.own,
+              [](void* user_data) {
+                auto& d = *static_cast<Data*>(user_data);
+                d.own_code = gpushare_stream_release(d.own);
+                d.other_code = gpushare_stream_release(d.other);
+              },
+              &data) == GPUSHARE_OK);
+  CHECK(gpushare_stream_synchronize(data.own) == GPUSHARE_OK);
+  CHECK(data.own_code == GPUSHARE_INVALID_STATE);
+  CHECK(data.other_code == GPUSHARE_INVALID_STATE);
+  for (gpushare_stream each : {data.own, data.other}) CHECK(gpushare_stream_release(each) == GPUSHARE_OK);
+  fixture.finish();  // the runtime closes without a stream that was left
+}
+
 TEST_CASE("a host function in a batch cannot wait for its request queue") {
   struct Data {
     gpushare_request_queue queue = nullptr;
