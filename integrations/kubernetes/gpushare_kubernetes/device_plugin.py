@@ -1,7 +1,7 @@
 """The device plugin API v1beta1, for clusters without consumable capacity.
 
-A device is offered as `units` equal parts. A container that asks for k of them has k/units of one device's memory and weight. The
-kubelet keeps the books; the plugin has no state to lose.
+A device is offered as `units` equal parts. A container that asks for k of them has k/units of one device's memory (in whole granules)
+and weight. The kubelet keeps the books; the plugin has no state to lose.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -24,6 +24,14 @@ _log = logging.getLogger("gpushare.kubernetes")
 
 def _device_of(unit: str) -> str:
     return unit.rpartition(".")[0]
+
+
+def _memory(capacity: int, units: int, of: int) -> int:
+    """The bytes of so many units. Sessions get memory in granules (virtual_granule() in src/memory/layout_virtual.cpp), rounded up, so
+    parts that were no whole number of them would be more than the device together, and the last container would miss some of its own."""
+    granule = 1 << min(max((capacity // 4096 - 1).bit_length(), 21), 26)
+    exact = capacity * units // of
+    return exact // granule * granule or exact
 
 
 class DevicePlugin:
@@ -165,7 +173,7 @@ class DevicePlugin:
             if device is None or len(container.devices_ids) > self._units:
                 context.abort(grpc.StatusCode.NOT_FOUND, f"the daemon has no device with units {', '.join(container.devices_ids)}")
             part = len(container.devices_ids) / self._units
-            memory = device.capacity_bytes * len(container.devices_ids) // self._units
+            memory = _memory(device.capacity_bytes, len(container.devices_ids), self._units)
             page = min(container.devices_ids)  # no other container has it meanwhile
             make_page(self._site, page, anew=True)
             number = uuid.uuid4().hex  # not the number of an earlier container, which may still end

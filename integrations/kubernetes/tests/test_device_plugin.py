@@ -44,7 +44,7 @@ def test_a_container_gets_its_units(node, api, kubelet):
         entry = allocate(kubelet, channel, ["host.1", "host.4", "host.9"])[0]
         envs = dict(entry.envs)
         assert len(envs["GPUSHARE_GROUP"]) == 16
-        assert envs == {"GPUSHARE_GROUP": envs["GPUSHARE_GROUP"], "GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": f"{CAPACITY * 3 // 10}B",
+        assert envs == {"GPUSHARE_GROUP": envs["GPUSHARE_GROUP"], "GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": f"{76 << 20}B",
                         "GPUSHARE_WEIGHT": "0.3"}
         assert [(mount.host_path, mount.container_path, mount.read_only) for mount in entry.mounts] == [
             (str(node.socket.parent), str(node.socket.parent), False)]
@@ -56,7 +56,7 @@ def test_a_container_gets_its_units(node, api, kubelet):
                 try:
                     session.alloc("77M")
                 except gpushare.QuotaExceeded as error:
-                    print(top["sessions"][0]["weight"], "76.80 MiB" in str(error))
+                    print(top["sessions"][0]["weight"], "76.00 MiB" in str(error))
         """ % (os.environ["GPUSHARE_TOOL_FOLDER"] + "/gpushare"), envs)
         assert result.stdout == "0.3 True\n", result.stderr
         node.daemon.stop()
@@ -117,6 +117,26 @@ def two_devices(tmp_path):
         yield kubelet, channel
     made.stop()
     kubelet.stop()
+
+
+def test_each_of_a_devices_units_can_be_used_whole_at_the_same_time(node, api, kubelet):
+    api.resource_v1 = False
+    node.agent()
+    eventually(lambda: kubelet.registered, "the registration")
+    with kubelet.channel() as channel:
+        next(units(kubelet, channel))
+        environments = [dict(entry.envs) for entry in allocate(kubelet, channel, *([f"host.{number}"] for number in range(10)))]
+        result = run("""
+            import gpushare, os
+            held = []
+            for environment in %r:
+                os.environ.update(environment)
+                runtime = gpushare.Runtime()
+                session = runtime.open_session("train")
+                held.append((runtime, session, session.alloc(int(environment["GPUSHARE_MEMORY"][:-1]))))
+            print(len(held))
+        """ % environments, environments[0])
+        assert result.stdout.split() == ["10"], result.stderr
 
 
 def prefer(kubelet, channel, available, must, size):
