@@ -51,37 +51,41 @@ bool base_of(const char* name, char* out, size_t room) {
   if (digits < length && out[digits - 1] == 'v' && out[digits - 2] == '_') out[digits - 2] = 0;
   return true;
 }
-// Whether the shim stands before older versions of a function that the table does not know.
-bool is_newer_version(const char* name) {
-  char base[128];
+// Whether this is a function that the table does not list at all, or a newer version of one before which the shim stands.
+// Either may give memory that nobody counts.
+bool is_newer(const char* name) {
+  char base[128], other[128];
   if (!base_of(name, base, sizeof base)) return false;
-  for (int i = 0; i < kEntries; ++i)
-    if (kEntryInfo[i].base != nullptr && same(kEntryInfo[i].base, base) && classified(i)) return true;
-  return false;
+  bool listed = false;
+  for (int i = 0; i < kEntries; ++i) {
+    if (!base_of(kEntryInfo[i].name, other, sizeof other) || !same(other, base)) continue;
+    if (classified(i)) return true;
+    listed = true;
+  }
+  return !listed;
 }
 
 Result refused() {
   return kNotSupported;
 }
 
-// `function` is a version that the shim does not know, of a function before which the shim stands. Its parameters are
-// unknown, so it can have no hook. Returns what the program gets instead.
-__attribute__((noinline)) void* unknown_version(const char* name, void* function, void* refusal) {
+// `function` came after this library. Its parameters are unknown, so it can have no hook. Returns what the program gets
+// instead.
+__attribute__((noinline)) void* newer_function(const char* name, void* function, void* refusal) {
   group();  // reads the settings
   const bool closed = load_settings().fails_closed;
   static bool told = false;
   if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
-    log_line("process %d: the driver's %s is of a version that this library does not know: %s",
-             static_cast<int>(getpid()), name,
+    log_line("process %d: the driver's %s is newer than this library: %s", static_cast<int>(getpid()), name,
              closed ? "it is refused (GPUSHARE_SHIM_FAIL=closed)"
                     : "what it does is neither counted nor held back");
   return closed ? refusal : function;
 }
 
-// A driver that is newer than the table may have versions of functions that the table does not know.
-void* check_version(const char* name, void* function) {
-  if (function == nullptr || !is_newer_version(name)) return function;
-  return unknown_version(name, function, reinterpret_cast<void*>(refused));
+// A driver that is newer than the table has functions that the table does not know.
+void* check_age(const char* name, void* function) {
+  if (function == nullptr || !is_newer(name)) return function;
+  return newer_function(name, function, reinterpret_cast<void*>(refused));
 }
 
 // NVML's answers under a limit are the group's; those of a version that the shim does not know would be the whole device's.
@@ -99,7 +103,7 @@ void* answer_of_nvml(void* handle, const char* name) {
   if (found == nullptr) return nullptr;
   if (known) return nvml_adopt(name, found);
   group();  // reads the settings
-  return limited() ? unknown_version(name, found, reinterpret_cast<void*>(nvml_refused)) : nullptr;
+  return limited() ? newer_function(name, found, reinterpret_cast<void*>(nvml_refused)) : nullptr;
 }
 
 // The same as answer(), for a library that the program has opened.
@@ -109,7 +113,7 @@ void* answer_of_library(void* handle, const char* name, int entry) {
   if (found == nullptr) {
     // A driver may have functions that the proxy lacks.
     if (entry >= 0 || !is_proxy(handle) || driver_handle(true) == nullptr) return nullptr;
-    void* const real = check_version(name, libc_dlsym(driver_handle(true), name));
+    void* const real = check_age(name, libc_dlsym(driver_handle(true), name));
     if (real != nullptr) forget_error();
     return real;
   }
@@ -117,9 +121,9 @@ void* answer_of_library(void* handle, const char* name, int entry) {
     if (!adopt_driver(found)) return nullptr;
     // Every function of a second driver is the first one's.
     void* const first = libc_dlsym(driver_handle(true), name);
-    if (first != found) return entry >= 0 ? gpushare_shim_entries[entry] : check_version(name, first);
+    if (first != found) return entry >= 0 ? gpushare_shim_entries[entry] : check_age(name, first);
   }
-  if (entry < 0) return check_version(name, found);
+  if (entry < 0) return check_age(name, found);
   return classified(entry) ? gpushare_shim_entries[entry] : nullptr;
 }
 
@@ -169,7 +173,7 @@ void* driver_find(const char* base, int version, uint64_t flags) {
 }
 
 // The entry for a function that the driver returned for `base`, or the function itself where the shim stands before
-// none of that name; null: a version that the table does not know.
+// none of that name; null: one that the table does not know.
 void* hook_of(const char* base, void* function, int version, uint64_t flags) {
   const bool asked_per_thread = (flags & 2U) != 0;
   int known = -1, best = 0;
@@ -186,7 +190,7 @@ void* hook_of(const char* base, void* function, int version, uint64_t flags) {
     known = i;
     best = rank;
   }
-  if (!any) return function;
+  if (!any) return is_newer(base) ? nullptr : function;
   // A driver may return another address than it exports. The function is then the newest version of the table that is
   // not newer than asked for, if the driver returns the same for that version.
   if (known < 0 || driver_find(base, kEntryInfo[known].version, flags) != function) return nullptr;
@@ -201,7 +205,7 @@ Result answer_version(Result result, const char* base, void** function, int vers
     *function = hook;
     return result;
   }
-  if (check_version(base, *function) == *function) return result;
+  if (check_age(base, *function) == *function) return result;
   constexpr int kVersionNotSufficient = 2;
   *function = nullptr;
   if (out_status != nullptr) *out_status = kVersionNotSufficient;

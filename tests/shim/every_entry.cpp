@@ -217,6 +217,11 @@ TEST_CASE("functions that the proxy lacks are the driver's") {
     CHECK(dlerror() == nullptr);
     CHECK(found == dlsym(driver(), name));
   }
+  void* asked = nullptr;
+  const auto find =
+      reinterpret_cast<Result (*)(const char*, void**, int, uint64_t, int*)>(entry("cuGetProcAddress_v2"));
+  CHECK(find("cuOfTomorrow", &asked, 13050, 0, nullptr) == kSuccess);
+  CHECK(asked == dlsym(driver(), "cuOfTomorrow"));
   CHECK(dlsym(proxy, "cuOfTheDayAfter") == nullptr);
   CHECK(dlerror() != nullptr);
 }

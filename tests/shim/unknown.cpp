@@ -44,19 +44,23 @@ int times(const std::string& text, const std::string& what) {
 }  // namespace
 
 TEST_CASE(
-    "a version that came after the shim is refused where what cannot be held gets nothing, and told once") {
+    "a function that came after the shim is refused where what cannot be held gets nothing, and told once") {
   void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
   REQUIRE(nvml != nullptr);
   const Stderr written;
   for (int i = 0; i < 2; ++i) {
     const auto memory = reinterpret_cast<int (*)()>(dlsym(nvml, "nvmlDeviceGetMemoryInfo_v9"));
     REQUIRE(memory != nullptr);
-    CHECK(memory() == 3);  // NVML_ERROR_NOT_SUPPORTED
-    CHECK(cu("cuMemAlloc_v9") == 801);
+    CHECK(memory() == 3);               // NVML_ERROR_NOT_SUPPORTED
+    CHECK(cu("cuMemAlloc_v9") == 801);  // a version of one that the shim knows
+    CHECK(cu("cuOfTomorrow") == 801);   // one of which it knows nothing
+    void* found = nullptr;
+    CHECK(cu("cuGetProcAddress_v2", "cuOfTomorrow", &found, 15000, uint64_t{0}, nullptr) == 500);
+    CHECK(found == nullptr);
   }
   const std::string text = written.text();
   INFO(text);
-  CHECK(times(text, "is of a version that this library does not know") == 1);
+  CHECK(times(text, "is newer than this library") == 1);
   CHECK(times(text, "nvmlDeviceGetMemoryInfo_v9") == 1);
   CHECK(dlsym(nvml, "nvmlDeviceGetMemoryInfo_v8") == nullptr);  // there is none
 }
