@@ -139,8 +139,8 @@ Where a daemon serves the device (gpushare daemon), the group is a session of it
 for the device waits for its turns, by weight, class and priority. With --cap it gets no more than that part of the
 device's time, also while the device is idle.
 
-With --pageable the daemon may move the group's memory to pinned host memory while others have the device (policies srtf
-and priority), so that programs run in turns of which each wants the whole device. It comes back under the same addresses.
+With --pageable the daemon may move the group's memory to pinned host memory while others have the device, so that
+programs run in turns of which each wants the whole device. It comes back under the same addresses.
 
 Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CAP, _CLASS, _PRIORITY, _PAGEABLE,
 _SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME
@@ -168,8 +168,9 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
         ->type_name("SIZE");
     app.add_option("--soft", option("soft"), "With --memory: above the smaller of the two, host memory")
         ->type_name("SIZE");
-    app.add_option("--pinned", option("pinned"),
-                   "Most pinned host memory of the group [with --memory, a quarter of the host's]")
+    app.add_option(
+           "--pinned", option("pinned"),
+           "Most pinned host memory of the group [with --memory, a quarter of the host's or container's]")
         ->type_name("SIZE");
     app.add_option("--weight", option("weight"),
                    "Share of the device's time beside others, under a daemon [1]")
@@ -187,7 +188,7 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
         ->type_name("PATH");
     app.add_flag_callback(
         "--pageable", [this] { option("pageable") = "1"; },
-        "Under a daemon: outside its turns its memory may go to the host, for programs that rank higher");
+        "Under a daemon: outside its turns its memory may go to the host, for other programs");
     app.add_flag_callback(
         "--small-heap", [this] { option("small-heap") = "1"; },
         "Plain allocations of up to 32 KiB come from chunks of 2 MiB, without a call of the driver");
@@ -204,6 +205,14 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
     if (program_.empty()) return bad_option("program", "", "name one, after --");
     GPUSHARE_ASSIGN_OR_RETURN(const std::string path, find_program(program_[0]));
     GPUSHARE_RETURN_IF_ERROR(check_preloadable(path));
+    const char* const around = std::getenv("GPUSHARE_SHIM_GROUP");
+    if (around != nullptr && *around != 0) {
+      const char* const why =
+          "it begins a group of its own, inside another group, whose limits do not count the new one's "
+          "programs";
+      if (fail_closed_) return base::Status(GPUSHARE_UNAVAILABLE, std::string(why) + " (--fail-closed)");
+      std::fprintf(stderr, "gpushare exec: %s\n", why);
+    }
     const base::Result<ShimFiles> files = find_shim_files();
     if (files.ok()) {
       GPUSHARE_RETURN_IF_ERROR(set_up(*files));

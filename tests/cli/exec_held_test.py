@@ -172,6 +172,15 @@ class Held(Exec):
             with self.subTest(name):
                 self.assertEqual(self.run_exec("--memory", "1GiB", "--fail-closed", "--", f"./{name}").out.split(), ["2", "1"])
 
+    def test_a_group_inside_a_group_is_told_or_refused(self):
+        inner = [OPTIONS.tool, "exec", "--memory", "2GiB", "--", self.probe, "path", "600", "info"]
+        outcome = self.run_exec("--memory", "1GiB", "--", *inner)
+        self.assertEqual(outcome.out.split(), ["0", "2048", "1448"])
+        self.assertEqual(outcome.err.count("whose limits do not count"), 1)
+        outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", *inner, code=3)
+        self.assertEqual((outcome.out, outcome.err.count("whose limits do not count")), ("", 1))
+        self.assertEqual(self.run_exec("--memory", "2GiB", "--", self.probe, "path", "600", "info", GPUSHARE_SHIM_GROUP="").err, "")
+
     def test_a_process_that_runs_another_program_starts_anew(self):
         # The memory of the first has gone with its context.
         text = ("import ctypes, os, sys\n"
