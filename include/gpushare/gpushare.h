@@ -13,7 +13,7 @@
  *   handles then report GPUSHARE_INVALID_STATE until they are given back themselves; get_info still tells how
  *   the objects ended.
  * Threads.  Every function may be called from any thread, concurrently, unless its comment says otherwise.
- *   Different sessions never share a lock on the allocation path.
+ *   Different sessions never share a lock on the allocation path. A thread that calls has 128 KiB of stack or more.
  * Blocking.  A function blocks only if its comment says so. The library holds no lock while a callback of the
  *   caller runs, so a callback may call the library, except where its comment says otherwise.
  * Strings.  Strings are UTF-8 and NUL-terminated. The library copies strings passed in. Strings that it returns

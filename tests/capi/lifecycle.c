@@ -1,4 +1,6 @@
 /* The life of a runtime, a session, an iteration, a ticket, on host and sim.      SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+
 #include "check.h"
 
 static int32_t submitted(void* user_data, gpushare_iteration iteration) {
@@ -155,11 +157,27 @@ static void many(void) {
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
 }
 
-int main(void) {
+static void* all(void* unused) {
   pull("host");
   pull("sim");
   push("host");
   push("sim");
   many();
+  return unused;
+}
+
+int main(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* their code needs more */
+  const size_t stack = 4 << 20;
+#else
+  const size_t stack = 128 << 10; /* what gpushare.h asks for */
+#endif
+  pthread_attr_t small;
+  pthread_t thread;
+  CHECK(pthread_attr_init(&small) == 0);
+  CHECK(pthread_attr_setstacksize(&small, stack) == 0);
+  CHECK(pthread_create(&thread, &small, all, NULL) == 0);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(pthread_attr_destroy(&small) == 0);
   return capi_result();
 }
