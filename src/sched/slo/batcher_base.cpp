@@ -105,17 +105,13 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
   knowledge_.arrived(request.model, held.application);
   held.idle_since = flights_.empty() ? next_batch_ : 0;
   if (to_be_tried(held, objective, now_ns)) {
-    if (trial_) {  // the newest has the most time; the policy gets the one before
-      Held& before = *find(*trial_);
-      before.ordered = true;
-      enter(before, now_ns);
-    }
+    if (trial_) displace_trial(now_ns);  // the newest has the most time
     hold(request, std::move(held));
     trial_ = request.id;
     return base::ok_status();
   }
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
-    if (!probe_ && request.deadline_ns > now_ns && may_probe(held, now_ns)) {
+    if (may_be_probe(held, now_ns)) {
       hold(request, std::move(held));
       probe_ = request.id;
       return base::ok_status();
@@ -128,6 +124,20 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
   kept.ordered = true;
   enter(kept, now_ns);
   return base::ok_status();
+}
+
+// The policy gets the trial, as if it arrived now.
+void BatcherBase::displace_trial(uint64_t now_ns) {
+  const RequestId id = std::exchange(trial_, std::nullopt).value();
+  Held& held = *find(id);
+  if (admit(held, now_ns).ok()) {
+    held.ordered = true;
+    enter(held, now_ns);
+  } else if (may_be_probe(held, now_ns)) {
+    probe_ = id;
+  } else {
+    forget(id, held.request.deadline_ns > now_ns ? DropReason::kHopeless : DropReason::kExpired);
+  }
 }
 
 BatcherBase::Held& BatcherBase::hold(const Request& request, Held held) {
@@ -159,6 +169,11 @@ bool BatcherBase::may_probe(const Held& held, uint64_t now_ns) {
   if (now_ns < busy_probes_.next_ns) return false;
   const uint64_t arrived = std::min(held.request.arrival_ns, held.request.deadline_ns);
   return static_cast<double>(held.request.deadline_ns - arrived) < least_alone_ns(held);
+}
+
+// True if the request, which the policy refuses, is to be the probe.
+bool BatcherBase::may_be_probe(const Held& held, uint64_t now_ns) {
+  return !probe_ && held.request.deadline_ns > now_ns && may_probe(held, now_ns);
 }
 
 // Counts the request. True if it is to run alone, because requests with its objective hardly ever do.

@@ -141,7 +141,9 @@ class BatcherBase : public Batcher {
   base::Status check_kind(const Request& request);
   void count_decided(size_t requests, double misses);
   bool may_probe(const Held& held, uint64_t now_ns);
+  bool may_be_probe(const Held& held, uint64_t now_ns);
   bool to_be_tried(const Held& held, uint32_t objective, uint64_t now_ns);
+  void displace_trial(uint64_t now_ns);
   bool keep_as_probe(RequestId id, const Held& held);
   void forget(RequestId id, DropReason reason);
   Decision run_probe(std::optional<RequestId>& of, Decision decision, Flight::Probe kind);

@@ -998,6 +998,48 @@ TEST_CASE("requests that others of their name keep from running are tried, and f
   CHECK(short_ones_in_time(*batcher, short_ms, told) > (told ? 200 : 500));
 }
 
+TEST_CASE("a trial that a newer one takes the place of is refused where the policy would refuse it") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({.c0_ns = 10e6, .c1 = 0.5}).ok());
+  for (int i = 0; i < 256; ++i) batcher->observe(0, 0, 100 * kMs);
+  uint64_t now = 0;
+  RequestId id = 0;
+  const auto arrive = [&](uint64_t within_ms) {
+    return batcher->arrive(request(++id, now / kMs, now / kMs + within_ms), now);
+  };
+  const auto begin = [&] {
+    Decision decision = batcher->next(now, 0);
+    REQUIRE(decision.batch.has_value());
+    return *std::move(decision.batch);
+  };
+  (void)arrive(40);  // too little time for what its name takes: the probe
+  for (int i = 0; i < 40; ++i) {
+    REQUIRE(arrive(500).ok());
+    const Batch batch = begin();
+    now += 110 * kMs * batch.requests.size();
+    batcher->finished_run(batch.id, std::vector<uint64_t>(batch.requests.size(), 100 * kMs), 110 * kMs, now);
+  }
+  REQUIRE(batcher->pending() == 0);
+  REQUIRE(arrive(500).ok());
+  const Batch runs = begin();
+  std::vector<Drop> drops;
+  batcher->take_drops(drops);
+  drops.clear();
+  const RequestId last = id;
+  size_t kept = 0;
+  for (int i = 0; i < 40; ++i) kept += arrive(40).ok() ? 1 : 0;
+  REQUIRE(kept > 10);  // the probe, and trials
+  batcher->take_drops(drops);
+  CHECK(batcher->pending() == 2);
+  CHECK(drops.size() == kept - 2);
+  for (const Drop& drop : drops) {
+    CHECK(drop.id > last);
+    CHECK(drop.reason == DropReason::kHopeless);
+  }
+  now += 110 * kMs;
+  batcher->finished_run(runs.id, std::vector<uint64_t>{100 * kMs}, 110 * kMs, now);
+}
+
 TEST_CASE("names and deadlines without end do not fill the memory") {
   const BatcherOptions options;
   Knowledge knowledge(options);
