@@ -182,12 +182,11 @@ void Gates::look(uint64_t from_ns, uint64_t now_ns) {
     const uint64_t passed_ns = now_ns - std::min(now_ns, gate.looked_ns);
     gate.intruded_ns -= std::min(gate.intruded_ns, passed_ns / kForgiven);
     if (gate.shut && !gate.busy && was_there) gate.intruded_ns += passed_ns;
+    // Else nothing of it counts as there: it grew to that by work since a look that found nothing there.
     if (gate.intruded_ns <= longest_ns_) {
       if (more_ns > 0) controller_.progressed(id, gate.work.believe(more_ns, now_ns));
       if (was_there) controller_.on_device(id, true);
       controller_.on_device(id, busy && !silent);
-    } else {
-      controller_.on_device(id, false);
     }
     gate.seen_used_ns = used_ns;
     gate.busy = busy;

@@ -13,7 +13,7 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
   sessions_.ended(session);
   session.end_state_ = state;
   session.end_status_ = std::move(status);
-  reaper_.drop_demand(session.pushes_.size());
+  reaper_.drop_demand(session.pushes_.size() + (std::exchange(session.pull_waits_, false) ? 1 : 0));
   for (PushItem& item : session.pushes_) {
     const bool lost = session.end_status_.code() == GPUSHARE_DEVICE_LOST;
     if (item.ticket != nullptr) {

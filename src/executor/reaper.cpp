@@ -137,10 +137,10 @@ void Reaper::poll(Outbox& outbox) {
 class Reaper::Demanding {
  public:
   explicit Demanding(Reaper& reaper) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : reaper_(reaper) {
-    ++reaper_.demand_;
+    ++reaper_.looking_;
     reaper_.wake();
   }
-  ~Demanding() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --reaper_.demand_; }
+  ~Demanding() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --reaper_.looking_; }
   Demanding(const Demanding&) = delete;
   Demanding& operator=(const Demanding&) = delete;
 
@@ -279,7 +279,7 @@ base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only)
 
 bool Reaper::wanted(const LaneSlot& lane) const {
   return lane.in_flight > 0 && !lane.reaping &&
-         (demand_ > 0 ||
+         (demand() > 0 ||
           ((runtime_.on_progress_ || runtime_.op_gate_ != nullptr) && !runtime_.virtual_time_) ||
           (runtime_.shared_ && runtime_.authority_->wants_drained(lane.id)));
 }

@@ -29,7 +29,9 @@ class Reaper {
   // ---- demand: reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending
   void add_demand() GPUSHARE_REQUIRES(books) { ++demand_; }
   void drop_demand(uint64_t reasons = 1) GPUSHARE_REQUIRES(books) { demand_ -= reasons; }
-  uint64_t demand() const GPUSHARE_REQUIRES(books) { return demand_; }
+  uint64_t demand() const GPUSHARE_REQUIRES(books) { return demand_ + looking_; }
+  // The demand of sessions: iterations queued, threads that wait for a turn, sessions that end.
+  uint64_t demand_of_sessions() const GPUSHARE_REQUIRES(books) { return demand_; }
   void wake() GPUSHARE_REQUIRES(books);  // wakes the lanes' threads that the demand needs
 
   // ---- accounts
@@ -86,6 +88,7 @@ class Reaper {
 
   RuntimeImpl& runtime_;
   uint64_t demand_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t looking_ GPUSHARE_GUARDED_BY(books) = 0;    // threads that look at what is in flight
   uint64_t under_way_ GPUSHARE_GUARDED_BY(books) = 0;  // iterations granted and not retired
   uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t busy_ns_ GPUSHARE_GUARDED_BY(books) = 0;

@@ -247,6 +247,30 @@ TEST_CASE("a call that waited in vain says for what") {
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a session that ends with iterations queued and a begin under way leaves nobody who waits") {
+  executor::RuntimeOptions options = options_of(kSetups[0]);
+  options.max_lanes = 1;
+  auto runtime = open_runtime(std::move(options));
+  auto a = open_session(*runtime, need("a", 0, kMiB)), b = open_session(*runtime, need("b", 0, kMiB));
+  const auto iteration = a->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  for (int i = 0; i < 3; ++i) {
+    std::unique_ptr<executor::Work> work = std::make_unique<WatchedWork>([] {});
+    REQUIRE(b->submit(work).ok());
+  }
+  base::Status begun;
+  std::thread begins([&] { begun = b->begin(GPUSHARE_NO_TIMEOUT).status(); });
+  while (b->info().iterations_queued < 4) std::this_thread::yield();
+  CHECK(runtime->check() == "");
+  REQUIRE(b->cancel().ok());
+  CHECK(runtime->check() == "");
+  begins.join();
+  CHECK(begun.code() == GPUSHARE_CANCELLED);
+  CHECK(runtime->check() == "");
+  REQUIRE((*iteration)->end().ok());
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("one whose need is not declared says whose profiling it waits for") {
   executor::RuntimeOptions options = options_of(kSetups[0]);
   auto runtime = open_runtime(std::move(options));
