@@ -467,8 +467,7 @@ base::Status HostCluster::stop(const std::vector<uint32_t>& jobs) {
 // the last iteration.
 base::Status HostCluster::change_devices(double now) {
   for (uint32_t d = 0; d < devices_.size(); ++d) {
-    const bool up = std::none_of(devices_[d].down.begin(), devices_[d].down.end(),
-                                 [&](const auto& down) { return down.from_s <= now && now < down.until_s; });
+    const bool up = cluster::is_up(devices_[d], now);
     if (up == up_[d]) continue;
     up_[d] = up;
     if (!up) GPUSHARE_RETURN_IF_ERROR(stop(std::vector<uint32_t>(here_[d])));
@@ -482,21 +481,17 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
   start_ = SteadyClock::now();
   nodes_ = cluster::number_nodes(devices_);
   up_.assign(devices_.size(), true);
-  std::vector<double> changes;
-  for (uint32_t d = 0; d < devices_.size(); ++d) {
+  for (uint32_t d = 0; d < devices_.size(); ++d)
     scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed, nodes_[d]}, true, 0);
-    for (const cluster::Device::Down& down : devices_[d].down)
-      for (const double at : {down.from_s, down.until_s})
-        if (at < cluster::kNever) changes.push_back(at);
-  }
-  std::sort(changes.begin(), changes.end(), std::greater<>());
+  const std::vector<cluster::DeviceChange> changes = cluster::device_changes(devices_);
+  size_t next_change = 0;
   size_t next_arrival = 0, left = infos_.size();
   double tick_at = 0;
   std::vector<Action> actions;
   while (left > 0) {
     // Until something has happened: a job ended, one arrives, the scheduler wants to be asked, something was measured.
     double now = now_s();
-    const bool changes_now = !changes.empty() && changes.back() <= now;
+    const bool changes_now = next_change < changes.size() && changes[next_change].at_s <= now;
     bool happened = now >= tick_at || changes_now;
     std::vector<uint32_t> ended;
     bool any_on = false;
@@ -510,7 +505,8 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       }
       const bool arrives = next_arrival < infos_.size() && infos_[next_arrival].arrival_s <= now;
       if (!happened && ended.empty() && !arrives) {
-        if (!any_on && next_arrival == infos_.size() && tick_at == cluster::kNever && changes.empty())
+        if (!any_on && next_arrival == infos_.size() && tick_at == cluster::kNever &&
+            next_change == changes.size())
           break;  // it leaves the rest waiting
         changed_.wait_for(lock, std::chrono::duration<double>(kLookS));
         lock.unlock();
@@ -533,7 +529,7 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       --left;
     }
     if (changes_now) GPUSHARE_RETURN_IF_ERROR(change_devices(now));
-    while (!changes.empty() && changes.back() <= now) changes.pop_back();
+    while (next_change < changes.size() && changes[next_change].at_s <= now) ++next_change;
     for (; next_arrival < infos_.size() && infos_[next_arrival].arrival_s <= now; ++next_arrival) {
       cluster::JobInfo told = infos_[next_arrival];
       if (!options_.tell_demands) told.demands = {sim::InterferenceModel::kDefaultDemand};

@@ -29,7 +29,40 @@ TrialRun::TrialRun(std::vector<TrialDevice> devices, TrialLimits limits)
     free_.push_back(1);
     free_memory_.push_back(devices_[d].memory_bytes);
     by_free_.emplace(1, -devices_[d].speed, int(d));
+    up_.push_back(int(d));
   }
+}
+
+std::vector<TrialDevice> TrialRun::devices_up() const {
+  std::vector<TrialDevice> devices;
+  for (const int device : up_) devices.push_back(devices_[size_t(device)]);
+  return devices;
+}
+
+bool TrialRun::some_device_has(uint64_t memory_bytes) const {
+  return std::any_of(up_.begin(), up_.end(),
+                     [&](int device) { return devices_[size_t(device)].memory_bytes >= memory_bytes; });
+}
+
+void TrialRun::set_up(int device, bool up) {
+  const auto d = size_t(device);
+  const auto at = std::lower_bound(up_.begin(), up_.end(), device);
+  if ((at != up_.end() && *at == device) == up) return;
+  if (up) {
+    up_.insert(at, device);
+    by_free_.emplace(free_[d], -devices_[d].speed, device);
+  } else {
+    for (const size_t trial : unfinished_) {
+      const std::vector<int>& held = trials_[trial].devices;
+      if (std::find(held.begin(), held.end(), device) != held.end()) pause(trial);
+    }
+    up_.erase(at);
+    by_free_.erase({free_[d], -devices_[d].speed, device});
+  }
+  std::set<size_t> all = std::exchange(unfinished_, {});
+  all.merge(std::exchange(stranded_, {}));
+  for (const size_t trial : all)
+    (some_device_has(trials_[trial].trial.memory_bytes) ? unfinished_ : stranded_).insert(trial);
 }
 
 size_t TrialRun::add(const Trial& trial, double scale) {
@@ -41,7 +74,8 @@ size_t TrialRun::add(const Trial& trial, double scale) {
     return device.memory_bytes >= trial.memory_bytes;
   });
   trials_.push_back(std::move(state));
-  if (!trials_.back().rejected) unfinished_.insert(trials_.size() - 1);
+  if (!trials_.back().rejected)
+    (some_device_has(trial.memory_bytes) ? unfinished_ : stranded_).insert(trials_.size() - 1);
   return trials_.size() - 1;
 }
 
@@ -83,7 +117,8 @@ std::vector<int> TrialRun::find(Width width, uint64_t memory_bytes) const {
 
 bool TrialRun::has(int device, Width width, uint64_t memory_bytes) const {
   const double part = width > 0 ? 1 : size_of(width);
-  return free_[size_t(device)] >= part - kSlack && free_memory_[size_t(device)] >= memory_bytes;
+  return std::binary_search(up_.begin(), up_.end(), device) && free_[size_t(device)] >= part - kSlack &&
+         free_memory_[size_t(device)] >= memory_bytes;
 }
 
 std::vector<int> TrialRun::find_for(size_t trial, Width width) {
@@ -178,6 +213,7 @@ void TrialRun::stop(size_t trial) {
   state.finished = true;
   state.finish_s = now_s_;
   unfinished_.erase(trial);
+  stranded_.erase(trial);
 }
 
 double TrialRun::next_completion_s() {
@@ -332,7 +368,8 @@ int packing_limit(const std::vector<double>& mean_iteration_s, double threshold)
 
 TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler,
-                        const std::vector<double>& scales, std::vector<TrialSpan>* spans) {
+                        const std::vector<double>& scales, std::vector<TrialSpan>* spans,
+                        const std::vector<DeviceChange>& changes) {
   std::vector<size_t> order(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) order[g] = g;
   std::stable_sort(order.begin(), order.end(),
@@ -370,13 +407,22 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
   };
   const double begin = order.empty() ? 0 : groups[order[0]].arrival_s;
   run.advance(begin);
-  size_t next = 0;
+  size_t next = 0, next_change = 0;
   while (true) {
     const double arrival = next < order.size() ? groups[order[next]].arrival_s : kNever;
-    const double event = std::min({arrival, run.next_completion_s(), policy->wake_s()});
+    const double change = next_change < changes.size() ? changes[next_change].at_s : kNever;
+    const double event = std::min({arrival, run.next_completion_s(), policy->wake_s(), change});
     if (event == kNever) break;
     run.advance(event);
     if (!run.complete().empty()) policy->finished(run);
+    if (change <= run.now_s()) {
+      bool failed = false;
+      for (; next_change < changes.size() && changes[next_change].at_s <= run.now_s(); ++next_change) {
+        run.set_up(int(changes[next_change].device), changes[next_change].up);
+        failed = failed || !changes[next_change].up;
+      }
+      policy->devices_changed(run, failed);
+    }
     if (policy->wake_s() <= run.now_s()) policy->woken(run);
     std::vector<size_t> added;
     while (next < order.size() && groups[order[next]].arrival_s <= run.now_s()) {
@@ -386,7 +432,7 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
         const size_t trial = run.add(groups[group].trials[i], row < scales.size() ? scales[row] : 1);
         row_of.push_back(row);
         result.trials[row_of.back()].rejected = run.trials()[trial].rejected;
-        if (!run.trials()[trial].rejected) added.push_back(trial);
+        if (!run.trials()[trial].rejected && !run.stranded(trial)) added.push_back(trial);
       }
     }
     if (!added.empty()) policy->arrived(run, added);
@@ -396,6 +442,7 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
   double last = begin;
   for (size_t trial = 0; trial < run.trials().size(); ++trial) {
     result.trials[row_of[trial]].finish_s = run.trials()[trial].finish_s;
+    result.trials[row_of[trial]].stranded = run.stranded(trial);
     last = std::max(last, run.trials()[trial].finish_s);
   }
   result.makespan_s = last - begin;

@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "cluster/model/device.hpp"
+
 namespace gpushare::cluster {
 
 struct Trial {
@@ -82,12 +84,19 @@ class TrialRun {
   double now_s() const { return now_s_; }
   const TrialLimits& limits() const { return limits_; }
   const std::vector<TrialDevice>& devices() const { return devices_; }
+  // A device fails: the trials that hold it wait, and keep their progress. Or it comes back. All are up at first.
+  void set_up(int device, bool up);
+  // The devices that are up, ascending.
+  const std::vector<int>& up() const { return up_; }
+  std::vector<TrialDevice> devices_up() const;
+  // No device that is up has the trial's memory: it waits until one comes back, and no policy is told of it.
+  bool stranded(size_t trial) const { return stranded_.count(trial) != 0; }
   const std::vector<State>& trials() const { return trials_; }
   // The part of a trial's work that is still to be done now.
   double remaining(size_t trial) const;
   // Trials that were placed for the first time since the last call, in that order.
   std::vector<size_t> take_started() { return std::exchange(started_, {}); }
-  // Arrived, not finished, in order of arrival.
+  // Arrived, not finished and not stranded, in order of arrival.
   std::vector<size_t> unfinished() const;
   size_t unfinished_count() const { return unfinished_.size(); }
   int idle_devices() const;
@@ -125,15 +134,17 @@ class TrialRun {
   void release(State& state);
   void schedule(size_t trial);
   void change_free(int device, double share, int64_t memory);
+  bool some_device_has(uint64_t memory_bytes) const;
 
   std::vector<TrialDevice> devices_;
+  std::vector<int> up_;
   TrialLimits limits_;
   std::vector<State> trials_;
-  std::set<size_t> unfinished_;
+  std::set<size_t> unfinished_, stranded_;
   std::vector<size_t> started_;
   std::vector<double> free_;
   std::vector<uint64_t> free_memory_;
-  std::set<std::tuple<double, double, int>> by_free_;  // (free part, -speed, device)
+  std::set<std::tuple<double, double, int>> by_free_;  // (free part, -speed, device), of those that are up
   using Event = std::tuple<double, size_t, uint32_t>;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   double now_s_ = 0;
@@ -147,6 +158,9 @@ class TrialPolicy {
   virtual ~TrialPolicy() = default;
   virtual void arrived(TrialRun& run, const std::vector<size_t>& trials) = 0;
   virtual void finished(TrialRun& run) = 0;
+  // Devices failed, some of which trials may have held, or came back. A policy without an answer of its own is not asked
+  // further: who made it replaces it where `failed`.
+  virtual void devices_changed(TrialRun&, bool /*failed*/) {}
   virtual double wake_s() const { return std::numeric_limits<double>::infinity(); }
   virtual void woken(TrialRun&) {}
   // Takes one more trial at that width into what is planned already. False: this policy cannot.
@@ -171,12 +185,14 @@ struct TrialResult {
     double start_s = 0;
     double finish_s = 0;
     bool rejected = false;
+    bool stranded = false;  // to its end: the devices with its memory failed and did not come back
   };
   std::vector<Row> trials;  // in document order
 };
 
 // Plays a document's groups as they come. `scales`, unless empty, has what each trial (in document order) really takes
-// over what it was said to take, which no scheduler is told. `spans`, unless null, gets what each device ran.
+// over what it was said to take, which no scheduler is told. `spans`, unless null, gets what each device ran. `changes` are in
+// order; schedulers learn of each when it comes.
 struct TrialSpan {
   size_t trial = 0;  // in document order
   Width width = 0;
@@ -186,7 +202,8 @@ struct TrialSpan {
 };
 TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler,
-                        const std::vector<double>& scales = {}, std::vector<TrialSpan>* spans = nullptr);
+                        const std::vector<double>& scales = {}, std::vector<TrialSpan>* spans = nullptr,
+                        const std::vector<DeviceChange>& changes = {});
 
 // Plays a document's groups. kGpushare here knows all arrivals, so it is never worse than any of the others.
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,

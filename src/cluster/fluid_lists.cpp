@@ -159,16 +159,17 @@ class Builder {
       }
       if (start <= kTimeSlack) offer(state.width, state.devices, start);
     }
-    for (size_t d = 0; d < parts_.size(); ++d) {
+    for (const int device : run_.up()) {
+      const auto d = size_t(device);
       const uint64_t memory = run_.devices()[d].memory_bytes;
       if (memory < state.trial.memory_bytes) continue;
       const std::vector<double>& free = parts_[d].free_s;
-      offer(1, {int(d)}, parts_[d].all_s());
+      offer(1, {device}, parts_[d].all_s());
       for (int p = 2; p <= run_.limits().max_packed; ++p) {
         // Any trials of that size fit together, so that memory need not be counted over time.
         if (state.trial.memory_bytes > memory / uint64_t(p)) break;
         const bool same = int(free.size()) == p;
-        offer(-p, {int(d)}, same ? *std::min_element(free.begin(), free.end()) : parts_[d].all_s());
+        offer(-p, {device}, same ? *std::min_element(free.begin(), free.end()) : parts_[d].all_s());
       }
     }
     wide(state.trial, offer);
@@ -178,11 +179,12 @@ class Builder {
   // The devices at least as fast as each one, the first that are free of them.
   template <class Offer>
   void wide(const Trial& trial, Offer&& offer) const {
-    const int most = std::min<int>(run_.limits().max_workers, int(parts_.size()));
+    const int most = std::min<int>(run_.limits().max_workers, int(run_.up().size()));
     if (most < 2) return;
     std::vector<std::pair<double, int>> free;
-    for (size_t d = 0; d < parts_.size(); ++d)
-      if (run_.devices()[d].memory_bytes >= trial.memory_bytes) free.emplace_back(parts_[d].all_s(), int(d));
+    for (const int device : run_.up())
+      if (run_.devices()[size_t(device)].memory_bytes >= trial.memory_bytes)
+        free.emplace_back(parts_[size_t(device)].all_s(), device);
     std::sort(free.begin(), free.end());
     std::vector<double> speeds;
     for (const auto& [start, device] : free) speeds.push_back(run_.devices()[size_t(device)].speed);

@@ -78,8 +78,8 @@ class TimelinePolicy final : public TrialPolicy {
 class Wrap {
  public:
   Wrap(const TrialRun& run, const std::vector<size_t>& left)
-      : run_(run), left_(left), devices_(int(run.devices().size())) {
-    for (const TrialDevice& device : run.devices()) {
+      : run_(run), left_(left), devices_(int(run.up().size())) {
+    for (const TrialDevice& device : run.devices_up()) {
       speed_ = device.speed;
       memory_ = std::min(memory_, device.memory_bytes);
     }
@@ -162,7 +162,7 @@ class Wrap {
       std::sort(of[i].begin(), of[i].end(),
                 [](const Piece* a, const Piece* b) { return a->part.from < b->part.from; });
       std::vector<int> own;
-      for (int w = 0; w < wholes_[i]; ++w) own.push_back(device++);
+      for (int w = 0; w < wholes_[i]; ++w) own.push_back(run_.up()[size_t(device++)]);
       double until = 0;  // what it holds ends then
       const auto hold_own = [&](double from) {
         result.push_back({run_.now_s() + from, left_[i], wholes_[i], own});
@@ -172,7 +172,7 @@ class Wrap {
         if (piece->part.from > until + tolerance) hold_own(until);
         Change change{run_.now_s() + (piece->part.from <= tolerance ? 0 : piece->part.from), left_[i],
                       piece->part.width, own};
-        change.devices.push_back(piece->device);
+        change.devices.push_back(run_.up()[size_t(piece->device)]);
         result.push_back(std::move(change));
         until = piece->part.to;
       }
@@ -199,7 +199,7 @@ class Wrap {
   };
   struct Piece {
     Part part;
-    int device;
+    int device;  // among those that are up
   };
 
   // Blocks of p slots from trials that each run on the p-th part of a device.
@@ -343,6 +343,10 @@ class TrialPlanner final : public TrialPolicy {
     const bool stuck = run.next_completion_s() == kNever && wake_s() == kNever;
     if (run.unfinished_count() <= kMostToReplan || stuck) replan(run, stuck);
   }
+  void devices_changed(TrialRun& run, bool failed) override {
+    if (failed || run.unfinished_count() == 0) current_.reset();  // it may count on what has failed
+    if (run.unfinished_count() > 0) replan(run, !current_);
+  }
   double wake_s() const override { return current_ ? current_->wake_s() : kNever; }
   void woken(TrialRun& run) override {
     current_->woken(run);
@@ -439,8 +443,9 @@ class TrialPlanner final : public TrialPolicy {
   }
 
   static bool equal_speeds(const TrialRun& run) {
-    return std::all_of(run.devices().begin(), run.devices().end(),
-                       [&](const TrialDevice& device) { return device.speed == run.devices()[0].speed; });
+    const std::vector<TrialDevice> devices = run.devices_up();
+    return std::all_of(devices.begin(), devices.end(),
+                       [&](const TrialDevice& device) { return device.speed == devices[0].speed; });
   }
 
   static double bound_of(const TrialRun& run, const std::vector<size_t>& left) {
@@ -450,7 +455,7 @@ class TrialPlanner final : public TrialPolicy {
       rest.budget_s *= std::max(1e-12, run.remaining(trial));
       group.trials.push_back(std::move(rest));
     }
-    return trials_bound(run.devices(), run.limits(), {group});
+    return trials_bound(run.devices_up(), run.limits(), {group});
   }
 
   // Takes newcomers into the plan that there is, at widths for its expected end. False: that plan has no place for them.
@@ -464,7 +469,7 @@ class TrialPlanner final : public TrialPolicy {
     for (size_t trial : trials) {
       const Item item = within(widths_of(run, trial), end_s_ - run.now_s());
       if (!current_->insert(run, trial, item.width)) return false;
-      end_s_ = std::max(end_s_ + item.time * size_of(item.width) / double(run.devices().size()),
+      end_s_ = std::max(end_s_ + item.time * size_of(item.width) / double(run.up().size()),
                         run.now_s() + item.time);
     }
     return true;
@@ -473,7 +478,7 @@ class TrialPlanner final : public TrialPolicy {
   // If devices never idled and each trial had its least area on a device or a part of one.
   static double expected_end(const TrialRun& run) {
     double area = 0, longest = 0, speeds = 0;
-    for (const TrialDevice& device : run.devices()) speeds += device.speed;
+    for (const TrialDevice& device : run.devices_up()) speeds += device.speed;
     for (size_t trial : run.unfinished()) {
       const Trial& told = run.trials()[trial].trial;
       const double one = duration(told, 1), part = run.remaining(trial);
@@ -495,10 +500,9 @@ class TrialPlanner final : public TrialPolicy {
   static std::vector<Item> widths_of(const TrialRun& run, size_t trial) {
     const Trial& told = run.trials()[trial].trial;
     const double part = run.remaining(trial);
-    const auto enough =
-        int(std::count_if(run.devices().begin(), run.devices().end(), [&](const TrialDevice& device) {
-          return device.memory_bytes >= told.memory_bytes;
-        }));
+    const auto enough = int(std::count_if(run.up().begin(), run.up().end(), [&](int device) {
+      return run.devices()[size_t(device)].memory_bytes >= told.memory_bytes;
+    }));
     const int widest = std::min(run.limits().max_workers, enough);
     std::vector<Item> items{{trial, 1, part * duration(told, 1)}};
     for (Width width = -run.limits().max_packed; width <= widest; ++width)

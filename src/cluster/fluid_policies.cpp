@@ -95,6 +95,14 @@ void QueuePolicy::fill(TrialRun& run) {
   }
 }
 
+void QueuePolicy::restart(TrialRun& run) {
+  queues_.clear();
+  std::vector<size_t> waiting;
+  for (const size_t trial : run.unfinished())
+    if (run.trials()[trial].width == 0) waiting.push_back(trial);
+  if (!waiting.empty()) arrived(run, waiting);
+}
+
 void FifoPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
   for (size_t trial : trials) enqueue(trial, 1);
   fill(run);
@@ -119,14 +127,14 @@ void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials
   double work = 0;
   for (const auto& [left, trial] : order) work += left;
   const int idle = run.idle_devices();
-  const int devices = idle > 0 ? idle : int(run.devices().size());
+  const int devices = idle > 0 ? idle : int(run.up().size());
   for (const auto& [left, trial] : order) {
     const TrialRun::State& state = run.trials()[trial];
     Width width = share_of_work(left, work, devices, limits);
     if (width > 1) {  // no more devices than have the memory
-      const auto enough = std::count_if(
-          run.devices().begin(), run.devices().end(),
-          [&](const TrialDevice& device) { return device.memory_bytes >= state.trial.memory_bytes; });
+      const auto enough = std::count_if(run.up().begin(), run.up().end(), [&](int device) {
+        return run.devices()[size_t(device)].memory_bytes >= state.trial.memory_bytes;
+      });
       width = std::min(width, int(enough));
     }
     enqueue(trial, width);
@@ -138,6 +146,7 @@ void DynamicFluidPolicy::finished(TrialRun& run) {
   fill(run);
   if (!empty()) return;
   const std::vector<size_t> trials = run.unfinished();
+  if (trials.empty()) return;
   std::vector<double> lefts;  // seconds on one device
   lefts.reserve(trials.size());
   double work = 0;
@@ -158,7 +167,7 @@ void DynamicFluidPolicy::finished(TrialRun& run) {
   for (size_t i = 0; i < trials.size(); ++i) {
     const TrialRun::State& state = run.trials()[trials[i]];
     const Width now = state.width;
-    const Width then = share_of_work(lefts[i], work, int(run.devices().size()), limits);
+    const Width then = share_of_work(lefts[i], work, int(run.up().size()), limits);
     if (then == now) continue;
     const double part = run.remaining(trials[i]);
     const double time_now = part * duration(state.trial, now);

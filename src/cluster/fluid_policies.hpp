@@ -26,6 +26,8 @@ class QueuePolicy : public TrialPolicy {
   void enqueue(size_t trial, Width width);
   void fill(TrialRun& run);
   bool empty() const;
+  // Trials that wait arrive anew: their widths may be more than the devices that are up.
+  void restart(TrialRun& run);
 
  private:
   struct Entry {
@@ -41,6 +43,7 @@ class FifoPolicy final : public QueuePolicy {
  public:
   FifoPolicy() : QueuePolicy(true) {}
   void arrived(TrialRun& run, const std::vector<size_t>& trials) override;
+  void devices_changed(TrialRun& run, bool /*failed*/) override { restart(run); }
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<FifoPolicy>(*this); }
 };
 
@@ -49,6 +52,7 @@ class StaticFluidPolicy : public QueuePolicy {
  public:
   StaticFluidPolicy() : QueuePolicy(false) {}
   void arrived(TrialRun& run, const std::vector<size_t>& trials) override;
+  void devices_changed(TrialRun& run, bool /*failed*/) override { restart(run); }
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<StaticFluidPolicy>(*this); }
 
  protected:
@@ -63,6 +67,10 @@ class StaticFluidPolicy : public QueuePolicy {
 class DynamicFluidPolicy final : public StaticFluidPolicy {
  public:
   void finished(TrialRun& run) override;
+  void devices_changed(TrialRun& run, bool /*failed*/) override {
+    restart(run);
+    finished(run);
+  }
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<DynamicFluidPolicy>(*this); }
 };
 

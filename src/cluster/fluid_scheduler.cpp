@@ -13,10 +13,26 @@ FluidScheduler::FluidScheduler(TrialScheduler rule, TrialLimits limits, std::vec
       placed_(trials_.size()),
       first_widths_(trials_.size(), 0) {}
 
-void FluidScheduler::device_changed(DeviceIndex device, const DeviceInfo& info, bool /*up*/,
-                                    double /*now_s*/) {
-  devices_.resize(std::max<size_t>(devices_.size(), device + 1));
-  devices_[device] = {info.speed, info.memory_bytes};
+void FluidScheduler::device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) {
+  if (!run_) {
+    const size_t count = std::max<size_t>(devices_.size(), device + 1);
+    devices_.resize(count);
+    up_.resize(count, true);
+    devices_[device] = {info.speed, info.memory_bytes};
+    up_[device] = up;
+    return;
+  }
+  run_->advance(now_s);
+  run_->set_up(int(device), up);
+  for (Placed& told : placed_)
+    if (!up && std::count(told.devices.begin(), told.devices.end(), int(device)) > 0) told = {};
+  devices_changed_ = true;
+  device_failed_ = device_failed_ || !up;
+}
+
+void FluidScheduler::begin() {
+  run_.emplace(devices_, limits_);
+  for (size_t d = 0; d < devices_.size(); ++d) run_->set_up(int(d), up_[d]);
 }
 
 void FluidScheduler::arrived(JobId job, const JobInfo& /*info*/, double /*now_s*/) {
@@ -37,7 +53,7 @@ void FluidScheduler::finished(JobId job, double now_s) {
 }
 
 double FluidScheduler::tick(double now_s, std::vector<Action>& actions) {
-  if (!run_) run_.emplace(devices_, limits_);
+  if (!run_) begin();
   run_->advance(now_s);
   if (!ended_.empty()) {
     policy_->finished(*run_);
@@ -45,6 +61,8 @@ double FluidScheduler::tick(double now_s, std::vector<Action>& actions) {
     run_->advance(std::nextafter(now_s, kNever));
   }
   ended_.clear();
+  if (devices_changed_) policy_->devices_changed(*run_, device_failed_);
+  devices_changed_ = device_failed_ = false;
   if (policy_->wake_s() <= now_s) policy_->woken(*run_);
   std::vector<size_t> group;
   for (const JobId job : came_) {
@@ -53,7 +71,7 @@ double FluidScheduler::tick(double now_s, std::vector<Action>& actions) {
       Action reject{Action::Kind::kReject, job, {}, false, ""};
       reject.reason = "memory_bytes is beyond the memory of every device";
       actions.push_back(std::move(reject));
-    } else {
+    } else if (!run_->stranded(trial)) {
       group.push_back(trial);
     }
   }

@@ -100,7 +100,7 @@ class TrialsProblem final : public Problem {
       }
     std::vector<TrialSpan> held;
     TrialResult played = play_trials(devices_, limits_, groups_, scheduler_of(choice), scales,
-                                     spans == nullptr ? nullptr : &held);
+                                     spans == nullptr ? nullptr : &held, device_changes(real_devices_));
     played.bound_s = trials_bound(devices_, limits_, truth);
     write(played, result);
     if (spans == nullptr) return {};
@@ -148,8 +148,10 @@ class TrialsProblem final : public Problem {
     for (size_t i = 0; i < entries.size(); ++i) {
       TrialResult::Row& row = played.trials[entries[i].row];
       row.width = scheduler.first_widths()[i];
-      row.rejected = run.end_s[i] < 0;
-      if (!row.rejected) played.makespan_s = std::max(played.makespan_s, run.end_s[i] - jobs[0].arrival_s);
+      row.rejected = scheduler.rejected(JobId(i));
+      row.stranded = run.end_s[i] < 0 && !row.rejected;
+      if (run.end_s[i] >= 0)
+        played.makespan_s = std::max(played.makespan_s, run.end_s[i] - jobs[0].arrival_s);
     }
     played.utilization = run.utilization;
     write(played, result);
@@ -168,7 +170,7 @@ class TrialsProblem final : public Problem {
 
   void write(const TrialResult& plan, OrderedJson& result) const {
     OrderedJson::object_t shares;  // appended to, not searched: names are told apart already
-    OrderedJson rejected = OrderedJson::array();
+    OrderedJson rejected = OrderedJson::array(), not_completed = OrderedJson::array();
     size_t row = 0;
     for (const TrialGroup& group : groups_) {
       for (const Trial& trial : group.trials) {
@@ -179,6 +181,9 @@ class TrialsProblem final : public Problem {
         } else {
           shares.OrderedJson::object_t::Container::emplace_back(trial.name, size_of(got.width));
         }
+        if (got.stranded)
+          not_completed.push_back(
+              object({{"trial", trial.name}, {"reason", "no device with its memory is up any more"}}));
       }
     }
     result["makespan_s"] = plan.makespan_s;
@@ -186,6 +191,7 @@ class TrialsProblem final : public Problem {
     result["shares"] = std::move(shares);
     result["utilization"] = plan.utilization;
     if (!rejected.empty()) result["rejected"] = std::move(rejected);
+    if (!not_completed.empty()) result["not_completed"] = std::move(not_completed);
   }
 
   const std::vector<Device> real_devices_;
@@ -210,7 +216,8 @@ const Kind& trials_kind() {
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<TrialsProblem>(document, devices);
-      }};
+      },
+      true};
   return kind;
 }
 

@@ -43,12 +43,6 @@ struct End {
   bool operator>(const End& other) const { return at_s != other.at_s ? at_s > other.at_s : job > other.job; }
 };
 
-struct DeviceChange {
-  double at_s;
-  uint32_t device;
-  bool up;
-};
-
 // Nearest rank.
 double rank(std::vector<double>& values, double p) {
   if (values.empty()) return 0.0;
@@ -163,25 +157,14 @@ class Cluster {
     nodes_ = cluster::number_nodes(devices_);
     scheduler_.restart_cost(options_.restart_s);
     up_.assign(devices_.size(), true);
-    for (uint32_t d = 0; d < devices_.size(); ++d) {
-      const cluster::Device& device = devices_[d];
-      if (device.from_s > 0) changes_.push_back({device.from_s, d, true});
-      up_[d] = device.from_s <= 0;
-      for (const cluster::Device::Down& down : device.down) {
-        if (down.from_s > 0)
-          changes_.push_back({down.from_s, d, false});
-        else
-          up_[d] = false;
-        if (down.until_s < cluster::kNever) changes_.push_back({down.until_s, d, true});
-      }
-      tell_device(d);
-    }
-    std::stable_sort(changes_.begin(), changes_.end(),
-                     [](const DeviceChange& a, const DeviceChange& b) { return a.at_s < b.at_s; });
+    changes_ = cluster::device_changes(devices_);
+    for (; next_change_ < changes_.size() && changes_[next_change_].at_s <= 0; ++next_change_)
+      up_[changes_[next_change_].device] = changes_[next_change_].up;
+    for (uint32_t d = 0; d < devices_.size(); ++d) tell_device(d);
   }
 
   // A device fails, and its jobs wait again, or comes back.
-  void change(const DeviceChange& change) {
+  void change(const cluster::DeviceChange& change) {
     if (!change.up) {
       const std::vector<uint32_t> lost = here_[change.device];
       for (const uint32_t job : lost) interrupt(job);
@@ -421,8 +404,8 @@ class Cluster {
   std::vector<uint32_t> nodes_;
   std::vector<bool> dirty_;
   std::vector<uint32_t> changed_, touched_;
-  std::vector<bool> up_;               // a device
-  std::vector<DeviceChange> changes_;  // in their order
+  std::vector<bool> up_;  // a device
+  std::vector<cluster::DeviceChange> changes_;
   size_t next_change_ = 0;
   std::vector<Action> actions_;
   std::vector<uint64_t> decision_ns_;

@@ -143,6 +143,22 @@ class Cluster(ToolTest):
             if entry["scheduler"] != "gpushare":  # whose width depends on when the second group comes
                 self.assertEqual(entry["shares"]["long"], 1 if entry["scheduler"] == "fifo" else 2)
 
+    def test_trials_on_devices_of_two_speeds_that_fail_and_come_back(self):
+        names = ["fifo", "static-fluid", "dynamic-fluid", "gpushare"]
+        trials = [{"name": f"t{i}", "budget_s": 0.2 + 0.1 * i, "alpha": 1.2, "beta": 1.05, "work": {"iteration_ms": 2}} for i in range(4)]
+        down = [{"from_s": 0.1, "until_s": 0.5}]
+        path = self.file("failing.json", json.dumps({"version": 1, "kind": "trials", "max_packed": 2, "max_workers": 2, "devices": [
+            {"id": "fast", "memory_bytes": 1 << 30, "down": down}, {"id": "slow", "memory_bytes": 1 << 30, "speed": 0.5, "down": down}],
+            "groups": [{"arrival_s": 0, "trials": trials}]}))
+        for device in ("sim", "host"):
+            result = self.run_document(path, "--device", device, "--scheduler", ",".join(names))
+            self.assertEqual([entry["scheduler"] for entry in result["results"]], names)
+            for entry in result["results"]:
+                self.assertEqual(sorted(entry["shares"]), [f"t{i}" for i in range(4)], entry)
+                self.assertNotIn("rejected", entry)
+                self.assertNotIn("not_completed", entry)
+                self.assertGreater(entry["makespan_s"], 0.5)  # nothing is up from 0.1 to 0.5, and there is work for longer
+
     def test_shares_of_jobs_that_really_run_on_the_host_device(self):
         jobs = [{"name": "search", "load": 50, "slo": 0.95, "utility": "linear", "work": {"iteration_ms": 1, "deadline_ms": 1000}},
                 {"name": "train", "load": 1, "slo": 1000, "utility": "sqrt", "work": {"iteration_ms": 0.5}}]

@@ -16,6 +16,30 @@ std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
   return numbers;
 }
 
+bool is_up(const Device& device, double at_s) {
+  return at_s >= device.from_s &&
+         std::none_of(device.down.begin(), device.down.end(),
+                      [&](const Device::Down& down) { return down.from_s <= at_s && at_s < down.until_s; });
+}
+
+std::vector<DeviceChange> device_changes(const std::vector<Device>& devices) {
+  std::vector<DeviceChange> changes;
+  for (uint32_t d = 0; d < devices.size(); ++d) {
+    std::vector<double> times = {0, devices[d].from_s};
+    for (const Device::Down& down : devices[d].down) times.insert(times.end(), {down.from_s, down.until_s});
+    std::sort(times.begin(), times.end());
+    bool before = true;
+    for (const double at : times) {
+      if (at == kNever || is_up(devices[d], at) == before) continue;
+      before = !before;
+      changes.push_back({at, d, before});
+    }
+  }
+  std::stable_sort(changes.begin(), changes.end(),
+                   [](const DeviceChange& a, const DeviceChange& b) { return a.at_s < b.at_s; });
+  return changes;
+}
+
 namespace {
 
 std::vector<Device::Down> read_down(Fields& device) {
@@ -58,8 +82,7 @@ std::vector<Device> read_devices(Fields& document, bool may_fail) {
     device.compute_units = fields.number_or("compute_units", kPositive, 0);
     fields.about("node", "Gangs of training jobs are placed on as few nodes as possible.");
     device.node = fields.text_or("node", "");
-    if (!may_fail)
-      fields.never("down", "only documents of kinds services and training say when devices fail");
+    if (!may_fail) fields.never("down", "documents of this kind do not say when devices fail");
     if (may_fail && fields.has("down")) device.down = read_down(fields);
     fields.about("speed", "Relative to the device that profiles are of.");
     device.speed = fields.number_or("speed", {0, 1e6, true}, 1);

@@ -26,6 +26,17 @@ struct Device {
   std::vector<Down> down;  // when it has failed, in order
 };
 
+bool is_up(const Device& device, double at_s);
+
+// A device fails or comes back.
+struct DeviceChange {
+  double at_s = 0;
+  uint32_t device = 0;
+  bool up = true;
+};
+// All changes in order of time, then of devices. Each device is taken to be up before: one that is not up at 0 fails then.
+std::vector<DeviceChange> device_changes(const std::vector<Device>& devices);
+
 // Numbers for the devices' nodes, from 0 in the order of their first device.
 std::vector<uint32_t> number_nodes(const std::vector<Device>& devices);
 

@@ -211,18 +211,11 @@ class ServicesProblem final : public Problem {
         configuration.profiled_on(profiled == devices_.end() ? devices_[0] : *profiled);
   }
 
-  static bool is_up(const Device& device, double at_s) {
-    return std::none_of(device.down.begin(), device.down.end(),
-                        [&](const Device::Down& down) { return down.from_s <= at_s && at_s < down.until_s; });
-  }
-
   // The begin, the times at which devices fail or come back, and the end.
   std::vector<double> changes() const {
     std::vector<double> times{0, serving_.duration_s};
-    for (const Device& device : devices_)
-      for (const Device::Down& down : device.down)
-        for (const double at : {down.from_s, down.until_s})
-          if (at > 0 && at < serving_.duration_s) times.push_back(at);
+    for (const DeviceChange& change : device_changes(devices_))
+      if (change.at_s > 0 && change.at_s < serving_.duration_s) times.push_back(change.at_s);
     std::sort(times.begin(), times.end());
     times.erase(std::unique(times.begin(), times.end()), times.end());
     return times;

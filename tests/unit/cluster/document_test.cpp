@@ -129,9 +129,22 @@ TEST_CASE("devices that fail: read in order, and refused where a kind does not p
   CHECK(told(training(R"([{"from_s": 5}, {"from_s": 9}])"), {}).find("devices[0].down[1].from_s") == 0);
   CHECK(
       told(
-          R"({"version": 1, "kind": "trials", "devices": [{"id": "a", "memory_bytes": 1000, "down": [{"from_s": 5}]}]})",
+          R"({"version": 1, "kind": "reservations", "devices": [{"id": "a", "memory_bytes": 1000, "down": [{"from_s": 5}]}]})",
           {})
-          .find("only documents of kinds services and training") != std::string::npos);
+          .find("documents of this kind do not say when devices fail") != std::string::npos);
+}
+
+TEST_CASE("changes of devices: those that are down at the start, intervals that meet, and a late begin",
+          "[cluster]") {
+  std::vector<cluster::Device> devices(3);
+  devices[0].down = {{0, 4}, {4, 6}, {9, cluster::kNever}};
+  devices[1].down = {{6, 7}};
+  devices[2].down = {{1, 2}, {3, 12}};
+  devices[2].from_s = 8;
+  std::string told;
+  for (const cluster::DeviceChange& change : cluster::device_changes(devices))
+    told += base::format("%u %s %g, ", change.device, change.up ? "up" : "down", change.at_s);
+  CHECK(told == "0 down 0, 2 down 0, 0 up 6, 1 down 6, 1 up 7, 0 down 9, 2 up 12, ");
 }
 
 TEST_CASE("a field given twice deep inside is found", "[cluster]") {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/never.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -294,12 +295,165 @@ TEST_CASE(
   }
 }
 
+// A run with devices that fail: who ran where, by spans.
+struct Failing {
+  std::vector<Device> devices;
+  TrialLimits limits;
+  std::vector<TrialGroup> groups;
+  std::vector<TrialSpan> spans;
+
+  std::vector<TrialDevice> for_trials() const {
+    std::vector<TrialDevice> out;
+    for (const Device& device : devices) out.push_back({device.speed, device.memory_bytes});
+    return out;
+  }
+  TrialResult play(TrialScheduler scheduler) {
+    spans.clear();
+    return play_trials(for_trials(), limits, groups, scheduler, {}, &spans, device_changes(devices));
+  }
+  // The parts of its work that a trial did, where changes cost nothing. A width has one span for each of its devices.
+  double work_of(size_t row, const Trial& trial) const {
+    double sum = 0;
+    for (const TrialSpan& span : spans) {
+      if (span.trial != row) continue;
+      double slowest = 1e300;
+      for (const TrialSpan& other : spans)
+        if (other.trial == row && other.begin_s == span.begin_s && other.end_s == span.end_s)
+          slowest = std::min(slowest, devices[size_t(other.device)].speed);
+      sum += (span.end_s - span.begin_s) * slowest / duration(trial, span.width) / std::max(1, span.width);
+    }
+    return sum;
+  }
+};
+
+constexpr TrialScheduler kAllSchedulers[] = {TrialScheduler::kFifo, TrialScheduler::kStaticFluid,
+                                             TrialScheduler::kDynamicFluid, TrialScheduler::kGpushare};
+
+TEST_CASE("trials: a device that fails gives its trial to another one, or has it back later") {
+  Failing run;
+  run.devices.resize(2);
+  run.devices[1].down = {{4, 100}};
+  run.limits = {1, 1, 2};
+  run.groups = {group_of({10, 12})};
+  for (const TrialScheduler scheduler : kAllSchedulers) {
+    INFO("scheduler " << int(scheduler));
+    const TrialResult got =
+        run.play(scheduler);  // the first ends at 10 or 12, the other repeats the cost of a change
+    CHECK(got.makespan_s == Approx(scheduler == TrialScheduler::kFifo ? 20 : 22).margin(2.001));
+    CHECK(got.trials[0].stranded == false);
+  }
+  run.devices[0].down = {{4, 20}};  // nothing is up from 4 to 20
+  for (const TrialScheduler scheduler : kAllSchedulers) {
+    INFO("scheduler " << int(scheduler));
+    CHECK(run.play(scheduler).makespan_s == Approx(20 + 2 + 6 + 2 + 8));
+  }
+  run.devices[0].down = {{4, cluster::kNever}};  // all that is left waits for the one that comes back at 100
+  CHECK(run.play(TrialScheduler::kGpushare).makespan_s == Approx(100 + 2 + 6 + 2 + 8));
+  run.devices[1].down = {{4, cluster::kNever}};
+  for (const TrialScheduler scheduler : kAllSchedulers) {
+    const TrialResult got = run.play(scheduler);
+    CHECK((got.trials[0].stranded && got.trials[1].stranded));
+    CHECK(got.makespan_s == 0);  // no trial has ended
+  }
+}
+
+TEST_CASE("trials: a trial that only a failed device can hold keeps no other waiting") {
+  Failing run;
+  run.devices.resize(2);
+  run.devices[0].memory_bytes = 10;
+  run.devices[1].memory_bytes = 100;
+  run.devices[1].down = {{0, 50}};
+  run.limits = {2, 2, 0};
+  run.groups = {group_of({10, 10, 10})};
+  run.groups[0].trials[0].memory_bytes = 50;
+  for (const TrialScheduler scheduler : kAllSchedulers) {
+    INFO("scheduler " << int(scheduler));
+    const TrialResult got = run.play(scheduler);
+    CHECK(got.trials[0].start_s == Approx(50));
+    CHECK(std::max(got.trials[1].finish_s, got.trials[2].finish_s) == Approx(20));
+    CHECK(got.makespan_s == Approx(60));
+  }
+}
+
+TEST_CASE("trials: devices that fail and come back: nothing is lost, done twice or run where nothing is up") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  for (int round = 0; round < 150; ++round) {
+    Failing run;
+    run.devices.resize(test::uniform(random, 1, 5));
+    for (Device& device : run.devices) {
+      device.memory_bytes = test::uniform(random, 2, 8);
+      if (round % 2 == 0) device.speed = 0.5 * double(test::uniform(random, 1, 4));
+      double at = double(test::uniform(random, 0, 30));
+      for (size_t n = test::uniform(random, 0, 3); n > 0; --n) {
+        const double until = at + double(test::uniform(random, 1, 40));
+        device.down.push_back({at, n == 1 && test::uniform(random, 0, 3) == 0 ? cluster::kNever : until});
+        at = until + double(test::uniform(random, 0, 40));
+      }
+    }
+    run.limits = {int(test::uniform(random, 1, 4)), int(test::uniform(random, 1, 5)), 0};
+    for (size_t g = test::uniform(random, 1, 3); g-- > 0;) {
+      run.groups.push_back(random_groups(random, int(test::uniform(random, 1, 9)), round % 3 == 0)[0]);
+      run.groups.back().arrival_s = double(test::uniform(random, 0, 80));
+      for (Trial& trial : run.groups.back().trials) trial.memory_bytes = test::uniform(random, 0, 9);
+    }
+    uint64_t largest = 0, stays = 0;
+    for (const Device& device : run.devices) {
+      largest = std::max(largest, device.memory_bytes);
+      if (device.down.empty() || device.down.back().until_s < cluster::kNever)
+        stays = std::max(stays, device.memory_bytes);
+    }
+    for (const TrialScheduler scheduler : kAllSchedulers) {
+      INFO("round " << round << " scheduler " << int(scheduler));
+      const TrialResult got = run.play(scheduler);
+      const bool all_gone = stays == 0;
+      size_t row = 0;
+      for (const TrialGroup& group : run.groups)
+        for (const Trial& trial : group.trials) {
+          const TrialResult::Row& at = got.trials[row];
+          if (at.rejected != (trial.memory_bytes > largest)) FAIL("rejected wrongly");
+          const bool returns = !all_gone && trial.memory_bytes <= stays;
+          if (!at.rejected && returns && at.stranded) FAIL("left waiting");
+          const double done = run.work_of(row, trial);
+          if (at.rejected ? done > 0 : at.stranded ? done > 1 - 1e-9 : std::abs(done - 1) > 1e-6)
+            FAIL("did " << done << " of its work");
+          ++row;
+        }
+      for (const TrialSpan& span : run.spans) {
+        double held = 0;
+        uint64_t memory = 0;
+        for (const TrialSpan& other : run.spans)
+          if (other.device == span.device && other.begin_s <= span.begin_s && span.begin_s < other.end_s) {
+            held += std::min(1.0, size_of(other.width));
+            size_t of = other.trial;
+            for (const TrialGroup& group : run.groups) {
+              if (of < group.trials.size()) {
+                memory += group.trials[of].memory_bytes;
+                break;
+              }
+              of -= group.trials.size();
+            }
+          }
+        if (held > 1 + 1e-9 || memory > run.devices[size_t(span.device)].memory_bytes) FAIL("above capacity");
+        for (const Device::Down& down : run.devices[size_t(span.device)].down)
+          if (span.end_s > down.from_s + 1e-9 && span.begin_s < down.until_s - 1e-9)
+            FAIL("ran on a failed device");
+      }
+    }
+  }
+}
+
 // Devices of two speeds: a trial on a fast and a slow device goes at the pace of the slow one.
 TEST_CASE("trials: a slow device beside a fast one is no worse than the fast one alone") {
   std::vector<TrialDevice> devices(2);
   devices[0].speed = 0.1;
   const auto ours = plan_trials(devices, {1, 2, 0}, {group_of({10, 10})}, TrialScheduler::kGpushare);
   CHECK(ours.makespan_s == Approx(20));  // both on the fast one; wide on both they would take 50 each
+  // A width of two is as fast as the slow device: 30 on it take 30 / 2 / 0.1.
+  CHECK(play_trials(devices, {1, 2, 0}, {group_of({30})}, TrialScheduler::kStaticFluid).makespan_s ==
+        Approx(150));
+  CHECK(play_trials(devices, {1, 2, 0}, {group_of({30})}, TrialScheduler::kGpushare).makespan_s ==
+        Approx(30));
   // One moves to the fast device when that becomes free, where that pays for the change.
   devices[0].speed = 0.5;
   CHECK(play_trials(devices, {1, 1, 1}, {group_of({10, 30})}, TrialScheduler::kGpushare).makespan_s <= 35);
