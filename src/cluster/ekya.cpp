@@ -49,9 +49,18 @@ struct Outcome {
   int completed = -1;    // the configuration whose retraining ended
 };
 
+// A rule of a window. kFixed: the best fixed shares, divided once. kDivided: the same at each completion, with what a
+// stream's accuracy at the window's end counts in the divisions.
+struct WindowRule {
+  enum class Kind { kFixed, kDivided, kStolen, kEqual, kEqualRetrained };
+  Kind kind = Kind::kDivided;
+  double end_weight = 0;
+};
+
 class Planner {
  public:
-  explicit Planner(const RetrainingProblem& problem) : problem_(problem), quanta_(problem.quanta()) {
+  explicit Planner(const RetrainingProblem& problem)
+      : problem_(problem), quanta_(problem.quanta()), up_(quanta_), devices_up_(problem.devices) {
     factors_.resize(problem.streams.size());
     for (size_t v = 0; v < problem.streams.size(); ++v) {
       for (int64_t q = 0; q <= quanta_; ++q)
@@ -65,8 +74,15 @@ class Planner {
     return window < windows.size() ? windows[window] : kNone;
   }
 
+  // So many devices are up: what is decided from now on is for these.
+  void set_up(double devices) {
+    devices_up_ = devices;
+    up_ = problem_.quanta_in(devices);
+  }
+  int64_t quanta_up() const { return up_; }
+
   double asked(size_t stream, double accuracy) const {
-    return std::min(problem_.accuracy_floor, accuracy * factors_[stream].back());
+    return std::min(problem_.accuracy_floor, accuracy * factors_[stream][size_t(up_)]);
   }
 
   // One stream from now on with fixed shares given as factors and devices, over `left` seconds.
@@ -120,8 +136,8 @@ class Planner {
     for (size_t v = 0; v < states.size(); ++v) {
       const StreamState& state = states[v];
       auto& value = tables[v].value;
-      value.assign(size_t(quanta_) + 1, -kNever);
-      options[v].resize(size_t(quanta_) + 1);
+      value.assign(size_t(up_) + 1, -kNever);
+      options[v].resize(size_t(up_) + 1);
       const auto offer = [&](const Option& option) {
         const Outcome got = outcome(v, window, state, option, left);
         if (!got.feasible) return;
@@ -131,23 +147,23 @@ class Planner {
         value[total] = worth_of_it;
         options[v][total] = option;
       };
-      for (int64_t q = 0; q <= quanta_; ++q) offer({q, 0, -1});
+      for (int64_t q = 0; q <= up_; ++q) offer({q, 0, -1});
       if (!state.done) {
         const auto& list = configurations(v, window);
         for (int c = 0; c < int(list.size()); ++c) {
           if (state.running >= 0 ? state.running != c : !list[size_t(c)].offered) continue;
           const double work = state.running == c ? state.remaining : list[size_t(c)].gpu_seconds;
           const auto least = int64_t(std::ceil(work / left / problem_.quantum * (1 - kTolerance)));
-          for (int64_t r = std::max<int64_t>(1, least); r <= quanta_; ++r) {
-            for (int64_t i = 0; i + r <= quanta_; ++i) {
+          for (int64_t r = std::max<int64_t>(1, least); r <= up_; ++r) {
+            for (int64_t i = 0; i + r <= up_; ++i) {
               offer({i, r, c});
               // More than inference and a faster retraining can use changes nothing.
-              if (factors_[v][size_t(i)] >= factors_[v].back()) break;
+              if (factors_[v][size_t(i)] >= factors_[v][size_t(up_)]) break;
             }
           }
         }
       }
-      spent_ += double(quanta_) * double(quanta_) * 0.5 * double(1 + configurations(v, window).size());
+      spent_ += double(up_) * double(up_) * 0.5 * double(1 + configurations(v, window).size());
       // More quanta are never worth less: keep the option with fewer.
       for (size_t q = 1; q < value.size(); ++q) {
         if (value[q] > value[q - 1]) continue;
@@ -155,8 +171,8 @@ class Planner {
         options[v][q] = options[v][q - 1];
       }
     }
-    spent_ += double(states.size()) * double(quanta_) * double(quanta_);
-    const auto units = maximise_sum(tables, quanta_);
+    spent_ += double(states.size()) * double(up_) * double(up_);
+    const auto units = maximise_sum(tables, up_);
     std::vector<Option> chosen;
     for (size_t v = 0; v < states.size(); ++v) chosen.push_back(options[v][size_t((*units)[v])]);
     return chosen;
@@ -182,8 +198,8 @@ class Planner {
       return Outcome{accuracy * seconds, std::max(0.0, asked(v, states[v].accuracy) - accuracy), 0, true, -1};
     };
     for (size_t v = 0; v < states.size(); ++v)
-      for (int64_t q = 0; q <= quanta_ - taken; ++q) tables[v].value.push_back(worth(inference(v, q), 0));
-    const auto units = maximise_sum(tables, quanta_ - taken);
+      for (int64_t q = 0; q <= up_ - taken; ++q) tables[v].value.push_back(worth(inference(v, q), 0));
+    const auto units = maximise_sum(tables, up_ - taken);
     for (size_t v = 0; v < states.size(); ++v) {
       const Outcome got = inference(v, (*units)[v]);
       begun.options[v] = {(*units)[v], 0, -1};
@@ -277,6 +293,84 @@ class Planner {
     return result;
   }
 
+  // The shares by a rule from now on, for the devices that are up.
+  std::vector<StreamShare> shares_by(const WindowRule& rule, size_t window,
+                                     const std::vector<StreamState>& states, double left) {
+    const bool retrain = rule.kind == WindowRule::Kind::kEqualRetrained;
+    if (retrain || rule.kind == WindowRule::Kind::kEqual) {
+      std::vector<StreamShare> shares;
+      for (size_t v = 0; v < states.size(); ++v) shares.push_back(fair_share(window, v, states[v], retrain));
+      return shares;
+    }
+    if (up_ == 0) return std::vector<StreamShare>(states.size());
+    const Division by{rule.kind == WindowRule::Kind::kStolen, rule.end_weight};
+    return phase_of(divide(by, window, states, left), 0).shares;
+  }
+
+  // A window in which devices fail or come back: `up` has what is up at its start and from each change on, in seconds of
+  // the window. `decides` divides at its start, after profiling and at each change, and, if that is the rule, at each
+  // completion. `profiling` is in seconds on a device, with so many quanta at most.
+  RetrainingWindow play_changing(const WindowRule& rule, size_t window, std::vector<StreamState>& states,
+                                 Planner& decides, double profiling, int64_t profilers,
+                                 const std::vector<DevicesUp>& up) const {
+    const bool again = rule.kind == WindowRule::Kind::kDivided || rule.kind == WindowRule::Kind::kStolen;
+    const double end = problem_.window_s;
+    RetrainingWindow result;
+    std::vector<double> integral(states.size(), 0.0), below(states.size(), 0.0);
+    std::vector<int> completed(states.size(), -1);
+    std::vector<StreamShare> shares;
+    size_t next = 0;
+    bool divide = true;
+    for (double now = 0; now < end * (1 - kTolerance);) {
+      for (; next < up.size() && up[next].from_s <= now + end * kTolerance; ++next, divide = true)
+        decides.set_up(up[next].devices);
+      const double until = next < up.size() ? std::min(up[next].from_s, end) : end;
+      double step = until - now;
+      const bool profiles = profiling > 0;
+      const int64_t taken = profiles ? std::min(profilers, decides.quanta_up()) : 0;
+      if (profiles) {
+        shares = decides.phase_of(decides.begin(states, step, taken).options, 0).shares;
+        if (taken > 0) step = std::min(step, profiling / (double(taken) * problem_.quantum));
+      } else if (divide) {
+        shares = decides.shares_by(rule, window, states, end - now);
+        divide = false;
+      }
+      result.phases.push_back({now, shares});
+      for (size_t v = 0; v < states.size(); ++v)
+        if (shares[v].configuration >= 0 && shares[v].retraining > 0)
+          step =
+              std::min(step, work_of(v, window, states[v], shares[v].configuration) / shares[v].retraining);
+      for (size_t v = 0; v < states.size(); ++v) {
+        StreamState& state = states[v];
+        StreamShare& share = shares[v];
+        const double accuracy = state.accuracy * inference_factor(problem_.streams[v], share.inference);
+        integral[v] += accuracy * step;
+        below[v] = std::max(below[v], asked(v, state.accuracy) - accuracy);
+        const int c = share.configuration;
+        if (c < 0 || share.retraining <= 0) continue;
+        const RetrainingConfiguration& chosen = configurations(v, window)[size_t(c)];
+        state.remaining = work_of(v, window, state, c) - step * share.retraining;
+        state.running = c;
+        if (state.remaining > kTolerance * chosen.gpu_seconds) continue;
+        state = {chosen.accuracy, true, -1, 0};
+        completed[v] = c;
+        share = {share.inference + share.retraining, 0, -1};
+        divide = divide || again;
+      }
+      now += step;
+      if (!profiles) continue;
+      profiling -= step * double(taken) * problem_.quantum;
+      result.profiling_s = now;
+      if (profiling > kTolerance * step) continue;
+      profiling = 0;
+      divide = true;
+    }
+    for (size_t v = 0; v < states.size(); ++v)
+      add(result, states[v], {integral[v], below[v], states[v].accuracy, true, completed[v]});
+    finish(result);
+    return result;
+  }
+
   double work_of(size_t stream, size_t window, const StreamState& state, int configuration) const {
     return state.running == configuration ? state.remaining
                                           : configurations(stream, window)[size_t(configuration)].gpu_seconds;
@@ -305,7 +399,7 @@ class Planner {
     }
     std::vector<int64_t> shares(2 * states.size(), 0);
     for (size_t i = 0; i < jobs.size(); ++i)
-      shares[jobs[i]] = quanta_ / int64_t(jobs.size()) + (i < size_t(quanta_ % int64_t(jobs.size())) ? 1 : 0);
+      shares[jobs[i]] = up_ / int64_t(jobs.size()) + (i < size_t(up_ % int64_t(jobs.size())) ? 1 : 0);
     return shares;
   }
 
@@ -373,28 +467,34 @@ class Planner {
     return options;
   }
 
+  StreamShare fair_share(size_t window, size_t stream, const StreamState& state, bool retrain) const {
+    const double fair = devices_up_ / double(problem_.streams.size());
+    const auto& list = configurations(stream, window);
+    int best = state.running;
+    for (int c = 0; retrain && !state.done && state.running < 0 && c < int(list.size()); ++c) {
+      const auto& candidate = list[size_t(c)];
+      if (!candidate.offered) continue;
+      if (best < 0 || candidate.accuracy > list[size_t(best)].accuracy ||
+          (candidate.accuracy == list[size_t(best)].accuracy &&
+           candidate.gpu_seconds < list[size_t(best)].gpu_seconds))
+        best = c;
+    }
+    const double retraining = best < 0 ? 0 : fair / 2;
+    return {fair - retraining, retraining, best};
+  }
+
   // None and uniform: fair shares, not rounded; uniform gives half of each to the most accurate configuration.
   RetrainingWindow play_fair(size_t window, std::vector<StreamState>& states, bool retrain,
                              const Planner& decides) const {
     RetrainingWindow result;
     result.phases.push_back({0, {}});
-    const double fair = problem_.devices / double(states.size());
     for (size_t v = 0; v < states.size(); ++v) {
-      const auto& list = decides.configurations(v, window);
-      int best = -1;
-      for (int c = 0; retrain && c < int(list.size()); ++c) {
-        const auto& candidate = list[size_t(c)];
-        if (!candidate.offered) continue;
-        if (best < 0 || candidate.accuracy > list[size_t(best)].accuracy ||
-            (candidate.accuracy == list[size_t(best)].accuracy &&
-             candidate.gpu_seconds < list[size_t(best)].gpu_seconds))
-          best = c;
-      }
-      const double retraining = best < 0 ? 0 : fair / 2;
+      const StreamShare share = decides.fair_share(window, v, states[v], retrain);
       const Stream& stream = problem_.streams[v];
-      result.phases[0].shares.push_back({fair - retraining, retraining, best});
-      Outcome got = outcome(v, window, states[v], inference_factor(stream, fair - retraining),
-                            inference_factor(stream, fair), retraining, best, problem_.window_s);
+      result.phases[0].shares.push_back(share);
+      Outcome got = outcome(v, window, states[v], inference_factor(stream, share.inference),
+                            inference_factor(stream, share.inference + share.retraining), share.retraining,
+                            share.configuration, problem_.window_s);
       add(result, states[v], got);
     }
     finish(result);
@@ -521,6 +621,8 @@ class Planner {
  private:
   const RetrainingProblem& problem_;
   int64_t quanta_;
+  int64_t up_;  // of the quanta, in the devices that are up
+  double devices_up_;
   std::vector<std::vector<double>> factors_;  // [stream][quanta of inference]
   double spent_ =
       0;  // options looked at: bounds the search by work, so that its result does not depend on the machine
@@ -542,7 +644,11 @@ size_t RetrainingProblem::windows() const {
 }
 
 int64_t RetrainingProblem::quanta() const {
-  return int64_t(std::floor(devices / quantum * (1 + kTolerance)));
+  return quanta_in(devices);
+}
+
+int64_t RetrainingProblem::quanta_in(double of_devices) const {
+  return int64_t(std::floor(of_devices / quantum * (1 + kTolerance)));
 }
 
 double inference_factor(const Stream& stream, double share) {
@@ -602,19 +708,13 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
 
 namespace {
 
-// A rule of a window. kDivided: what a stream's accuracy at the window's end counts in the divisions.
-struct WindowRule {
-  enum class Kind { kDivided, kStolen, kEqual, kEqualRetrained };
-  Kind kind = Kind::kDivided;
-  double end_weight = 0;
-};
-
 RetrainingWindow play_rule(const WindowRule& rule, const Planner& truth, Planner& decides, size_t window,
                            std::vector<StreamState>& states, const Begun& begun) {
   switch (rule.kind) {
     case WindowRule::Kind::kEqual:  // the equal shares are not bound to quanta
     case WindowRule::Kind::kEqualRetrained:
       return truth.play_fair(window, states, rule.kind == WindowRule::Kind::kEqualRetrained, decides);
+    case WindowRule::Kind::kFixed:
     case WindowRule::Kind::kStolen:
     case WindowRule::Kind::kDivided:
       break;
@@ -648,8 +748,61 @@ WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamSt
 
 }  // namespace
 
+namespace {
+
+// What is up at a window's start, and from each change in it on, in seconds of the window. Empty: all devices, all the time.
+std::vector<DevicesUp> up_in_window(const std::vector<DevicesUp>& up, const RetrainingProblem& problem,
+                                    double begin_s) {
+  std::vector<DevicesUp> own = {{0, problem.devices}};
+  for (const DevicesUp& change : up) {
+    if (change.from_s >= begin_s + problem.window_s * (1 - kTolerance)) break;
+    if (change.from_s <= begin_s)
+      own.front().devices = change.devices;
+    else
+      own.push_back({change.from_s - begin_s, change.devices});
+  }
+  if (own.size() == 1 && own.front().devices == problem.devices) own.clear();
+  return own;
+}
+
+// Tells what has been learned of the profiler's error after a window.
+void learn(const Planner& decides, const RetrainingProblem& truth, const RetrainingProblem& told,
+           size_t window, const std::vector<int>& completed, ProfilerError& error) {
+  for (size_t v = 0; v < truth.streams.size(); ++v) {
+    const auto& list = decides.configurations(v, window);
+    for (size_t c = 0; c < list.size(); ++c) {
+      if (!list[c].offered) continue;
+      const double said = told.streams[v].windows[window][c].accuracy;
+      if (completed[v] == int(c))
+        error.reached(v, list[c].name, said, truth.streams[v].windows[window][c].accuracy);
+      else
+        error.told(v, list[c].name, said);
+    }
+  }
+}
+
+WindowRule rule_of(RetrainingScheduler scheduler) {
+  switch (scheduler) {
+    case RetrainingScheduler::kNone:
+      return {WindowRule::Kind::kEqual, 0};
+    case RetrainingScheduler::kUniform:
+      return {WindowRule::Kind::kEqualRetrained, 0};
+    case RetrainingScheduler::kFixed:
+      return {WindowRule::Kind::kFixed, 0};
+    case RetrainingScheduler::kThief:
+      return {WindowRule::Kind::kStolen, 0};
+    case RetrainingScheduler::kEkya:
+    case RetrainingScheduler::kGpushare:
+      break;
+  }
+  return {WindowRule::Kind::kDivided, 0};
+}
+
+}  // namespace
+
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
-                                            RetrainingScheduler scheduler, const Profiling& profiling) {
+                                            RetrainingScheduler scheduler, const Profiling& profiling,
+                                            const std::vector<DevicesUp>& up) {
   GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
   if (truth.streams.empty()) return RetrainingPlan{};
   // kGpushare does not take the accuracies that it is told as they are: it corrects them by the error that it has seen.
@@ -662,8 +815,32 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
   RetrainingPlan plan;
   auto states = planner.start();
   const size_t windows = truth.windows();
+  const auto believe = [&](size_t w) {
+    for (size_t v = 0; v < believed.streams.size(); ++v) {
+      auto& list = believed.streams[v].windows;
+      if (w >= list.size()) continue;
+      for (RetrainingConfiguration& own : list[w]) own.accuracy = error.believed(v, own.name, own.accuracy);
+    }
+  };
   for (size_t w = 0; w < windows; ++w) {
     const double work = profiles && w < profiling.gpu_seconds.size() ? profiling.gpu_seconds[w] : 0;
+    const std::vector<DevicesUp> changes = up_in_window(up, truth, double(w) * truth.window_s);
+    decides.set_up(changes.empty() ? truth.devices : changes.front().devices);
+    if (!changes.empty()) {
+      WindowRule rule = rule_of(scheduler);
+      if (scheduler == RetrainingScheduler::kGpushare) {
+        believe(w);
+        const int64_t taken = std::min(profilers, decides.quanta_up());
+        const double seconds =
+            work > 0 && taken > 0 ? work / (double(taken) * truth.quantum) : 0;  // by what is up now
+        if (decides.quanta_up() > 0 && seconds < truth.window_s * (1 - kTolerance))
+          rule = best_rule(decides, w, states, w + 1 == windows, decides.begin(states, seconds, taken));
+      }
+      plan.windows.push_back(planner.play_changing(rule, w, states, decides, work, profilers, changes));
+      if (scheduler == RetrainingScheduler::kGpushare)
+        learn(decides, truth, told, w, plan.windows.back().completed, error);
+      continue;
+    }
     double seconds = work / (double(profilers) * truth.quantum);
     if (seconds > truth.window_s * (1 - kTolerance)) seconds = truth.window_s;
     const Begun begun = planner.begin(states, seconds, profilers);
@@ -687,25 +864,10 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
         plan.windows.push_back(planner.play_fixed(w, states, decides.best_fixed(w, states, left, 0), begun));
         break;
       case RetrainingScheduler::kGpushare: {
-        for (size_t v = 0; v < believed.streams.size(); ++v) {
-          auto& list = believed.streams[v].windows;
-          if (w >= list.size()) continue;
-          for (RetrainingConfiguration& own : list[w])
-            own.accuracy = error.believed(v, own.name, own.accuracy);
-        }
+        believe(w);
         const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun);
         plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun));
-        for (size_t v = 0; v < truth.streams.size(); ++v) {
-          const auto& list = decides.configurations(v, w);
-          for (size_t c = 0; c < list.size(); ++c) {
-            if (!list[c].offered) continue;
-            const double said = told.streams[v].windows[w][c].accuracy;
-            if (plan.windows.back().completed[v] == int(c))
-              error.reached(v, list[c].name, said, truth.streams[v].windows[w][c].accuracy);
-            else
-              error.told(v, list[c].name, said);
-          }
-        }
+        learn(decides, truth, told, w, plan.windows.back().completed, error);
         break;
       }
     }

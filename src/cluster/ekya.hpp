@@ -59,6 +59,7 @@ struct RetrainingProblem {
 
   size_t windows() const;
   int64_t quanta() const;  // whole quanta in the devices
+  int64_t quanta_in(double of_devices) const;
 };
 
 // kThief is Algorithm 1 as printed, kEkya the best fixed shares; both are asked again whenever a retraining ends, as the source
@@ -110,11 +111,21 @@ struct Profiling {
   double devices = 0;               // > 0 if anything takes time; rounded to quanta, at least one
 };
 
+// From a time on, so many devices (their speeds together) are up. Before the first such time, all are.
+struct DevicesUp {
+  double from_s = 0;
+  double devices = 0;
+};
+
 // Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler
 // expected. At the start of a window the accuracies reached are known, those of configurations are what was told, and
 // nothing is known of later windows. kGpushare divides anew at each completion, with what was reached. The result is
 // what truly happened. kNone and kUniform do not profile.
+//
+// `up` is in order of time. No scheduler knows of a change before it comes; then each divides what is up anew, kFixed
+// too. What has been retrained is kept, and goes on with its next share. The floor that is asked stays that of all devices.
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
-                                            RetrainingScheduler scheduler, const Profiling& profiling = {});
+                                            RetrainingScheduler scheduler, const Profiling& profiling = {},
+                                            const std::vector<DevicesUp>& up = {});
 
 }  // namespace gpushare::cluster

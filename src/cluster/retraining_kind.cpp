@@ -75,6 +75,7 @@ class RetrainingKindProblem final : public Problem {
   RetrainingKindProblem(Fields& document, const std::vector<Device>& devices) {
     problem_.devices = 0;
     for (const Device& device : devices) problem_.devices += device.speed;
+    read_changes(devices);
     document.about("quantum", "In devices: shares are multiples of it.");
     document.about("accuracy_floor", "In points: no stream's accuracy may fall below it at any time.");
     document.about("run", "For run.");
@@ -126,7 +127,7 @@ class RetrainingKindProblem final : public Problem {
         problem_, profiler_, [&] { return 1 + noise * normal(random); }, report);
     GPUSHARE_ASSIGN_OR_RETURN(
         const RetrainingPlan played,
-        run_retraining(problem_, told, scheduler_of(choice), {report.gpu_seconds, profiling_devices_}));
+        run_retraining(problem_, told, scheduler_of(choice), {report.gpu_seconds, profiling_devices_}, up_));
     write(played, result);
     if (report.profiled > 0) {
       double seconds = 0;
@@ -157,6 +158,15 @@ class RetrainingKindProblem final : public Problem {
   }
 
  private:
+  void read_changes(const std::vector<Device>& devices) {
+    for (const DeviceChange& change : device_changes(devices)) {
+      if (up_.empty() || up_.back().from_s < change.at_s) up_.push_back({change.at_s, 0});
+      up_.back().devices = 0;
+      for (const Device& device : devices)
+        if (is_up(device, change.at_s)) up_.back().devices += device.speed;
+    }
+  }
+
   static RetrainingScheduler scheduler_of(std::string_view choice) {
     return choice == "none"      ? RetrainingScheduler::kNone
            : choice == "uniform" ? RetrainingScheduler::kUniform
@@ -181,8 +191,12 @@ class RetrainingKindProblem final : public Problem {
       OrderedJson shares = OrderedJson::object();
       for (size_t v = 0; v < problem_.streams.size(); ++v) {
         const Stream& stream = problem_.streams[v];
-        const size_t decided = window.profiling_s > 0 && window.phases.size() > 1 ? 1 : 0;
-        const StreamShare& share = window.phases[decided].shares[v];
+        // Those that were decided first, after profiling where the window has time left.
+        const auto decided =
+            std::find_if(window.phases.begin(), window.phases.end(),
+                         [&](const RetrainingPhase& phase) { return phase.start_s >= window.profiling_s; });
+        const StreamShare& share =
+            (decided == window.phases.end() ? window.phases.front() : *decided).shares[v];
         OrderedJson configuration;
         if (share.configuration >= 0) configuration = stream.windows[w][size_t(share.configuration)].name;
         shares[stream.name] = object({{"inference", share.inference},
@@ -199,6 +213,7 @@ class RetrainingKindProblem final : public Problem {
   }
 
   RetrainingProblem problem_;
+  std::vector<DevicesUp> up_;
   double profiler_error_ = 0, profiling_devices_ = 0;
   ProfilerOptions profiler_;
 };
@@ -216,7 +231,8 @@ const Kind& retraining_kind() {
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<RetrainingKindProblem>(document, devices);
-      }};
+      },
+      true};
   return kind;
 }
 

@@ -3,6 +3,7 @@
 #include "cluster/ekya.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "support/catch.hpp"
@@ -246,6 +247,94 @@ TEST_CASE("on random windows a run is seldom below its parts, and above them in 
   }
   CHECK(below <= kRounds / 30);  // what comes later is not known; 0.1 of 100 in 10,000 documents
   CHECK(logarithms / kRounds > 0.005);
+}
+
+constexpr RetrainingScheduler kAllRules[] = {RetrainingScheduler::kNone,  RetrainingScheduler::kUniform,
+                                             RetrainingScheduler::kFixed, RetrainingScheduler::kThief,
+                                             RetrainingScheduler::kEkya,  RetrainingScheduler::kGpushare};
+
+TEST_CASE("devices that fail: a retraining waits or goes on with less, and loses nothing") {
+  const RetrainingProblem problem{2, 100, 0.5, 0, {{"s", 50, {{"all", 1, 1}}, {{{"c", 100, 50}}}}}};
+  const auto uniform = [&](const std::vector<DevicesUp>& up) {
+    return run_retraining(problem, problem, RetrainingScheduler::kUniform, {}, up)->mean_accuracy;
+  };
+  CHECK(uniform({}) == Approx(75));                  // 50 for 50 s, then 100
+  CHECK(uniform({{20, 0}, {40, 2}}) == Approx(55));  // 50 for 20 s, 0 for 20 s, 50 for 30 s, then 100
+  CHECK(uniform({{20, 1}}) == Approx(45));           // 50 for 20 s, 25 for 60 s, then 100
+  CHECK(uniform({{20, 1}, {30, 2}}) == Approx(75 - 2.5 - 2.5));  // 10 s at half the pace: 5 s later
+  for (const RetrainingScheduler scheduler : kAllRules) {
+    INFO("scheduler " << int(scheduler));
+    const auto none = run_retraining(problem, problem, scheduler, {{10}, 1}, {{0, 0}});
+    CHECK(none->mean_accuracy == 0);
+    CHECK(none->windows[0].completed[0] == -1);
+    const auto late = run_retraining(problem, problem, scheduler, {}, {{100, 0}});
+    CHECK(late->mean_accuracy == run_retraining(problem, problem, scheduler)->mean_accuracy);
+  }
+}
+
+TEST_CASE("devices that fail: no share is of what is down, and a retraining has the work that it needs") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  const auto number = [&](uint64_t low, uint64_t high) { return double(test::uniform(random, low, high)); };
+  for (int round = 0; round < 120; ++round) {
+    RetrainingProblem problem{number(1, 4), 100, 0.25, round % 3 == 0 ? number(0, 60) : 0, {}};
+    const size_t windows = test::uniform(random, 1, 3);
+    for (size_t v = test::uniform(random, 1, 4); v-- > 0;) {
+      Stream stream{"s" + std::to_string(v), number(30, 80), {{"all", 1, number(1, 8) / 10}}, {}};
+      for (size_t w = 0; w < windows; ++w) {
+        auto& list = stream.windows.emplace_back();
+        for (size_t c = test::uniform(random, 1, 3); c-- > 0;)
+          list.push_back({std::to_string(c), number(40, 99), number(5, 120)});
+      }
+      problem.streams.push_back(std::move(stream));
+    }
+    std::vector<DevicesUp> up;
+    for (double at = number(0, 80); at < 100 * double(windows); at += number(1, 120))
+      up.push_back({at, number(0, 4) / 4 * problem.devices});
+    const Profiling profiling{std::vector<double>(windows, round % 2 == 0 ? number(1, 30) : 0), 1};
+    for (const RetrainingScheduler scheduler : kAllRules) {
+      INFO("round " << round << " scheduler " << int(scheduler));
+      const auto plan = run_retraining(problem, problem, scheduler, profiling, up);
+      REQUIRE(plan.ok());
+      for (size_t w = 0; w < windows; ++w) {
+        const RetrainingWindow& window = plan->windows[w];
+        const double begin = 100 * double(w);
+        const auto up_at = [&](double at) {
+          double devices = problem.devices;
+          for (const DevicesUp& change : up)
+            if (change.from_s <= at + 1e-6) devices = change.devices;
+          return devices;
+        };
+        const bool changes = up_at(begin) != problem.devices ||
+                             std::any_of(up.begin(), up.end(), [&](const DevicesUp& change) {
+                               return change.from_s > begin && change.from_s < begin + 100;
+                             });
+        std::vector<double> work(problem.streams.size(), 0.0);  // of the configuration that was completed
+        for (size_t p = 0; p < window.phases.size(); ++p) {
+          const RetrainingPhase& phase = window.phases[p];
+          const double end = p + 1 < window.phases.size() ? window.phases[p + 1].start_s : 100;
+          double used = 0;
+          for (size_t v = 0; v < phase.shares.size(); ++v) {
+            const StreamShare& share = phase.shares[v];
+            used += share.inference + share.retraining;
+            if (share.configuration >= 0 && share.configuration == window.completed[v])
+              work[v] += share.retraining * (end - phase.start_s);
+          }
+          if (used > up_at(begin + phase.start_s) + 1e-9) FAIL("shares of " << used << " devices");
+          for (const DevicesUp& change : up)
+            if (change.from_s > begin + phase.start_s + 1e-6 && change.from_s < begin + end - 1e-6)
+              FAIL("nothing was divided at " << change.from_s);
+        }
+        for (size_t v = 0; v < work.size() && changes; ++v) {
+          if (window.stream_accuracy[v] < 0 || window.stream_accuracy[v] > 100) FAIL("no accuracy");
+          if (window.completed[v] < 0) continue;
+          const double needed = problem.streams[v].windows[w][size_t(window.completed[v])].gpu_seconds;
+          if (std::abs(work[v] - needed) > 1e-6 * needed)
+            FAIL("stream " << v << " had " << work[v] << " of " << needed << " s");
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("a stream that cannot reach the floor is asked for its best") {
