@@ -142,6 +142,7 @@ class MixProblem final : public Problem {
       device.speed *= slice.part;
       device.memory_bytes = static_cast<uint64_t>(static_cast<double>(device.memory_bytes) * slice.part);
       device.from_s = slice.from_s;
+      if (mode.plan) device.down.clear();  // nobody knows of failures before they come
       devices.push_back(std::move(device));
     }
     if (devices.empty()) {
@@ -165,15 +166,19 @@ class MixProblem final : public Problem {
       return outcome;
     }
     const double figure = outcome.result.at(kFigures[part]).get<double>();
-    const double unrun = part == kTraining ? outcome.result.at("jobs").get<double>() -
-                                                 outcome.result.at("completed").get<double>()
-                         : part == kTrials && outcome.result.contains("rejected")
-                             ? double(outcome.result.at("rejected").size())
-                             : 0;
+    const double unrun =
+        part == kTraining
+            ? outcome.result.at("jobs").get<double>() - outcome.result.at("completed").get<double>()
+        : part == kTrials ? count_of(outcome.result, "rejected") + count_of(outcome.result, "not_completed")
+                          : 0;
     const double log = std::log(std::max(figure, 1e-9));
     // Running all of the part's work comes before any speed: each job or trial that cannot run costs 100.
     outcome.worth = (kLessIsBetter[part] ? -log : log) - 100 * unrun;
     return outcome;
+  }
+
+  static double count_of(const OrderedJson& result, const char* list) {
+    return result.contains(list) ? double(result.at(list).size()) : 0;
   }
 
   // The worth of every part on every number of whole devices.
@@ -390,7 +395,8 @@ const Kind& mix_kind(const Kind& training) {
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<MixProblem>(document, devices, parts);
-      }};
+      },
+      true};
   return kind;
 }
 

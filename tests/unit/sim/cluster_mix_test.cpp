@@ -111,6 +111,89 @@ TEST_CASE("the trials' devices come over when the trials really end, and nobody 
   CHECK(handed_over > 0);
 }
 
+namespace {
+
+base::Result<cluster::OrderedJson> played(const std::string& document,
+                                          const std::vector<std::string>& schedulers,
+                                          std::vector<cluster::PlaySpan>* spans = nullptr) {
+  cluster::PlanOptions options;
+  options.schedulers = schedulers;
+  return cluster::run(document, options, {}, sim::all_cluster_kinds(), spans);
+}
+
+}  // namespace
+
+TEST_CASE("documents of trials and retraining whose devices fail are played by every scheduler") {
+  const auto document = [](const char* kind, const std::string& fields) {
+    return base::format(
+               R"({"version": 1, "kind": "%s", "devices": [{"id": "a", "memory_bytes": 1000}, {"id": "b",
+      "memory_bytes": 2000, "speed": 0.5, "down": [{"from_s": 10, "until_s": 40}, {"from_s": 70}]}], )",
+               kind) +
+           fields + "}";
+  };
+  const std::string trials =
+      document("trials", R"("max_packed": 2, "max_workers": 2, "change_cost_s": 1, "groups":
+    [{"arrival_s": 0, "trials": [{"name": "x", "budget_s": 30}, {"name": "y", "budget_s": 20},
+      {"name": "large", "budget_s": 60, "memory_bytes": 1500}]}])");
+  std::vector<cluster::PlaySpan> spans;
+  const auto ran = played(trials, {"fifo", "static-fluid", "dynamic-fluid", "gpushare"}, &spans);
+  REQUIRE(ran.ok());
+  for (const auto& row : (*ran)["results"]) {
+    INFO(row.dump());
+    REQUIRE(row["not_completed"].size() == 1);  // it needs 120 s of b, which is up for 40 s
+    CHECK(row["not_completed"][0]["trial"] == "large");
+    CHECK(row["makespan_s"].get<double>() > 30);
+  }
+  for (const cluster::PlaySpan& span : spans)
+    if (span.row == "device b") CHECK((span.end_s <= 10 || (span.begin_s >= 40 && span.end_s <= 70)));
+  // A plan does not know it.
+  CHECK_FALSE((*planned(trials, {"gpushare"}))["results"][0].contains("not_completed"));
+
+  const auto retrained =
+      played(document("retraining",
+                      R"("window_s": 50, "quantum": 0.25, "accuracy_floor": 0, "streams": [{"name": "s",
+        "accuracy": 50, "gpus_needed": 1.5, "windows": [{"configurations": [{"name": "c", "accuracy": 90,
+        "gpu_seconds": 20}]}, {"configurations": []}]}])"),
+             {"none", "uniform", "fixed", "thief", "ekya", "gpushare"});
+  REQUIRE(retrained.ok());
+  // 1.5 devices are up for 10 s of the first window, for 10 + 20 s of both, and one else.
+  CHECK((*retrained)["results"][0]["mean_accuracy"].get<double>() == Approx(50 * (40 + 60 * 2. / 3) / 100));
+  for (const auto& row : (*retrained)["results"]) {
+    INFO(row.dump());
+    CHECK(row["mean_accuracy"].get<double>() > 40);
+  }
+}
+
+TEST_CASE("the parts of a mix go on with what is up, and their division knows no failure before it comes") {
+  const std::string devices =
+      R"([{"id": "a", "memory_bytes": 16000000000%s}, {"id": "b", "memory_bytes": 16000000000%s},
+    {"id": "c", "memory_bytes": 16000000000%s}, {"id": "d", "memory_bytes": 16000000000%s}])";
+  const auto document = [&](const char* down) {
+    return mix(base::format(devices.c_str(), down, down, down, down),
+               std::string(kServices) + "," + kTrials + "," + kTraining);
+  };
+  const std::vector<std::string> schedulers = {"static", "gpushare", "gpushare-whole", "oracle"};
+  const auto up = played(document(""), schedulers);
+  REQUIRE(up.ok());
+  std::vector<cluster::PlaySpan> spans;
+  const auto paused = played(document(R"(, "down": [{"from_s": 10, "until_s": 30}])"), schedulers, &spans);
+  REQUIRE(paused.ok());
+  for (size_t row = 0; row < schedulers.size(); ++row) {
+    const auto& before = (*up)["results"][row];
+    const auto& after = (*paused)["results"][row];
+    INFO(before.dump() << " " << after.dump());
+    CHECK(after["parts"]["training"]["completed"] == 2);
+    CHECK(after["makespan_s"].get<double>() >= before["makespan_s"].get<double>() + 19.9);
+    if (schedulers[row] != "oracle") CHECK(after["devices"] == before["devices"]);
+  }
+  for (const cluster::PlaySpan& span : spans) CHECK((span.end_s <= 10 + 1e-6 || span.begin_s >= 30 - 1e-6));
+  // What never ends costs more than any speed gains.
+  const auto gone = played(document(R"(, "down": [{"from_s": 10}])"), {"static"});
+  REQUIRE(gone.ok());
+  CHECK((*gone)["results"][0]["parts"]["trials"]["not_completed"].size() == 2);
+  CHECK((*gone)["results"][0]["score"].get<double>() < 1e-9);
+}
+
 TEST_CASE("the oracle of a mix knows what really happens") {
   const std::string document = mix("4", std::string(kServices) + "," + kTrials + "," + kTraining);
   double best_partition = 0, ours = 0, oracle = 0;  // over the seeds
