@@ -766,8 +766,8 @@ std::vector<DevicesUp> up_in_window(const std::vector<DevicesUp>& up, const Retr
 }
 
 // Tells what has been learned of the profiler's error after a window.
-void learn(const Planner& decides, const RetrainingProblem& truth, const RetrainingProblem& told,
-           size_t window, const std::vector<int>& completed, ProfilerError& error) {
+void learn_from_window(const Planner& decides, const RetrainingProblem& truth, const RetrainingProblem& told,
+                       size_t window, const std::vector<int>& completed, ProfilerError& error) {
   for (size_t v = 0; v < truth.streams.size(); ++v) {
     const auto& list = decides.configurations(v, window);
     for (size_t c = 0; c < list.size(); ++c) {
@@ -838,7 +838,7 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
       }
       plan.windows.push_back(planner.play_changing(rule, w, states, decides, work, profilers, changes));
       if (scheduler == RetrainingScheduler::kGpushare)
-        learn(decides, truth, told, w, plan.windows.back().completed, error);
+        learn_from_window(decides, truth, told, w, plan.windows.back().completed, error);
       continue;
     }
     double seconds = work / (double(profilers) * truth.quantum);
@@ -867,7 +867,7 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
         believe(w);
         const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun);
         plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun));
-        learn(decides, truth, told, w, plan.windows.back().completed, error);
+        learn_from_window(decides, truth, told, w, plan.windows.back().completed, error);
         break;
       }
     }

@@ -113,9 +113,9 @@ TEST_CASE("the trials' devices come over when the trials really end, and nobody 
 
 namespace {
 
-base::Result<cluster::OrderedJson> played(const std::string& document,
-                                          const std::vector<std::string>& schedulers,
-                                          std::vector<cluster::PlaySpan>* spans = nullptr) {
+base::Result<cluster::OrderedJson> played_document(const std::string& document,
+                                                   const std::vector<std::string>& schedulers,
+                                                   std::vector<cluster::PlaySpan>* spans = nullptr) {
   cluster::PlanOptions options;
   options.schedulers = schedulers;
   return cluster::run(document, options, {}, sim::all_cluster_kinds(), spans);
@@ -136,7 +136,7 @@ TEST_CASE("documents of trials and retraining whose devices fail are played by e
     [{"arrival_s": 0, "trials": [{"name": "x", "budget_s": 30}, {"name": "y", "budget_s": 20},
       {"name": "large", "budget_s": 60, "memory_bytes": 1500}]}])");
   std::vector<cluster::PlaySpan> spans;
-  const auto ran = played(trials, {"fifo", "static-fluid", "dynamic-fluid", "gpushare"}, &spans);
+  const auto ran = played_document(trials, {"fifo", "static-fluid", "dynamic-fluid", "gpushare"}, &spans);
   REQUIRE(ran.ok());
   for (const auto& row : (*ran)["results"]) {
     INFO(row.dump());
@@ -149,12 +149,12 @@ TEST_CASE("documents of trials and retraining whose devices fail are played by e
   // A plan does not know it.
   CHECK_FALSE((*planned(trials, {"gpushare"}))["results"][0].contains("not_completed"));
 
-  const auto retrained =
-      played(document("retraining",
-                      R"("window_s": 50, "quantum": 0.25, "accuracy_floor": 0, "streams": [{"name": "s",
+  const auto retrained = played_document(
+      document("retraining",
+               R"("window_s": 50, "quantum": 0.25, "accuracy_floor": 0, "streams": [{"name": "s",
         "accuracy": 50, "gpus_needed": 1.5, "windows": [{"configurations": [{"name": "c", "accuracy": 90,
         "gpu_seconds": 20}]}, {"configurations": []}]}])"),
-             {"none", "uniform", "fixed", "thief", "ekya", "gpushare"});
+      {"none", "uniform", "fixed", "thief", "ekya", "gpushare"});
   REQUIRE(retrained.ok());
   // 1.5 devices are up for 10 s of the first window, for 10 + 20 s of both, and one else.
   CHECK((*retrained)["results"][0]["mean_accuracy"].get<double>() == Approx(50 * (40 + 60 * 2. / 3) / 100));
@@ -173,10 +173,11 @@ TEST_CASE("the parts of a mix go on with what is up, and their division knows no
                std::string(kServices) + "," + kTrials + "," + kTraining);
   };
   const std::vector<std::string> schedulers = {"static", "gpushare", "gpushare-whole", "oracle"};
-  const auto up = played(document(""), schedulers);
+  const auto up = played_document(document(""), schedulers);
   REQUIRE(up.ok());
   std::vector<cluster::PlaySpan> spans;
-  const auto paused = played(document(R"(, "down": [{"from_s": 10, "until_s": 30}])"), schedulers, &spans);
+  const auto paused =
+      played_document(document(R"(, "down": [{"from_s": 10, "until_s": 30}])"), schedulers, &spans);
   REQUIRE(paused.ok());
   for (size_t row = 0; row < schedulers.size(); ++row) {
     const auto& before = (*up)["results"][row];
@@ -188,7 +189,7 @@ TEST_CASE("the parts of a mix go on with what is up, and their division knows no
   }
   for (const cluster::PlaySpan& span : spans) CHECK((span.end_s <= 10 + 1e-6 || span.begin_s >= 30 - 1e-6));
   // What never ends costs more than any speed gains.
-  const auto gone = played(document(R"(, "down": [{"from_s": 10}])"), {"static"});
+  const auto gone = played_document(document(R"(, "down": [{"from_s": 10}])"), {"static"});
   REQUIRE(gone.ok());
   CHECK((*gone)["results"][0]["parts"]["trials"]["not_completed"].size() == 2);
   CHECK((*gone)["results"][0]["score"].get<double>() < 1e-9);
