@@ -14,7 +14,7 @@ using cluster::Action;
 constexpr uint32_t kMostIdleTicks = 100'000;
 constexpr double kLeastTickS = 1e-3;  // between two times that a scheduler is asked although nothing happens
 constexpr double kSameTime = 1e-9;    // of the time
-constexpr double kLeastSpeed = 1e-3;  // nobody stops for ever
+constexpr double kLeastSpeed = 1e-3;  // of the device's: nobody stops for ever
 
 struct Running {
   bool on = false;
@@ -355,7 +355,7 @@ class Cluster {
     }
     double slowdown = std::max(1.0, sum.empty() ? 1.0 : *std::max_element(sum.begin(), sum.end())) + excess;
     if (above > 0) slowdown /= std::clamp((1 - above) / std::max(own[main], 1e-6), kLeastSpeed, 1.0);
-    return slowdown * self.batch_factor;
+    return std::min(slowdown, 1 / kLeastSpeed) * self.batch_factor;
   }
 
   // Speeds of all jobs on devices whose jobs changed.
@@ -379,8 +379,8 @@ class Cluster {
         alone = std::min(alone, devices_[d].speed / entry.batch_factor);
       }
       entry.slowdown = slowdown;
-      entry.speed = std::max(kLeastSpeed, slowest * entry.factor);
-      entry.alone_speed = std::max(kLeastSpeed, alone * entry.factor);
+      entry.speed = slowest * entry.factor;
+      entry.alone_speed = alone * entry.factor;
       ends_.push({now_s_ + entry.remaining_s / entry.speed, job, ++entry.version});
     }
   }

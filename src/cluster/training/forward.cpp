@@ -12,7 +12,7 @@
 namespace gpushare::cluster::training {
 namespace {
 
-constexpr double kLeastSpeed = 1e-3;
+constexpr double kLeastSpeed = 1e-3;  // of the device's, that a job has beside others
 constexpr double kPatienceS = 600, kPatienceOfWork = 10;
 // What a second of a device is worth, in seconds of a job's completion: who arrives later may need it whole. So of plans
 // that are as good, the one that shares where nobody is slowed is taken, and devices stay free.
@@ -201,9 +201,9 @@ class Forward {
         slowest = std::min(slowest, devices_[d].info.speed / slowdown);
         slowest_alone = std::min(slowest_alone, devices_[d].info.speed / alone);
       }
-      speed_[job] = std::max(kLeastSpeed, slowest * entry.pace);
+      speed_[job] = slowest * entry.pace;
       // A gang waits for its slowest device: company on a faster one may cost it nothing.
-      alone_speed_[job] = std::max(kLeastSpeed, slowest_alone * entry.pace);
+      alone_speed_[job] = slowest_alone * entry.pace;
     }
     std::fill(dirty_.begin(), dirty_.end(), false);
   }
@@ -299,7 +299,7 @@ double guessed_slowdown(const Knowledge& known, const Beside& job, const std::ve
   if (above > 0)
     slowdown /= std::clamp((1 - above) / std::max(main < own.demands.size() ? own.demands[main] : 1.0, 1e-6),
                            kLeastSpeed, 1.0);
-  return slowdown * alone;
+  return std::min(slowdown, 1 / kLeastSpeed) * alone;
 }
 
 void settle(const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices, Book& rule,

@@ -755,6 +755,37 @@ TEST_CASE("devices that fail and come back: every scheduler goes on with their j
   CHECK(result->completed == 2);
 }
 
+TEST_CASE(
+    "slow devices with as little work in proportion: every scheduler decides the same at the same times") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  for (int round = 0; round < 12; ++round) {
+    std::vector<JobInfo> jobs;
+    double at = 0;
+    for (size_t n = test::uniform(random, 3, 8); n > 0; --n) {
+      at += double(test::uniform(random, 0, 100));
+      jobs.push_back(training_job(at, double(test::uniform(random, 10, 1500)), 1, 2 * kGiB,
+                                  double(test::uniform(random, 2, 20)) / 20));
+      jobs.back().guaranteed = round % 3 == 0;
+    }
+    std::vector<cluster::Device> devices = sixteen_gib(test::uniform(random, 1, 2));
+    std::vector<JobInfo> less = jobs;
+    for (JobInfo& job : less) job.work_s /= 8;
+    std::vector<cluster::Device> slower = devices;
+    for (cluster::Device& device : slower) device.speed = 1. / 8;
+    for (const char* scheduler : cluster::kTrainingSchedulers) {
+      INFO("round " << round << " " << scheduler);
+      const auto one = cluster::make_training_scheduler(scheduler);
+      const auto other = cluster::make_training_scheduler(scheduler);
+      const auto full = sim::run_cluster(jobs, devices, *one, {});
+      const auto slow = sim::run_cluster(less, slower, *other, {});
+      REQUIRE((full.ok() && slow.ok()));
+      for (size_t job = 0; job < jobs.size(); ++job)
+        CHECK(slow->jobs[job].end_s == Approx(full->jobs[job].end_s).epsilon(1e-4));
+    }
+  }
+}
+
 TEST_CASE("gpushare: greater priority goes first, also from a device; then length over weight") {
   std::vector<JobInfo> jobs = {training_job(0, 100), training_job(10, 200), training_job(20, 10)};
   jobs[1].priority = 1;
