@@ -406,7 +406,9 @@ class SharedDevice {
   bool keeps(Claim& claim, uint64_t now_ns);
   bool several_lanes_run() const;  // several lanes have a holder
   // True if the claim, which has its lane's turn, has to wait for sessions of other lanes.
-  bool outrun(Claim& claim, uint64_t now_ns);
+  bool outrun(const Claim& claim, uint64_t now_ns);
+  // Reads what the holders of all lanes have measured, before any of them is compared with the others.
+  void read_lanes(uint64_t now_ns);
   // Tells the claim how long a turn that is asked back may still go on.
   void time_turn(Claim& claim, uint64_t now_ns);
   // Takes all offers back and notes the turns that were passed. Offers stand only while the service sleeps, so it calls
@@ -430,7 +432,8 @@ class SharedDevice {
   void member_done(RemoteSession& session, uint64_t now_ns);
   // Reads the device time that the holder has measured since the last call, and believes at most the time for which it
   // had the turn.
-  void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
+  // True if iterations have ended.
+  bool read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
   bool fill_lane(sched::LaneId lane,
                  uint64_t now_ns);  // asks the lane's turn back, or grants it; true if something moved
@@ -476,7 +479,7 @@ class SharedDevice {
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
   static constexpr uint64_t kPatienceNs = sched::kIdleForTurnNs;
-  // How long a turn may last for which no other session waits.
+  // How long a turn may last for which no other session waits, in its lane or in another one.
   static constexpr uint64_t kLongTurnNs = sched::kLongestTurnNs;
   // After a restart of the daemon sessions that have borrowed may come later than the programs that have lent.
   static constexpr uint64_t kComeBackNs = 5'000'000'000;
@@ -512,6 +515,7 @@ class SharedDevice {
   std::vector<Claim*> in_debt_;  // claims that wait for a turn and whose caps have a debt
   size_t ready_ = 0;             // claims that wait for a turn
   bool contended_ = false;       // contended(), as of the last look
+  uint64_t look_lanes_ns_ = 0;   // how soon holders of several lanes are looked at again
   // Guaranteed sessions that want room after room_for_, by sched::served_before().
   struct RoomWait {
     RemoteSession* session;

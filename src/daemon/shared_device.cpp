@@ -459,6 +459,7 @@ void SharedDevice::pump() {
   // The service has a context of its own once it makes memory for others.
   contexts_.set_own(std::max(images_.context_bytes(), lanes_ == nullptr ? 0 : lanes_->context_bytes()));
   scheduler_.look(base::host_now_ns());
+  read_lanes(base::host_now_ns());
   size_t gives = owed_.size() + 1;  // bounded: a page that lends is written by others, too
   for (bool moved = true; moved;) {
     moved = carry_out_all();

@@ -22,6 +22,8 @@ constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
 constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
 constexpr uint64_t kKeptLookNs =
     500'000;  // how often the service looks whether a session should still keep its turn
+constexpr uint64_t kMostLookLanesNs =
+    10'000'000;  // the same where lanes wait for each other, and none ends anything
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 }  // namespace
@@ -52,7 +54,9 @@ void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
 
 void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
   uint64_t turn_ns = 0;
-  if (ready_ == 0) {
+  if (scheduler_.outranked(claim.id, now_ns)) {
+    turn_ns = 1000;  // it ends at once
+  } else if (ready_ == 0 && !outrun(claim, now_ns)) {
     // No other session waits for the turn. A cap still allows no more than its balance, in all processes of the claim
     // together.
     turn_ns = kLongTurnNs;
@@ -61,8 +65,6 @@ void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
       turn_ns = std::min(turn_ns, base::to_uint64(std::max(claim.cap->balance_ns(now_ns) / members, 0.0)));
       if (turn_ns < sched::kQuantumNs) turn_ns = 0;
     }
-  } else if (scheduler_.outranked(claim.id)) {
-    turn_ns = 1000;  // it ends at once
   }
   for (const auto& member : claim.members) lease(*member).set_turn_ns(turn_ns);
 }
@@ -158,10 +160,17 @@ bool SharedDevice::several_lanes_run() const {
                        [](const Claim* holder) { return holder != nullptr; }) > 1;
 }
 
-bool SharedDevice::outrun(Claim& claim, uint64_t now_ns) {
-  if (!several_lanes_run() || !scheduler_.compares_lanes(claim.id)) return false;
-  read_service(claim, now_ns, false);
-  return scheduler_.waits_for_lanes(claim.id, now_ns);
+bool SharedDevice::outrun(const Claim& claim, uint64_t now_ns) {
+  return several_lanes_run() && scheduler_.waits_for_lanes(claim.id, now_ns);
+}
+
+void SharedDevice::read_lanes(uint64_t now_ns) {
+  if (!several_lanes_run()) return;
+  bool ended = false;
+  for (Claim* holder : holders_)
+    if (holder != nullptr && scheduler_.compares_lanes(holder->id))
+      ended = read_service(*holder, now_ns, false) || ended;
+  look_lanes_ns_ = ended ? kKeptLookNs : std::clamp(2 * look_lanes_ns_, kKeptLookNs, kMostLookLanesNs);
 }
 
 bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
@@ -219,11 +228,11 @@ void SharedDevice::member_done(RemoteSession& session, uint64_t now_ns) {
     turn_over(claim, now_ns);
 }
 
-void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
+bool SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
   if (!gives_back && std::none_of(claim.members.begin(), claim.members.end(), [&](const auto& member) {
         return member->leased() && lease(*member).iterations() != member->seen_iterations;
       }))
-    return;
+    return false;
   for (const auto& member : claim.members)
     if (member->leased()) collect(*member, now_ns);
   // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
@@ -251,6 +260,7 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   // In this order a session that keeps the turn always has something in flight, so it changes no lane.
   if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
   scheduler_.finished(claim.id, spent_ns, now_ns, count);
+  return true;
 }
 
 void SharedDevice::turn_over(Claim& claim, uint64_t now_ns) {
@@ -309,9 +319,9 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
 }
 
 bool SharedDevice::renew_or_end(Claim& claim, uint64_t now_ns, uint64_t* next_ns) {
-  const bool looks =
-      claim.turn == Claim::Turn::kKept || (several_lanes_run() && scheduler_.compares_lanes(claim.id));
-  *next_ns = std::min(*next_ns, looks ? kKeptLookNs : kRenewNs);
+  *next_ns = std::min(*next_ns, claim.turn == Claim::Turn::kKept ? kKeptLookNs : kRenewNs);
+  if (several_lanes_run() && scheduler_.compares_lanes(claim.id))
+    *next_ns = std::min(*next_ns, std::max(look_lanes_ns_, kKeptLookNs));
   if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
     for (const auto& member : claim.members)
       if (member->leased()) lease(*member).extend(now_ns + kLeaseGoodNs);

@@ -40,7 +40,7 @@ struct SchedulerOptions {
   uint64_t capacity_bytes = 0;             // at first, and at most
   uint32_t compute_units = 0;              // all units that lanes can have for themselves; 0 = none
   uint32_t granularity_compute_units = 1;  // the units of such a lane are rounded up to it
-  uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
+  uint64_t granularity_bytes = 1;          // lane sizes are rounded up to it, and P from it on
   uint64_t small_granularity_bytes = 0;    // P below it is rounded up to this, which divides it; 0 = to it
   uint32_t max_lanes = 0;                  // open at once; 0 = no limit
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
@@ -158,8 +158,8 @@ class Scheduler final : public Authority {
   bool waits_for_lanes(SessionId session, uint64_t now_ns);
   // False if waits_for_lanes() is never true for the session: the policy has no ranks, and it has no weight.
   bool compares_lanes(SessionId session) const;
-  // True if a session that waits for its turn in this session's lane ranks higher.
-  bool outranked(SessionId session) const;
+  // True if a session ranks higher that waits for its turn in this session's lane, or has work in another one.
+  bool outranked(SessionId session, uint64_t now_ns);
   // The next time at which pick() could answer differently, if the session picked last keeps the lane busy and nothing
   // else happens; kUnknown if never. Event loops use it to skip equal decisions.
   uint64_t decision_holds_until(LaneId lane, uint64_t now_ns) const;

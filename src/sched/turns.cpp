@@ -528,7 +528,7 @@ bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
   impl_->movable.push_back(session->view);
   uint64_t until = kUnknown;
   return impl_->first_of(impl_->movable, now_ns, until) + 1 == impl_->movable.size() &&
-         (impl_->options.shared_lanes || !impl_->waits_for_lanes(lane_id, session->view, now_ns, until));
+         !waits_for_lanes(id, now_ns);
 }
 
 bool Scheduler::compares_lanes(SessionId id) const {
@@ -540,16 +540,22 @@ bool Scheduler::compares_lanes(SessionId id) const {
 bool Scheduler::waits_for_lanes(SessionId id, uint64_t now_ns) {
   if (!compares_lanes(id)) return false;
   const SessionRecord& session = *impl_->find(id);
+  // What it has in flight ends before it begins anything, and by then the others have gone on, too.
+  SessionView then = session.view;
+  then.virtual_ns = begun_ns(session);
   uint64_t until = kUnknown;
-  return impl_->waits_for_lanes(session.lane, session.view, now_ns, until);
+  return impl_->waits_for_lanes(session.lane, then, now_ns, until);
 }
 
-bool Scheduler::outranked(SessionId id) const {
+bool Scheduler::outranked(SessionId id, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
   if (!impl_->asks.before || session == nullptr || session->lane == kNoLane) return false;
   const std::vector<SessionView>& ready = impl_->lanes[session->lane].ready;
+  uint64_t until = kUnknown;
   return std::any_of(ready.begin(), ready.end(),
-                     [&](const SessionView& view) { return impl_->before(view, session->view); });
+                     [&](const SessionView& view) { return impl_->before(view, session->view); }) ||
+         (compares_lanes(id) && impl_->lanes_open > 1 &&
+          impl_->outranked(session->lane, session->view, now_ns, until));
 }
 
 std::optional<std::span<const LaneId>> Scheduler::lanes_to_ask() const {

@@ -13,7 +13,7 @@ using namespace gpushare::test;
 namespace {
 
 void nap(void*) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }
 
 struct Nap : executor::Work {

@@ -369,8 +369,8 @@ TEST_CASE(
     REQUIRE(scheduler.arrive(second, now).ok());
     actions(scheduler);
     const bool by_rank = std::string(policy) == "priority";
-    CHECK_FALSE(scheduler.outranked(1));
-    CHECK_FALSE(scheduler.outranked(7));
+    CHECK_FALSE(scheduler.outranked(1, now));
+    CHECK_FALSE(scheduler.outranked(7, now));
     CHECK_FALSE(scheduler.would_pick(7, 0, now));
     if (std::string(policy) == "fifo") {  // one resident
       CHECK(scheduler.would_pick(1, 0, now));
@@ -383,8 +383,8 @@ TEST_CASE(
     CHECK(scheduler.would_go_on(1, 0, now));  // both share by weight
     REQUIRE(run(scheduler, 0, 5, now) == 2);
     scheduler.ready(1, now);
-    CHECK(scheduler.outranked(2) == by_rank);
-    CHECK_FALSE(scheduler.outranked(1));
+    CHECK(scheduler.outranked(2, now) == by_rank);
+    CHECK_FALSE(scheduler.outranked(1, now));
     for (int i = 0; i < 3; ++i) CHECK(run(scheduler, 0, 5, now) != 0);
     scheduler.not_ready(1, now);
     CHECK(scheduler.would_pick(1, 0, now) == by_rank);  // by weight it has had more
