@@ -225,7 +225,7 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
       sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), runtime.granularity_bytes_);
   // Under a quota, E falls when P grows: iterations could not use those bytes beside the larger P.
   if (persistent_bytes > before_p && persistent_bytes <= quota)
-    ephemeral_bytes = std::min(ephemeral_bytes, quota - persistent_bytes);
+    ephemeral_bytes = std::min(ephemeral_bytes, runtime.lane_beside(quota, persistent_bytes));
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
         runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));

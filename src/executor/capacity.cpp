@@ -148,7 +148,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
   persistent = unplaced ? std::min(persistent, quota) : resized;
   // Blocks that may move go out at boundaries; iterations need not make way for them.
   ephemeral =
-      std::min(ephemeral, quota - std::min(quota, persistent - std::min(persistent, movable_bytes())));
+      std::min(ephemeral, runtime.lane_beside(quota, persistent - std::min(persistent, movable_bytes())));
   if (runtime.authority_->set_need(id_, persistent, ephemeral, runtime.now()).ok()) {
     persistent_promise_ = persistent;
     ephemeral_promise_ = ephemeral;

@@ -533,6 +533,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status check_memory_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
   uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
+  // The most E beside P under a quota of whole granules. P may be a part of one, and lanes have whole granules.
+  uint64_t lane_beside(uint64_t quota_bytes, uint64_t persistent_bytes) const {
+    const uint64_t promised = persistent_steps_.round_up(persistent_bytes);
+    return (quota_bytes - std::min(quota_bytes, promised)) / granularity_bytes_ * granularity_bytes_;
+  }
 
   // ---- dispatch.cpp: who is granted a lane ----
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.

@@ -207,8 +207,7 @@ void SessionTable::profile_ask(SessionImpl& session, LaneSlot& lane) {
   const uint64_t extra = std::min(free / 4 * 3, free - std::min(free, stays)) / granule * granule;
   const uint64_t quota =
       sched::quota_in_granules(session.quota_bytes_.load(std::memory_order_relaxed), granule);
-  const uint64_t within_quota =
-      quota - std::min(quota, runtime_.persistent_steps_.round_up(session.persistent_promise_));
+  const uint64_t within_quota = runtime_.lane_beside(quota, session.persistent_promise_);
   const uint64_t wanted =
       std::max(std::min(authority.lane_bytes(lane.id) + extra, within_quota), session.ephemeral_promise_);
   const uint64_t persistent = session.persistent_promise_;

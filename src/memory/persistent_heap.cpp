@@ -168,10 +168,10 @@ base::Status PersistentHeapImpl::grow(uint64_t bytes, bool in_pieces) {
   if (!steps.has(bytes)) {
     // Each extent must have such a size: a small one gets the rest, or is made of it.
     const uint64_t rest = bytes % steps.large;
-    GPUSHARE_RETURN_IF_ERROR(grow(rest, in_pieces));
-    const base::Status whole = grow(bytes - rest, in_pieces);
-    if (!whole.ok()) (void)cut(rest, Cut::kSome);
-    return whole;
+    GPUSHARE_RETURN_IF_ERROR(grow(bytes - rest, in_pieces));
+    const base::Status small = grow(rest, in_pieces);
+    if (!small.ok()) (void)cut(bytes - rest, Cut::kSome);
+    return small;
   }
   const base::Status whole = add_extent(bytes);
   if (whole.ok() || !in_pieces) return whole.with_context("session '" + name() + "'");

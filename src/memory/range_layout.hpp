@@ -21,7 +21,7 @@
 namespace gpushare::memory {
 
 // Bytes that one heap or lane has from the layout. base is aligned to 2 MiB, bytes is a multiple of the
-// granularity.
+// granularity, or a size of heap_steps().
 struct Range {
   Address base = 0;
   uint64_t bytes = 0;

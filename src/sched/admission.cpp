@@ -102,13 +102,16 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
       own_lane_comes(session, lanes[found.lane]))
     return {};
   if (session.spec.profiling && found.kind != Placement::Kind::kNone) {
-    // All that is free, on top of what the lane has.
-    const uint64_t room = free_bytes() - session.persistent_bytes;
+    // All that is free, on top of what the lane has, in sizes that lanes have.
+    const auto in_granules = [granule = std::max<uint64_t>(options.granularity_bytes, 1)](uint64_t bytes) {
+      return bytes / granule * granule;
+    };
+    const uint64_t room = in_granules(free_bytes() - session.persistent_bytes);
     found.bytes = found.kind == Placement::Kind::kOpen ? room : lanes[found.lane].held() + room;
     const uint64_t quota = quota_of(session);
     if (found.kind == Placement::Kind::kOpen)
-      found.bytes = std::clamp(quota - std::min(quota, session.persistent_bytes), session.ephemeral_bytes,
-                               std::max(found.bytes, session.ephemeral_bytes));
+      found.bytes = std::clamp(in_granules(quota - std::min(quota, session.persistent_bytes)),
+                               session.ephemeral_bytes, std::max(found.bytes, session.ephemeral_bytes));
   }
   return found;
 }

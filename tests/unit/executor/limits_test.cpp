@@ -187,6 +187,38 @@ TEST_CASE("a small session of a large device is promised steps of 2 MiB") {
   CHECK(settled(*runtime).promised_bytes == 0);
 }
 
+TEST_CASE("a quota holds where P has smaller steps than lanes have") {
+  constexpr uint64_t kGranule = 64 * kMiB, kQuota = 10 * kMiB;
+  auto runtime = open_runtime(options_of({"host?total_bytes=536870912", memory::Layout::kVirtual, kGranule}));
+  const uint64_t most = sched::quota_in_granules(kQuota, kGranule);
+  // The model grows inside the iteration that is measured, and before it.
+  for (const bool before : {false, true}) {
+    CAPTURE(before);
+    auto wanted = need("measured", 0, 0);
+    wanted.quota_bytes = kQuota;
+    auto session = open_session(*runtime, wanted);
+    if (before) REQUIRE(session->alloc(memory::Kind::kModel, 2 * kMiB, 0).ok());
+    for (int i = 0; i < 3; ++i) {
+      auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+      REQUIRE(iteration.ok());
+      REQUIRE((*iteration)->alloc(4 * kMiB, 0).ok());
+      if (!before && i == 0) REQUIRE(session->alloc(memory::Kind::kModel, 2 * kMiB, 0).ok());
+      REQUIRE((*iteration)->end().ok());
+    }
+    REQUIRE(session->alloc(memory::Kind::kModel, 3 * kMiB, 0).ok());
+    const auto info = session->info();
+    CHECK(info.promised_ephemeral_bytes > 0);
+    CHECK(settled(*runtime).promised_bytes <= most);
+    // A lower quota is kept to, in the scheduler's books too.
+    REQUIRE(session->set_quota(6 * kMiB).ok());
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    REQUIRE((*iteration)->end().ok());
+    CHECK(settled(*runtime).promised_bytes <= sched::quota_in_granules(6 * kMiB, kGranule));
+    REQUIRE(session->close().ok());
+  }
+}
+
 TEST_CASE("small sessions fill a device that has few granules, and grow by what another gives back") {
   constexpr uint64_t kGranule = 64 * kMiB;
   auto options = options_of({"host?total_bytes=268435456", memory::Layout::kVirtual, kGranule});
