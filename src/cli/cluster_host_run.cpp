@@ -491,8 +491,8 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
   while (left > 0) {
     // Until something has happened: a job ended, one arrives, the scheduler wants to be asked, something was measured.
     double now = now_s();
-    const bool changes_now = next_change < changes.size() && changes[next_change].at_s <= now;
-    bool happened = now >= tick_at || changes_now;
+    const auto changes_now = [&] { return next_change < changes.size() && changes[next_change].at_s <= now; };
+    bool happened = now >= tick_at || changes_now();
     std::vector<uint32_t> ended;
     bool any_on = false;
     {
@@ -528,8 +528,8 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       scheduler_.finished(j, now);
       --left;
     }
-    if (changes_now) GPUSHARE_RETURN_IF_ERROR(change_devices(now));
-    while (next_change < changes.size() && changes[next_change].at_s <= now) ++next_change;
+    if (changes_now()) GPUSHARE_RETURN_IF_ERROR(change_devices(now));
+    while (changes_now()) ++next_change;
     for (; next_arrival < infos_.size() && infos_[next_arrival].arrival_s <= now; ++next_arrival) {
       cluster::JobInfo told = infos_[next_arrival];
       if (!options_.tell_demands) told.demands = {sim::InterferenceModel::kDefaultDemand};

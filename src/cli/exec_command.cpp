@@ -299,7 +299,9 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
   }
 
   base::Status read_file(const std::string& path) {
+    errno = 0;
     std::ifstream file(path);
+    int why = errno;
     int number = 0;
     const auto trimmed = [](const std::string& text) {
       const size_t first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
@@ -321,9 +323,8 @@ Exit codes: the program's; 2 bad usage, a program that cannot be held; 3 no shim
       found->value = trimmed(line.substr(equals + 1));
     }
     // A file that is there and cannot be read may hold a limit.
-    const int why = errno;
-    std::error_code none;
-    if ((!file.is_open() || file.bad()) && std::filesystem::exists(path, none))
+    if (file.bad()) why = errno;
+    if (file.bad() || (!file.is_open() && why != ENOENT && why != ENOTDIR))
       return {GPUSHARE_IO_ERROR, "cannot read '" + path + "': " + std::strerror(why)};
     return {};
   }

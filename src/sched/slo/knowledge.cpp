@@ -247,11 +247,16 @@ bool Knowledge::contradicts_profile(Application& application, uint64_t execution
   constexpr uint8_t kLeast = 4, kMost = 32;
   constexpr double kLeastOff = 0.3, kDeviations = 4;
   if (!application.told || application.ran == 0 || application.judged >= kMost) return false;
-  application.judged_logarithms += std::log(std::max<double>(1, static_cast<double>(execution_ns)));
+  const double logarithm = std::log(std::max<double>(1, static_cast<double>(execution_ns)));
+  application.judged_logarithms += logarithm;
+  application.judged_squares += logarithm * logarithm;
   if (++application.judged < kLeast) return false;
   const Shape known = shape_of(application.own);
-  const double off = std::abs(application.judged_logarithms / application.judged - known.mean);
-  return off > std::max(kLeastOff, kDeviations * known.deviation / std::sqrt(application.judged));
+  const double count = application.judged, mean = application.judged_logarithms / count;
+  // One that was slow, such as the first run, shows nothing: the durations then vary more than the profile says.
+  const double varied = std::sqrt(std::max(application.judged_squares / count - mean * mean, 0.0));
+  const double error = std::max(known.deviation, varied) / std::sqrt(count);
+  return std::abs(mean - known.mean) > std::max(kLeastOff, kDeviations * error);
 }
 
 // Durations that contradict all that is known of their application, four times in a row, show that what is known no longer

@@ -42,7 +42,8 @@ class Knowledge {
     uint32_t ran = 0;           // members of finished batches, up to four
     bool told = false;          // its durations were told beforehand, and none measured has contradicted them
     uint8_t judged = 0;         // the first measured durations of a told application, up to 32
-    double judged_logarithms = 0;  // their sum
+    double judged_logarithms = 0,
+           judged_squares = 0;  // the sums of their logarithms, and of the squares of these
     uint8_t odd_runs = 0;  // batches with it in a row that took far from what they should have, see odd()
     uint64_t tried = 0;    // the number of its last probe, see BatcherBase
   };

@@ -616,6 +616,24 @@ TEST_CASE(
   CHECK(mean_ms(2) == Approx(200).epsilon(0.1));
 }
 
+TEST_CASE("a first run that is slow leaves a right profile as it is") {
+  auto batcher = std::move(*make_batcher("gpushare"));
+  REQUIRE(batcher->add_model({}).ok());
+  for (const uint32_t application : {0u, 1u})
+    for (int i = 0; i < 256; ++i) batcher->observe(0, application, 10 * kMs);
+  uint64_t now = 0;
+  RequestId id = 1;
+  for (const uint64_t ms : {35, 10, 10, 10}) {
+    REQUIRE(batcher->arrive(request(id++, now / kMs, now / kMs + 10'000, 0), now).ok());
+    const Decision next = batcher->next(now, 0);
+    REQUIRE(next.batch.has_value());
+    now += ms * kMs;
+    batcher->finished_run(next.batch->id, std::vector<uint64_t>{ms * kMs}, ms * kMs, now);
+  }
+  CHECK(batcher->profile(0, 0)->mean_ns == Approx(10e6).epsilon(0.03));
+  CHECK(batcher->profile(0, 1)->mean_ns == Approx(10e6).epsilon(0.001));
+}
+
 TEST_CASE(
     "a wrong profile of widely scattered times is found out by the mean of the first that are measured") {
   auto batcher = std::move(*make_batcher("gpushare"));
