@@ -288,7 +288,7 @@ void RemoteAuthority::send_backlog() {
   has_backlog_.store(false);
 }
 
-// What the daemon is to hear about a session that it has not accepted yet waits until it has.
+// News about a session that the daemon has not accepted yet wait until it has.
 void RemoteAuthority::tell(MessageType type, Record& record, uint64_t value) {
   if (record.is_known())
     send(bytes_of(make_session_message(type, record.spec.id, value)));

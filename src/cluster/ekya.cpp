@@ -723,7 +723,7 @@ RetrainingWindow play_rule(const WindowRule& rule, const Planner& truth, Planner
       window, states, {rule.kind == WindowRule::Kind::kStolen, rule.end_weight}, nullptr, decides, begun);
 }
 
-// The portfolio of a window: each rule is played by what is believed. Of the next window, which is not known, it is assumed
+// The portfolio of a window: each rule is played by what is believed. The next window is not known, and it is assumed
 // that nothing is retrained in it: a stream's accuracy is worth what the devices can serve of it. The product of the two
 // windows' accuracies is compared and not their sum, so that no rule gives much of this window for what may not come.
 WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, bool last,
@@ -750,7 +750,8 @@ WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamSt
 
 namespace {
 
-// What is up at a window's start, and from each change in it on, in seconds of the window. Empty: all devices, all the time.
+// The devices that are up at a window's start, and from each change in it on, in seconds of the window. Empty: all devices, all
+// the time.
 std::vector<DevicesUp> up_in_window(const std::vector<DevicesUp>& up, const RetrainingProblem& problem,
                                     double begin_s) {
   std::vector<DevicesUp> own = {{0, problem.devices}};
