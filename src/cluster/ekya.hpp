@@ -123,7 +123,8 @@ struct DevicesUp {
 // what truly happened. kNone and kUniform do not profile.
 //
 // `up` is in order of time. No scheduler knows of a change before it comes; then each divides what is up anew, kFixed
-// too. A retraining keeps the work that it has had, and goes on with its next share. The floor that is asked stays that of all devices.
+// too. A retraining keeps the work that it has had, and goes on with its next share. The floor that is asked stays that
+// of all devices.
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
                                             RetrainingScheduler scheduler, const Profiling& profiling = {},
                                             const std::vector<DevicesUp>& up = {});

@@ -154,7 +154,7 @@ void DynamicFluidPolicy::finished(TrialRun& run) {
     lefts.push_back(run.trials()[trial].trial.budget_s * run.remaining(trial));
     work += lefts.back();
   }
-  // What pays for itself. Few do at most completions, so only these are sorted.
+  // A change that pays for itself. Few do at most completions, so only these are sorted.
   struct Pays {
     double left;
     size_t trial;
@@ -177,7 +177,7 @@ void DynamicFluidPolicy::finished(TrialRun& run) {
         size_of(then) < size_of(now) && size_of(then) * (time_then + cost) < size_of(now) * time_now;
     if (grows || shrinks) pays.push_back({lefts[i], trials[i], then, grows});
   }
-  // What shrinks makes room for what grows; of each the longest first.
+  // Trials that shrink make room for those that grow; the longest go first among each.
   std::stable_sort(pays.begin(), pays.end(), [](const Pays& a, const Pays& b) {
     return a.grows != b.grows ? b.grows : a.left > b.left;
   });

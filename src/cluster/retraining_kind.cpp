@@ -191,7 +191,7 @@ class RetrainingKindProblem final : public Problem {
       OrderedJson shares = OrderedJson::object();
       for (size_t v = 0; v < problem_.streams.size(); ++v) {
         const Stream& stream = problem_.streams[v];
-        // Those that were decided first, after profiling where the window has time left.
+        // The phase that was decided first, after profiling where the window has time left.
         const auto decided =
             std::find_if(window.phases.begin(), window.phases.end(),
                          [&](const RetrainingPhase& phase) { return phase.start_s >= window.profiling_s; });

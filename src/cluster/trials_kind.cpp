@@ -27,7 +27,7 @@ Trial read_trial(Fields& fields, Fields::Names& seen, size_t index) {
   return trial;
 }
 
-// What a trial does where it really runs.
+// The work of a trial that really runs.
 struct TrialWork {
   double iteration_ms = 10;
   double demand = 1;

@@ -143,7 +143,7 @@ void write_devices(MetricsText& out, const client::ServiceStatus& status) {
       out.sample({{"device", device.device}, {"state", state}}, figure(counts[{device.device, state}]));
 }
 
-// What the processes of the sessions report in their leases.
+// Figures that the processes of the sessions report in their leases.
 void write_figures(MetricsText& out, const std::vector<SessionStatus>& sessions,
                    const std::vector<MetricsText::Labels>& labels) {
   std::vector<std::pair<MetricsText::Labels, base::IterationCounts>> iterations;

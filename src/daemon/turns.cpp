@@ -20,10 +20,9 @@ namespace {
 
 constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
 constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
-constexpr uint64_t kKeptLookNs =
-    500'000;  // how often the service looks whether a session should still keep its turn
-constexpr uint64_t kMostLookLanesNs =
-    10'000'000;  // the same where lanes wait for each other, and none ends anything
+// How often the service looks whether a session should still keep its turn, and the least often where lanes wait for
+// each other and nothing ends in them.
+constexpr uint64_t kKeptLookNs = 500'000, kMostLookLanesNs = 10'000'000;
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 }  // namespace

@@ -618,7 +618,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   std::atomic<uint32_t> askers_{
       0};  // guaranteed sessions that wait for others to send blocks out: nothing comes home meanwhile
-  // spilled.cpp. What opportunistic sessions have for another one: blocks that may lie on the host.
+  // spilled.cpp. Opportunistic sessions have this for another one: blocks that may lie on the host.
   std::vector<sched::Part> blocks_of_others(const SessionImpl& asker) const GPUSHARE_REQUIRES(books);
   // The most that blocks and ranges of others give; of ranges on a shared device the daemon knows.
   uint64_t parts_of_others(const SessionImpl& asker, const sched::Need& need) const GPUSHARE_REQUIRES(books);

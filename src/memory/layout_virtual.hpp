@@ -1,7 +1,8 @@
 // layout_virtual.hpp: the virtual layout. Every range has its own reserved addresses, and physical granules are mapped
-// behind them: of one size, but for a heap's first granule, which is made of small ones. A granule of addresses that has memory is a cell. A cell is committed (promised to the
-// range's owner) or unused. Unused cells stay mapped until somebody needs their granules: a range that is taken again
-// soon costs no driver call, and unmapping happens in batches, off the hot path.
+// behind them: of one size, but for a heap's first granule, which is made of small ones. A granule of addresses that has
+// memory is a cell. A cell is committed (promised to the range's owner) or unused. Unused cells stay mapped until
+// somebody needs their granules: a range that is taken again soon costs no driver call, and unmapping happens in batches,
+// off the hot path.
 //
 // Heaps, lanes and spilled blocks have granules of one size, chosen so that a device has some thousands of them. A size for
 // each range would save mapping calls, but a shrunk range could then keep a part of a large granule that others were

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kLeastSpeed = 1e-3;  // of the device's, that a job has beside others
 constexpr double kPatienceS = 600, kPatienceOfWork = 10;
-// What a second of a device is worth, in seconds of a job's completion: who arrives later may need it whole. So of plans
-// that are as good, the one that shares where nobody is slowed is taken, and devices stay free.
+// The worth of a second of a device, in seconds of a job's completion: who arrives later may need it whole. Among plans that
+// are as good, the one that shares where nobody is slowed is therefore taken, and devices stay free.
 constexpr double kDeviceWorth = 0.05;
 // Each earlier pause of a job adds so many restarts to what the next one costs. Each move alone may pay, but jobs go on
 // arriving, and one that is moved for each of them would never end.
@@ -178,7 +178,7 @@ class Forward {
       }
     return true;
   }
-  // False if it is more than a guaranteed job may lose. One that has lost more already loses nothing any longer.
+  // False if it is more than a guaranteed job may lose. A job that has lost more already loses nothing any longer.
   static bool loses(BookJob& job, double work_s) {
     if (!job.info.guaranteed || work_s <= 1e-9 * job.info.work_s) return true;
     if (work_s > may_lose(job) * (1 + 1e-9)) return false;
