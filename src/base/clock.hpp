@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -24,6 +25,8 @@ class Deadline {
       deadline.at_ = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
     return deadline;
   }
+  // The time `ns` of host_now_ns(); UINT64_MAX: never.
+  static Deadline at_ns(uint64_t ns) { return after(ns - std::min(ns, host_now_ns())); }
   bool never() const { return never_; }
   std::chrono::steady_clock::time_point at() const { return at_; }
   uint64_t left_ns() const {  // 0 once passed; only unless never()
@@ -31,6 +34,10 @@ class Deadline {
     return left.count() <= 0 ? 0 : static_cast<uint64_t>(std::chrono::nanoseconds(left).count());
   }
   bool passed() const { return !never_ && std::chrono::steady_clock::now() >= at_; }
+
+  friend Deadline earlier(const Deadline& a, const Deadline& b) {
+    return a.never_ || (!b.never_ && b.at_ < a.at_) ? b : a;
+  }
 
  private:
   bool never_ = false;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "base/clock.hpp"
 #include "base/waits.hpp"
 
 #if defined(__clang__)
@@ -72,6 +73,18 @@ class GPUSHARE_SCOPED_CAPABILITY MutexLock {
   bool held_ = true;
 };
 
+// While one lives, a mutex is let go; it is taken again at the end, also after an exception.
+class GPUSHARE_SCOPED_CAPABILITY Unlocked {
+ public:
+  explicit Unlocked(Mutex& mutex) GPUSHARE_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  ~Unlocked() GPUSHARE_RELEASE() { mutex_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
 // Waits only in loops of the caller's, which test the guarded state themselves. A wait that is unwound (pthread_cancel) has
 // let the mutex go.
 class ConditionVariable {
@@ -95,6 +108,12 @@ class ConditionVariable {
     lock.release();
     let_go.has_it_again = true;
     return in_time;
+  }
+  // False when the deadline passed first.
+  bool wait(Mutex& mutex, const Deadline& deadline) GPUSHARE_REQUIRES(mutex) {
+    if (!deadline.never()) return wait_until(mutex, deadline.at());
+    wait(mutex);
+    return true;
   }
 
  private:

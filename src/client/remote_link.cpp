@@ -407,7 +407,8 @@ void RemoteAuthority::wait_for_news(uint64_t seen_news, const base::Deadline& de
     return;
   }
   base::MutexLock lock(inbox_mutex_);
-  while (news_ == seen_news && !deadline.passed()) news_came_.wait_until(inbox_mutex_, deadline.at());
+  while (news_ == seen_news && news_came_.wait(inbox_mutex_, deadline)) {
+  }
 }
 
 // The connection is gone, or of no use: nothing is sent any more. The listening thread finds it closed and reconnects.

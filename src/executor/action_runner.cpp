@@ -591,7 +591,7 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
       std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
       if (!next) {
         runtime_.mutex_.wait(wakes_);
-      } else if (!runtime_.mutex_.wait_until(wakes_, next->at()) && !stop) {
+      } else if (!runtime_.mutex_.wait(wakes_, *next) && !stop) {
         next.reset();
         if (!look) runtime_.authority_->room_used(sched::kNoSession, runtime_.now());
         runtime_.carry_out(nullptr, outbox);

@@ -157,11 +157,11 @@ class Books : private base::Mutex {
     changed.wait(*this);
     if (turn_.lent()) account_turn();
   }
-  // False when the time point passed first.
-  bool wait_until(base::ConditionVariable& changed, std::chrono::steady_clock::time_point deadline)
+  // False when the deadline passed first.
+  bool wait(base::ConditionVariable& changed, const base::Deadline& deadline)
       GPUSHARE_REQUIRES(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     wake_granted();
-    const bool in_time = changed.wait_until(*this, deadline);
+    const bool in_time = changed.wait(*this, deadline);
     if (turn_.lent()) account_turn();
     return in_time;
   }

@@ -544,15 +544,13 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     next_ns = std::min(next_ns, elastic_.next_deadline_ns());
   }
   if (wait.change != change_) return true;
-  const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
-  runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  runtime_.reaper_.wait(room_, earlier(base::Deadline::at_ns(next_ns), deadline), outbox);
   return true;
 }
 
 void RangeTable::sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) {
   if (wait.change != change_) return;
-  const base::Deadline soon = base::Deadline::after(kLookForRoomNs);
-  runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  runtime_.reaper_.wait(room_, earlier(base::Deadline::after(kLookForRoomNs), deadline), outbox);
 }
 
 void RangeTable::leave(RangeWait& wait) {

@@ -177,9 +177,7 @@ bool Reaper::wait(base::ConditionVariable& changed, const base::Deadline& deadli
   const Demanding demanding(*this);
   try {
     const base::CancelPoint cancelled_here;
-    if (!deadline.never()) return mutex.wait_until(changed, deadline.at());
-    mutex.wait(changed);
-    return true;
+    return mutex.wait(changed, deadline);
   } catch (const base::ForcedUnwind&) {
     mutex.lock();  // which the unwound wait has let go
     base::thread_ends() = true;

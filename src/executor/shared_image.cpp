@@ -43,10 +43,7 @@ base::Result<std::shared_ptr<SharedImage>> SharedImage::open(std::shared_ptr<Ses
   while (!image->answered_ && image->failure_.ok() && image->device_ != nullptr) {
     if (options.timeout_ns == 0 || deadline.passed())
       return base::Status(GPUSHARE_TIMED_OUT, "the daemon has not read " + options.path + " in time");
-    if (deadline.never())
-      image->changed_.wait(image->mutex_);
-    else
-      (void)image->changed_.wait_until(image->mutex_, deadline.at());
+    (void)image->changed_.wait(image->mutex_, deadline);
   }
   if (image->device_ == nullptr) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   if (!image->failure_.ok()) return image->failure_;
@@ -188,8 +185,7 @@ base::Status SharedImage::wait(uint32_t first, uint32_t end, uint64_t timeout_ns
       return {GPUSHARE_TIMED_OUT, base::format("layer %u is not on the device yet; %u of %zu are", end - 1,
                                                arrived(), layers_.size())};
     if (!mapped_.load(std::memory_order_acquire)) {
-      const auto look = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLookNs);
-      (void)changed_.wait_until(mutex_, deadline.never() ? look : std::min(look, deadline.at()));
+      (void)changed_.wait(mutex_, earlier(base::Deadline::after(kLookNs), deadline));
       continue;
     }
     lock.unlock();

@@ -188,10 +188,7 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
     } else if (timeout_ns == 0 || deadline.passed()) {
       status = {GPUSHARE_TIMED_OUT, "the switcher's turn did not come in time"};
     } else {
-      if (deadline.never())
-        changed_.wait(mutex_);
-      else
-        (void)changed_.wait_until(mutex_, deadline.at());
+      (void)changed_.wait(mutex_, deadline);
       continue;
     }
     break;

@@ -237,13 +237,10 @@ class RequestServer::Impl {
     if (!entries_.empty() && NoWaitScope::active()) return would_wait("drained");
     draining_ = true;
     poke();
-    while (!entries_.empty()) {
-      if (deadline.never())
-        answered_.wait(mutex_);
-      else if (!answered_.wait_until(mutex_, deadline.at()) && !entries_.empty())
+    while (!entries_.empty())
+      if (!answered_.wait(mutex_, deadline) && !entries_.empty())
         return base::Status(GPUSHARE_TIMED_OUT,
                             base::format("%zu requests are not answered yet", entries_.size()));
-    }
     return base::ok_status();
   }
 
@@ -508,14 +505,8 @@ class RequestServer::Impl {
 
   // Until something happens or the time has come; see Pulse.
   void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
-    constexpr uint64_t kHour = 3'600'000'000'000;
     for (uint64_t now = base::host_now_ns(); !poked_ && now < wake_ns; now = base::host_now_ns()) {
-      const uint64_t until_ns = pulse_.asleep(now, wake_ns);
-      if (until_ns == kNever)
-        changed_.wait(mutex_);
-      else
-        changed_.wait_until(mutex_, std::chrono::steady_clock::now() +
-                                        std::chrono::nanoseconds(std::min(until_ns - now, kHour)));
+      changed_.wait(mutex_, base::Deadline::at_ns(pulse_.asleep(now, wake_ns)));
       pulse_.awake(base::host_now_ns());
     }
   }

@@ -183,12 +183,9 @@ class StepServer::Impl {
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
     draining_ = true;
-    while (!entries_.empty()) {
-      if (deadline.never())
-        answered_.wait(mutex_);
-      else if (!answered_.wait_until(mutex_, deadline.at()) && !entries_.empty())
+    while (!entries_.empty())
+      if (!answered_.wait(mutex_, deadline) && !entries_.empty())
         return {GPUSHARE_TIMED_OUT, base::format("%zu requests are not answered yet", entries_.size())};
-    }
     return {};
   }
 
@@ -369,7 +366,7 @@ class StepServer::Impl {
       }
       // The session has as much work queued as it may have, and sends no notice when there is less. So this thread
       // looks again.
-      work_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+      work_.wait(mutex_, base::Deadline::after(1'000'000));
       return;
     }
     sched::slo::StepResult result;
@@ -405,17 +402,9 @@ class StepServer::Impl {
   // If the time has passed already, more requests have expired than begin_step() drops at once. tell_all() drops the
   // rest between the answers, so that threads that submit do not wait for all of it.
   void sleep_until(uint64_t wake_ns) GPUSHARE_REQUIRES(mutex_) {
-    constexpr uint64_t kHour = 3'600'000'000'000;
     const bool passed = wake_ns < base::host_now_ns();
-    while (!changed_) {
-      const uint64_t now = base::host_now_ns();
-      if (passed || wake_ns == kNever)
-        work_.wait(mutex_);
-      else if (now > wake_ns)
-        return;
-      else
-        work_.wait_until(mutex_, std::chrono::steady_clock::now() +
-                                     std::chrono::nanoseconds(std::min(wake_ns - now + 1, kHour)));
+    const base::Deadline wake = base::Deadline::at_ns(passed || wake_ns == kNever ? kNever : wake_ns + 1);
+    while (!changed_ && work_.wait(mutex_, wake)) {
     }
   }
 
@@ -445,13 +434,7 @@ class StepServer::Impl {
 
   // The sleep of the thread that answers: until news, or at most until then; see Pulse.
   void sleep(uint64_t now_ns, uint64_t until_ns) GPUSHARE_REQUIRES(mutex_) {
-    constexpr uint64_t kHour = 3'600'000'000'000;
-    const uint64_t wake_ns = pulse_.asleep(now_ns, until_ns);
-    if (wake_ns == kNever)
-      news_.wait(mutex_);
-    else
-      news_.wait_until(mutex_, std::chrono::steady_clock::now() +
-                                   std::chrono::nanoseconds(std::min(wake_ns - now_ns, kHour)));
+    news_.wait(mutex_, base::Deadline::at_ns(pulse_.asleep(now_ns, until_ns)));
     pulse_.awake(base::host_now_ns());
   }
 
