@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/round_up.hpp"
@@ -93,29 +95,6 @@ void ActionRunner::look_again(const base::Deadline& at) {
   wakes_.notify_one();
 }
 
-// While one lives its thread acts.
-class ActionRunner::Acting {
- public:
-  explicit Acting(ActionRunner& runner) GPUSHARE_REQUIRES(books) : runner_(runner) { runner_.acting_ = true; }
-  ~Acting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    runner_.acting_ = false;
-    runner_.changed_.notify_all();
-  }
-  Acting(const Acting&) = delete;
-  Acting& operator=(const Acting&) = delete;
-
- private:
-  ActionRunner& runner_;
-};
-
-struct ActionRunner::Counted {
-  explicit Counted(uint32_t& of) : count(of) { ++count; }
-  ~Counted() { --count; }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-  uint32_t& count;
-};
-
 void ActionRunner::run(bool may_page, Outbox& outbox) {
   // Actions wait for the device, which may be waiting for this very function: the runtime's thread carries them out.
   if (NoWaitScope::active()) {
@@ -124,11 +103,16 @@ void ActionRunner::run(bool may_page, Outbox& outbox) {
     return;
   }
   while (acting_ && !runtime_.collapsed_) {
-    const Counted counted(waiting_);
+    ++waiting_;
+    const absl::Cleanup waited = [this]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --waiting_; };
     runtime_.mutex_.wait(changed_);
   }
   if (runtime_.closed_ || runtime_.collapsed_) return;
-  std::optional<Acting> acting(*this);
+  acting_ = true;
+  absl::Cleanup acted = [this]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    acting_ = false;
+    changed_.notify_all();
+  };
   collect();
   while (!runtime_.collapsed_ && !actions_.empty() && (may_page || !actions_.front().pages())) {
     const Action action = std::move(actions_.front());
@@ -140,7 +124,7 @@ void ActionRunner::run(bool may_page, Outbox& outbox) {
     if (runtime_.reaper_.demand() > 0) runtime_.reaper_.wake();
     if (action.session != nullptr) outbox.sessions.push_back(action.session);
   }
-  acting.reset();
+  std::move(acted).Invoke();
   hand_over();
 }
 

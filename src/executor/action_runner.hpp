@@ -111,8 +111,6 @@ class ActionRunner {
   bool paused() const GPUSHARE_REQUIRES(books) { return paused_; }
 
  private:
-  class Acting;
-  struct Counted;
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void resize(LaneSlot& lane) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);

@@ -5,6 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
@@ -289,12 +291,7 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
 
 GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work) {
-  struct Destroy {
-    ~Destroy() { destroy(session, std::move(work), false); }
-    SessionImpl& session;
-    std::unique_ptr<Work> work;
-  };
-  const Destroy destroying{session, std::move(work)};
+  const absl::Cleanup over = [&] { destroy(session, std::move(work), false); };
   const auto failed = [&session](const char* what, const char* message) {
     try {
       return base::Status(GPUSHARE_CALLBACK_FAILED, "session '" + session.name() + "': its iteration " +
@@ -308,8 +305,7 @@ void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_p
   try {
     begun = start_iteration(session, lane);
     if (begun.ok())
-      outcome =
-          destroying.work->run(std::shared_ptr<Iteration>(session.shared_from_this(), &session.iteration_));
+      outcome = work->run(std::shared_ptr<Iteration>(session.shared_from_this(), &session.iteration_));
   } catch (const std::bad_alloc&) {
     outcome = base::no_memory();
   } catch (const std::exception& error) {

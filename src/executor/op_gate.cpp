@@ -2,7 +2,8 @@
 #include "executor/op_gate.hpp"
 
 #include <algorithm>
-#include <cmath>
+
+#include <absl/cleanup/cleanup.h>
 
 #include "base/saturate.hpp"
 #include "executor/runtime.hpp"
@@ -279,30 +280,17 @@ LaunchGate::Answer LaunchGate::ask(const sched::OpController::Allowance& allowed
 
 void LaunchGate::wait(base::RoleLock& lock, uint32_t rings, uint64_t again_ns, uint64_t now_ns,
                       const base::Deadline& deadline) {
-  OpGate& op = *of_;
-  if (slot_ != nullptr) {
-    again_ns = std::min(again_ns, terms_.until_ns);
-    const base::Deadline again =
-        base::Deadline::after(std::min(again_ns - std::min(again_ns, now_ns), kLongestWaitNs));
-    const std::shared_ptr<base::GateSlot> slot = slot_;
-    const struct WithoutLock {
-      explicit WithoutLock(base::RoleLock& the_lock) : lock(the_lock) { lock.unlock(); }
-      ~WithoutLock() { lock.lock(); }
-      base::RoleLock& lock;
-    } without_lock(lock);
-    slot->bell().wait(rings, deadline.never() || again.at() < deadline.at() ? again : deadline);
+  if (slot_ != nullptr) again_ns = std::min(again_ns, terms_.until_ns);
+  const base::Deadline until =
+      earlier(base::Deadline::after(again_ns - std::min(again_ns, now_ns)), deadline);
+  if (slot_ == nullptr) {
+    of_->changed_.wait(of_->mutex_, until);
     return;
   }
-  if (again_ns != sched::kUnknown) {
-    const auto again =
-        std::chrono::steady_clock::now() +
-        std::chrono::nanoseconds(std::min(again_ns - std::min(again_ns, now_ns), kLongestWaitNs));
-    op.changed_.wait_until(op.mutex_, deadline.never() ? again : std::min(again, deadline.at()));
-  } else if (deadline.never()) {
-    op.changed_.wait(op.mutex_);
-  } else {
-    op.changed_.wait_until(op.mutex_, deadline.at());
-  }
+  const std::shared_ptr<base::GateSlot> slot = slot_;
+  lock.unlock();
+  const absl::Cleanup waited = [&lock]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { lock.lock(); };
+  slot->bell().wait(rings, until);
 }
 
 base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
@@ -313,14 +301,9 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
   base::RoleLock lock(op.mutex_, has_gates);
   ++entries_;
   uint64_t waiting_since_ns = 0;
-  struct Waiting {
-    ~Waiting() {
-      if (since_ns != 0) gate.waited(since_ns);
-    }
-    LaunchGate& gate;
-    uint64_t& since_ns;
+  const absl::Cleanup over = [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {  // with the lock held
+    if (waiting_since_ns != 0) waited(waiting_since_ns);
   };
-  const Waiting waiting{*this, waiting_since_ns};  // destroyed with the lock held
   for (bool may_mark = true;;) {
     if (!pass || ended_)
       return {GPUSHARE_CANCELLED, "session '" + name_ + "' has ended, and its gate lets nothing in any more"};

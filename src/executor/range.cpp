@@ -7,6 +7,8 @@
 #include <system_error>
 #include <thread>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/saturate.hpp"
@@ -181,12 +183,8 @@ base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t t
   if (!stay) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   const bool may_wait = timeout_ns > 0 && !NoWaitScope::active() && !CallbackScope::active();
-  struct Leaving {
-    ~Leaving() { range.leave(wait); }
-    RangeImpl& range;
-    RangeWait wait{};
-  } leaving{*this};
-  RangeWait& wait = leaving.wait;
+  RangeWait wait{};
+  const absl::Cleanup leaving = [&] { leave(wait); };
   sched::Need need(session_->options_.cls, true, false);
   MemoryLadder::Room room;
   wait.session = session_.get();

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
@@ -148,24 +150,6 @@ class Reaper::Demanding {
   Reaper& reaper_;
 };
 
-// While one lives the thread waits for the head of the lane. A closing runtime waits for the thread.
-class Reaper::Reaping {
- public:
-  Reaping(RuntimeImpl& runtime, LaneSlot& lane) GPUSHARE_REQUIRES(books) : runtime_(runtime), lane_(lane) {
-    lane_.reaping = true;
-  }
-  ~Reaping() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    lane_.reaping = false;
-    if (runtime_.closing_) runtime_.actions_.changed().notify_all();
-  }
-  Reaping(const Reaping&) = delete;
-  Reaping& operator=(const Reaping&) = delete;
-
- private:
-  RuntimeImpl& runtime_;
-  LaneSlot& lane_;
-};
-
 GPUSHARE_CATCHES_FORCED_UNWIND
 bool Reaper::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
   Books& mutex = runtime_.mutex_;
@@ -227,7 +211,11 @@ void Reaper::reap(LaneSlot& lane, Outbox& outbox) {
   const device::Event& end = lane.at(sequence).end;
   base::Status status;
   {
-    const Reaping reaping(runtime_, lane);
+    lane.reaping = true;
+    const absl::Cleanup reaped = [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      lane.reaping = false;
+      if (runtime_.closing_) runtime_.actions_.changed().notify_all();  // close() waits for this thread
+    };
     const Unlocked unlocked(runtime_.mutex_);
     outbox.flush();
     status = end.synchronize();
@@ -257,15 +245,11 @@ base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only)
       if (!lane->reaping && (deadline.never() || runtime_.virtual_time_)) {
         reap(*lane, outbox);
       } else {
-        struct Waiting {
-          ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-            --reaper.sync_waiters_;
-            if (reaper.runtime_.closing_) reaper.runtime_.actions_.changed().notify_all();
-          }
-          Reaper& reaper;
-        };
         ++sync_waiters_;
-        const Waiting waiting{*this};
+        const absl::Cleanup waited = [this]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+          --sync_waiters_;
+          if (runtime_.closing_) runtime_.actions_.changed().notify_all();
+        };
         wait(retired_, deadline, outbox);
       }
     }

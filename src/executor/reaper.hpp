@@ -75,7 +75,6 @@ class Reaper {
 
  private:
   class Demanding;
-  class Reaping;
   bool wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(books);
   void run_until_stopped(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void retire_head(LaneSlot& lane, uint64_t time, Outbox& outbox) GPUSHARE_REQUIRES(books);

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/fork.hpp"
 #include "base/host_memory.hpp"
@@ -169,21 +171,18 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   GPUSHARE_RETURN_IF_ERROR(open_memory(options));
   GPUSHARE_RETURN_IF_ERROR(make_authority(options, std::move(remote)));
   memory_gate_.open();
-  struct StopUnlessOpen {
-    ~StopUnlessOpen() {
-      if (authority != nullptr) authority->stop();
-    }
-    sched::Authority* authority = nullptr;
+  sched::Authority* tells = nullptr;  // it calls this runtime from its thread
+  absl::Cleanup failed = [&] {
+    if (tells != nullptr) tells->stop();
   };
-  StopUnlessOpen failed;
   try {
     {
       BooksLock lock(mutex_);
-      failed.authority = authority_.get();
+      tells = authority_.get();
       authority_->set_on_change([this] { authority_changed(); });
     }
     actions_.start();
-    failed.authority = nullptr;
+    std::move(failed).Cancel();
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the runtime's thread: ") + error.what(),
             error.code().value()};

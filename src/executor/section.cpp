@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/thread_local.hpp"
@@ -54,11 +56,7 @@ void complain(const char* what) noexcept {
 }  // namespace
 
 void Outbox::flush() {
-  struct Rest {
-    ~Rest() { outbox.flush_rest(); }
-    Outbox& outbox;
-  };
-  const Rest rest{*this};  // also if a progress function ends the thread
+  const absl::Cleanup rest = [this] { flush_rest(); };  // also if a progress function ends the thread
   if (!finished.empty()) tell_progress();
 }
 
@@ -88,19 +86,14 @@ void Outbox::tell_progress() {
     } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): no memory to wait in: now, then
     }
   }
-  struct Telling {
-    ~Telling() {
-      t_telling = outer;
-      for (; next < calls.size(); ++next)
-        RuntimeImpl::told(calls[next]);  // the thread ends before their turn
-    }
-    std::vector<Finished>& calls;
-    std::vector<Finished>* const outer = std::exchange(t_telling, &calls);
-    size_t next = 0;
+  std::vector<Finished>* const outer = std::exchange(t_telling, &calls);
+  size_t next = 0;
+  const absl::Cleanup ends = [&] {
+    t_telling = outer;
+    for (; next < calls.size(); ++next) RuntimeImpl::told(calls[next]);  // the thread ends before their turn
   };
-  Telling telling{calls};
-  while (telling.next < calls.size()) {
-    const Finished call = std::move(calls[telling.next++]);  // more may come behind it
+  while (next < calls.size()) {
+    const Finished call = std::move(calls[next++]);  // more may come behind it
     RuntimeImpl::tell(call);
   }
 }
@@ -115,11 +108,7 @@ Section::~Section() {
 
 GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::tell(const Outbox::Finished& call) {
-  struct Told {
-    ~Told() { told(call); }
-    const Outbox::Finished& call;
-  };
-  const Told after{call};
+  const absl::Cleanup after = [&call] { told(call); };
   const NoWaitScope scope;
   try {
     call.session->runtime_->on_progress_(call.progress);

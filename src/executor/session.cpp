@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
@@ -101,12 +103,8 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
-  struct Waiting {
-    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --waits; }
-    uint32_t& waits;
-  };
   ++waits_in_;
-  const Waiting waiting{waits_in_};
+  const absl::Cleanup waited = [this]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --waits_in_; };
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
     const sched::SessionState state = runtime.authority_->state(id_);
@@ -353,19 +351,12 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     if (pushes_.empty() && !open_) waiting_since_ns_ = runtime.now();
     runtime.sessions_.refresh_ready(*this);
     runtime.look_for_turn(*this, outbox);
-    struct Waiting {
-      ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-        if (waits) session.runtime_->withdraw(session, outbox);  // also when the thread is cancelled
-      }
-      SessionImpl& session;
-      Outbox& outbox;
-      bool waits = true;
-    };
-    Waiting waiting{*this, outbox};
+    // Also when the thread is cancelled.
+    absl::Cleanup withdrawing = [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { runtime.withdraw(*this, outbox); };
     lane = granted_.exchange(nullptr);
     if (lane == nullptr)
       GPUSHARE_RETURN_IF_ERROR(runtime.wait_for_turn(*this, timeout_ns, outbox, lock, lane));
-    waiting.waits = false;
+    std::move(withdrawing).Cancel();
     iteration_.slot_ = &lane->at(lane->next - 1);
     iteration_.can_end_.store(iteration_.serial_.load(std::memory_order_relaxed) + 1);  // as it starts
   }

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "executor/internal.hpp"
@@ -57,11 +59,7 @@ base::Status SessionImpl::move_spilled(LaneSlot& lane) {
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
   // Somebody fills its memory between iterations: at the next boundary.
   if (!growing.owns_lock() || !residence_gate_.try_close()) return {};
-  struct Reopen {
-    ~Reopen() { gate.open(); }
-    Gate& gate;
-  };
-  const Reopen reopening{residence_gate_};
+  const absl::Cleanup moved_on = [this] { residence_gate_.open(); };
   if (home_rest_ > 0) --home_rest_;
   if (out_rest_ > 0) --out_rest_;
   RuntimeImpl& runtime = *runtime_;

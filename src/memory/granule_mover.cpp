@@ -4,20 +4,12 @@
 #include <algorithm>
 #include <mutex>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/units.hpp"
 #include "memory/spill.hpp"
 
 namespace gpushare::memory {
-namespace {
-
-struct UntilMoved {
-  ~UntilMoved() {
-    for (MovingBlocks* owner : owners) owner->end_moves();
-  }
-  const std::initializer_list<MovingBlocks*>& owners;
-};
-
-}  // namespace
 
 base::Status HostChunks::take(uint64_t bytes, std::vector<uint8_t*>* out_chunks) {
   std::vector<uint8_t*> taken;
@@ -84,7 +76,9 @@ base::Status GranuleMover::move(std::initializer_list<MovingBlocks*> owners, boo
     return {};
   std::vector<MovableGranule> chosen;
   FenceList uses = before;
-  const UntilMoved until_moved{owners};
+  const absl::Cleanup moved = [&owners] {
+    for (MovingBlocks* owner : owners) owner->end_moves();
+  };
   for (MovingBlocks* owner : owners) owner->begin_moves(home, &chosen, &uses);
   const uint64_t granule = shared_.layout->granularity_bytes();
   std::sort(chosen.begin(), chosen.end(), [home, granule](const MovableGranule& a, const MovableGranule& b) {

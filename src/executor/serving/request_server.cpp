@@ -291,11 +291,6 @@ class RequestServer::Impl {
     RequestOutcome outcome;
     Answer answer;
   };
-  struct Released {
-    explicit Released(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
-    ~Released() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
-    base::Mutex& mutex;
-  };
   static constexpr uint64_t kTellNs = 100'000'000;
   static constexpr uint64_t kAgain = 0;
 
@@ -334,7 +329,7 @@ class RequestServer::Impl {
     told_ns_ = now;
     tell_at_ns_ = kNever;
     const RequestServerStats stats = stats_now();
-    const Released released(mutex_);
+    const base::Unlocked unlocked(mutex_);
     stats_changed_(stats);
   }
 
@@ -448,7 +443,7 @@ class RequestServer::Impl {
       }
     }
     {
-      const Released released(mutex_);
+      const base::Unlocked unlocked(mutex_);
       const InsideServer inside(this);
       while (told_next_ < told_count_) {
         Told& told = told_[told_next_++];

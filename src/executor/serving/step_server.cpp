@@ -7,6 +7,8 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/cleanup/cleanup.h>
+
 #include "base/cancel.hpp"
 #include "base/clock.hpp"
 #include "base/flat_hash.hpp"
@@ -463,28 +465,14 @@ class StepServer::Impl {
     entry.due = false;
     // Forgets the answered request, also if the answer function ends this thread: another thread goes on, and close
     // waits for the last entry to go.
-    struct Answered {
-      ~Answered() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-        if (!news.ended) return;
-        server.entries_.erase(news.id);
-        if (server.entries_.empty()) server.answered_.notify_all();
-      }
-      Impl& server;
-      const StepEvent& news;
+    const absl::Cleanup answered = [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      if (!news.ended) return;
+      entries_.erase(news.id);
+      if (entries_.empty()) answered_.notify_all();
     };
-    const Answered answered{*this, news};
-    {
-      struct WithoutLock {
-        explicit WithoutLock(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) {
-          mutex.unlock();
-        }
-        ~WithoutLock() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
-        base::Mutex& mutex;
-      };
-      const WithoutLock unlocked(mutex_);
-      const InsideServer inside(this);
-      call(entry.answer, news);
-    }
+    const base::Unlocked unlocked(mutex_);
+    const InsideServer inside(this);
+    call(entry.answer, news);
   }
 
   GPUSHARE_CATCHES_FORCED_UNWIND static void call(const Answer& answer, const StepEvent& news) {
