@@ -20,13 +20,6 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr uint32_t kBoardMark = 0x47505342;
-// The size cannot change: neither side can make the other's next look a bus error.
-constexpr int kBoardSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-base::Status system_error(int32_t code, const char* what) {
-  const int error = errno;
-  return {code, std::string(what) + ": " + std::strerror(error), error};
-}
 
 }  // namespace
 
@@ -37,20 +30,15 @@ base::Result<std::shared_ptr<Board>> Board::map(Descriptor file) {
 }
 
 base::Result<std::shared_ptr<Board>> Board::create() {
-  Descriptor file(memfd_create("gpushare-board", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file) return system_error(GPUSHARE_IO_ERROR, "memfd_create for an image's board");
-  if (ftruncate(file.get(), kPageBytes) != 0 || fcntl(file.get(), F_ADD_SEALS, kBoardSeals) != 0)
-    return system_error(GPUSHARE_IO_ERROR, "sizing an image's board");
+  GPUSHARE_ASSIGN_OR_RETURN(Descriptor file,
+                            make_page_file("gpushare-board", "an image's board", kPageBytes));
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Board> board, map(std::move(file)));
   board->page_->mark.store(kBoardMark, std::memory_order_release);
   return board;
 }
 
 base::Result<std::shared_ptr<Board>> Board::open(Descriptor file) {
-  struct stat info {};
-  const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kBoardSeals) != kBoardSeals || fstat(file.get(), &info) != 0 ||
-      info.st_size != static_cast<off_t>(kPageBytes))
+  if (page_file_bytes(file.get()) != kPageBytes)
     return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no board of a daemon");
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Board> board, map(std::move(file)));
   if (board->page_->mark.load(std::memory_order_acquire) != kBoardMark)

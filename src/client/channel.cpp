@@ -19,11 +19,7 @@ namespace gpushare::client {
 namespace {
 
 constexpr int kTableSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
-
-base::Status system_error(int32_t code, const std::string& what) {
-  const int error = errno;
-  return {code, what + ": " + std::strerror(error), error};
-}
+constexpr int kPageSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 base::Result<sockaddr_un> address_of(const std::string& path) {
   sockaddr_un address{};
@@ -42,6 +38,11 @@ bool would_block(int error) {
 }
 
 }  // namespace
+
+base::Status system_error(int32_t code, const std::string& what) {
+  const int error = errno;
+  return {code, what + ": " + std::strerror(error), error};
+}
 
 Descriptor::~Descriptor() {
   if (number_ >= 0) close(number_);
@@ -241,6 +242,22 @@ bool hung_up(int socket) {
 
 void shut(const Descriptor& socket) {
   (void)shutdown(socket.get(), SHUT_RDWR);
+}
+
+base::Result<Descriptor> make_page_file(const char* name, const char* what, uint64_t bytes) {
+  Descriptor file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) return system_error(GPUSHARE_IO_ERROR, std::string("memfd_create for ") + what);
+  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(file.get(), F_ADD_SEALS, kPageSeals) != 0)
+    return system_error(GPUSHARE_IO_ERROR, std::string("sizing ") + what);
+  return file;
+}
+
+uint64_t page_file_bytes(int file) {
+  struct stat info {};
+  const int seals = fcntl(file, F_GET_SEALS);
+  const bool sealed = seals >= 0 && (seals & kPageSeals) == kPageSeals;
+  return sealed && fstat(file, &info) == 0 ? static_cast<uint64_t>(info.st_size) : 0;
 }
 
 base::Result<Descriptor> make_table_file(std::string_view content) {

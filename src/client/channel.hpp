@@ -105,6 +105,14 @@ bool hung_up(int socket);
 // Ends the connection in both directions; threads that wait on the socket wake.
 void shut(const Descriptor& socket);
 
+// `code` with what the system says of errno.
+base::Status system_error(int32_t code, const std::string& what);
+
+// A memory file of zeros whose size cannot change: no look at a mapping of it is a bus error. `what` names it in errors.
+base::Result<Descriptor> make_page_file(const char* name, const char* what, uint64_t bytes);
+// The size of such a file; 0 for any other.
+uint64_t page_file_bytes(int file);
+
 // A memory file that holds `content` and can no longer change.
 base::Result<Descriptor> make_table_file(std::string_view content);
 // The content of such a file, at most `limit` bytes. Errors: MALFORMED_INPUT (not sealed, larger), IO_ERROR.

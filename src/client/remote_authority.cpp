@@ -3,7 +3,7 @@
 #include "client/remote_authority.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -166,9 +166,7 @@ void RemoteAuthority::set_weight(SessionId session, double weight) {
   Record* record = find(session);
   if (record == nullptr) return;
   record->spec.weight = weight;
-  uint64_t bits = 0;
-  std::memcpy(&bits, &weight, sizeof(bits));
-  tell(MessageType::kSetWeight, *record, bits);
+  tell(MessageType::kSetWeight, *record, std::bit_cast<uint64_t>(weight));
 }
 
 void RemoteAuthority::set_remaining(SessionId session, uint64_t remaining_ns, uint64_t) {

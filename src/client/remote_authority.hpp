@@ -359,6 +359,10 @@ class RemoteAuthority final : public sched::Authority {
   // Takes what has come from the socket into events_ and replies; true if there was an event. The error says that the
   // connection is gone.
   base::Result<bool> drain(Connection& connection) GPUSHARE_EXCLUDES(inbox_mutex_);
+  base::Status take_message(std::span<const std::byte> message, std::vector<Descriptor> descriptors)
+      GPUSHARE_REQUIRES(inbox_mutex_);
+  void fill_inbox() GPUSHARE_REQUIRES(inbox_mutex_);  // something is there for take_events()
+  void tell_news() GPUSHARE_REQUIRES(inbox_mutex_);   // whoever waits looks again
   void poke() const;
 
   const RemoteOptions options_;

@@ -147,46 +147,43 @@ void RemoteAuthority::poke() const {
   [[maybe_unused]] const ssize_t written = write(poke_.get(), &one, sizeof(one));
 }
 
+base::Status RemoteAuthority::take_message(std::span<const std::byte> message,
+                                           std::vector<Descriptor> descriptors) {
+  GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(message, Side::kDaemon));
+  if (type == MessageType::kReply) {
+    events_.push_back({type, 0, 0, {}, std::make_unique<Reply>(fields_of<Reply>(message))});
+  } else if (!images_->take(type, message, &descriptors)) {
+    const auto about = fields_of<SessionMessage>(message);
+    events_.push_back({type, about.session, about.value, std::move(descriptors), nullptr});
+  }
+  return {};
+}
+
 base::Result<bool> RemoteAuthority::drain(Connection& connection) {
   base::MutexLock lock(inbox_mutex_);
   std::byte buffer[kMaxMessageBytes + 64];
-  bool any = false;
-  for (;;) {
+  for (bool any = false;; any = true) {
     std::vector<Descriptor> descriptors;
     const auto message = receive_message(connection.socket.get(), buffer, &descriptors);
-    if (message.status().code() == GPUSHARE_NOT_READY) break;
     base::Status failed = message.status();
-    if (failed.ok()) {
-      const auto type = check_message(*message, Side::kDaemon);
-      failed = type.status();
-      if (type.ok() && *type == MessageType::kReply) {
-        events_.push_back({*type, 0, 0, {}, std::make_unique<Reply>(fields_of<Reply>(*message))});
-        any = true;
-        continue;
-      }
-      if (type.ok() && images_->take(*type, *message, &descriptors)) {
-        any = true;
-        continue;
-      }
-      if (type.ok()) {
-        const auto about = fields_of<SessionMessage>(*message);
-        events_.push_back({*type, about.session, about.value, std::move(descriptors), nullptr});
-        any = true;
-        continue;
-      }
-    }
-    if (lost_.ok()) lost_ = daemon_gone(options_.socket, failed);
-    inbox_full_.store(true);
-    ++news_;
-    news_came_.notify_all();
+    const bool over = failed.code() == GPUSHARE_NOT_READY;
+    if (failed.ok()) failed = take_message(*message, std::move(descriptors));
+    if (failed.ok()) continue;
+    if (!over && lost_.ok()) lost_ = daemon_gone(options_.socket, failed);
+    if (any || !over) fill_inbox();
+    if (over) return any;
     return lost_;
   }
-  if (any) {
-    inbox_full_.store(true);
-    ++news_;
-    news_came_.notify_all();
-  }
-  return any;
+}
+
+void RemoteAuthority::fill_inbox() {
+  inbox_full_.store(true);
+  tell_news();
+}
+
+void RemoteAuthority::tell_news() {
+  ++news_;
+  news_came_.notify_all();
 }
 
 void RemoteAuthority::tell_driver() {
@@ -228,9 +225,7 @@ void RemoteAuthority::reconnect() {
   {
     base::MutexLock lock(inbox_mutex_);
     fresh_ = listening_;
-    inbox_full_.store(true);
-    ++news_;
-    news_came_.notify_all();
+    fill_inbox();
   }
   tell_driver();
 }
@@ -340,8 +335,7 @@ void RemoteAuthority::answer(Question& question, base::Status status, const Repl
   question.status = answered ? answered(status, reply) : std::move(status);
   question.over = true;
   base::MutexLock lock(inbox_mutex_);
-  ++news_;
-  news_came_.notify_all();
+  tell_news();
 }
 
 void RemoteAuthority::take_answer(const Reply& reply) {
@@ -388,8 +382,7 @@ base::Status RemoteAuthority::await_daemon(const Record* record) {
   // The new connection waits for the iteration that would wait for it.
   const bool in_the_way = record != nullptr && record->pieces != nullptr && record->in_flight > 0;
   if (gone_.ok() || in_the_way || !thread_.joinable()) return gone_;
-  const uint64_t until_ns = gone_until_ns_.load(), now_ns = base::host_now_ns();
-  const base::Deadline deadline = base::Deadline::after(until_ns - std::min(until_ns, now_ns));
+  const base::Deadline deadline = base::Deadline::at_ns(gone_until_ns_.load());
   while (!gone_.ok() && !deadline.passed() && !stop_.load()) await_news(deadline);
   return gone_;
 }

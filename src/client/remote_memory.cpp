@@ -3,6 +3,7 @@
 #include "client/remote_authority.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -179,10 +180,7 @@ bool RemoteAuthority::set_spare(SessionId session, std::optional<double> worth_n
 }
 
 void RemoteAuthority::tell_worth(Record& record) {
-  const double worth_ns = record.worth_ns.value_or(-1);
-  uint64_t bits = 0;
-  std::memcpy(&bits, &worth_ns, sizeof(bits));
-  tell(MessageType::kSetSpare, record, bits);
+  tell(MessageType::kSetSpare, record, std::bit_cast<uint64_t>(record.worth_ns.value_or(-1)));
 }
 
 std::vector<SessionId> RemoteAuthority::dropping() const {
@@ -199,9 +197,7 @@ void RemoteAuthority::set_link(double ns_per_byte) {
   const auto known = std::find_if(sessions_.begin(), sessions_.end(),
                                   [](const auto& each) { return each.second->is_known(); });
   if (known == sessions_.end()) return;
-  uint64_t bits = 0;
-  std::memcpy(&bits, &ns_per_byte, sizeof(bits));
-  tell(MessageType::kSetLink, *known->second, bits);
+  tell(MessageType::kSetLink, *known->second, std::bit_cast<uint64_t>(ns_per_byte));
 }
 
 void RemoteAuthority::unplaced(SessionId session, uint64_t) {

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <csignal>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -256,13 +256,12 @@ void find_daemon_again(Session& session) {
 
 void tell_share(Session& session) {
   const uint32_t changed = take_share(&session.options);
-  uint64_t weight = 0, cap = 0;
-  std::memcpy(&weight, &session.options.weight, sizeof weight);
-  std::memcpy(&cap, &session.options.cap, sizeof cap);
-  if ((changed & Share::kWeight) != 0) tell(session, MessageType::kSetWeight, weight);
+  if ((changed & Share::kWeight) != 0)
+    tell(session, MessageType::kSetWeight, std::bit_cast<uint64_t>(session.options.weight));
   if ((changed & Share::kPriority) != 0)
     tell(session, MessageType::kSetPriority, static_cast<uint64_t>(int64_t{session.options.priority}));
-  if ((changed & Share::kCap) != 0) tell(session, MessageType::kSetCap, cap);
+  if ((changed & Share::kCap) != 0)
+    tell(session, MessageType::kSetCap, std::bit_cast<uint64_t>(session.options.cap));
   if ((changed & Share::kClass) != 0) tell(session, MessageType::kSetClass, session.options.cls);
 }
 
