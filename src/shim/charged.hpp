@@ -89,6 +89,24 @@ Result freed(Kind kind, uint64_t key, Call call) {
   return result;
 }
 
+// The end of one reference to what several may refer to, likewise: the last one takes the bytes with it.
+template <class Call>
+Result unreferred(Kind kind, uint64_t key, Call call) {
+  Block block;
+  const int64_t left = refer(kind, key, -1, &block);
+  const Result result = call();
+  if (left < 0) return result;
+  if (result == kSuccess) {
+    if (left == 0) discharge(block.device, block.bytes);
+  } else if (left > 0) {
+    refer(kind, key, 1, &block);
+  } else {
+    block.references = 1;
+    insert(block);
+  }
+  return result;
+}
+
 // Memory that is freed by its address: a block of the heap or of the device, one that lies on the host instead, or
 // another process's.
 template <class Call>

@@ -196,9 +196,6 @@ uint32_t g_owed = 0;             // a futex; 1: a module has come since that was
 // A runtime loads hundreds of libraries when a program starts, and an answer of NVML takes as long as several of them. So
 // modules that come within kLookNs of a look are measured by the thread, kLookNs after that look.
 constexpr uint64_t kLookNs = 100'000'000;
-timespec interval(uint64_t ns) {
-  return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-}
 bool put_off(int ordinal) {
   const int place = place_of(ordinal);
   if (!is_counted(place) || load(g_looks) != getpid() || load(g_addresses[place][0]) == 0) return false;
@@ -213,10 +210,10 @@ bool put_off(int ordinal) {
 // launch. No call tells of that, so it is measured again and again.
 void* look_again(void*) {
   for (;;) {
-    const timespec pause = interval(static_cast<uint64_t>(load_settings().look_ms) * 1'000'000);
+    const timespec pause = timespec_of(static_cast<uint64_t>(load_settings().look_ms) * 1'000'000);
     if (load(g_owed) == 0) syscall(SYS_futex, &g_owed, FUTEX_WAIT_PRIVATE, 0, &pause, nullptr, 0);
     if (load(g_owed) != 0) {
-      const timespec rest = interval(kLookNs);
+      const timespec rest = timespec_of(kLookNs);
       nanosleep(&rest, nullptr);
       store(g_owed, 0);
     }
@@ -252,14 +249,16 @@ void look_from_now_on(int place, const char* address) {
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   char address[32] = "";
   const int place = place_of(ordinal);
-  *out_bytes = 0;
+  uint64_t bytes = 0;
+  if (out_bytes != nullptr) *out_bytes = 0;
   if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
   const uint64_t began_ns = host_ns();
-  if (!overhead_now(place, kept, out_bytes, [&](uint64_t* out) { return nvml_process_bytes(address, out); }))
+  if (!overhead_now(place, kept, &bytes, [&](uint64_t* out) { return nvml_process_bytes(address, out); }))
     return true;
+  if (out_bytes != nullptr) *out_bytes = bytes;
   store(g_looked_ns[place], began_ns);
-  if (!note_overhead(place, *out_bytes)) return false;
+  if (!note_overhead(place, bytes)) return false;
   look_from_now_on(place, address);
   note_kept(place, kept);  // the rest is in what was measured
   return true;
@@ -307,9 +306,8 @@ uint64_t g_primary[kDevices * 4];
 bool fits_after_load(bool all, bool at_once) {
   int now = -1;
   void* context = nullptr;
-  uint64_t overhead = 0;
   const auto measure = [&](int ordinal) {
-    return (!at_once && put_off(ordinal)) || measure_overhead(ordinal, &overhead);
+    return (!at_once && put_off(ordinal)) || measure_overhead(ordinal);
   };
   // A library may be loaded while no context is current.
   const bool is_current = real(kEntry_cuCtxGetCurrent, &context) == kSuccess && context != nullptr &&
@@ -340,8 +338,7 @@ Result create(int entry, I ordinal, P out_context, A... more) {
       know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context))))
     return result;
   real(kEntry_cuCtxDestroy_v2, *static_cast<void**>(out_context));
-  uint64_t overhead = 0;
-  measure_overhead(static_cast<int>(ordinal), &overhead);
+  measure_overhead(static_cast<int>(ordinal));
   return kOutOfMemory;
 }
 
@@ -350,7 +347,6 @@ Result destroy(int entry, P context) {
   // until the next measurement.
   int ordinal = -1;
   void* now = nullptr;
-  uint64_t overhead = 0;
   if (real(kEntry_cuCtxGetCurrent, &now) != kSuccess || now != context ||
       real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess)
     ordinal = -1;
@@ -359,7 +355,7 @@ Result destroy(int entry, P context) {
   const Result result = real(entry, context);
   if (result != kSuccess) return result;
   forget_context(reinterpret_cast<uint64_t>(context));
-  if (ordinal >= 0) measure_overhead(ordinal, &overhead);
+  if (ordinal >= 0) measure_overhead(ordinal);
   return result;
 }
 
@@ -373,8 +369,7 @@ void left_primary(I ordinal, uint64_t primary) {
   }
   store(g_primary[ordinal], 0);
   if (primary != 0) forget_context(primary);
-  uint64_t overhead = 0;
-  measure_overhead(static_cast<int>(ordinal), &overhead);
+  measure_overhead(static_cast<int>(ordinal));
 }
 
 Result leave_primary(int entry, I ordinal) {
@@ -462,8 +457,7 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
   store(g_primary[ordinal], 0);
   forget_gate(context);
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
-  uint64_t overhead = 0;
-  measure_overhead(static_cast<int>(ordinal), &overhead);
+  measure_overhead(static_cast<int>(ordinal));
   return kOutOfMemory;
 }
 // A green context retains its device's primary context.
@@ -475,8 +469,7 @@ Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I fla
   void *const made = *static_cast<void**>(out_green), *context = nullptr, *primary = nullptr;
   if (!context_fits(static_cast<int>(ordinal))) {
     real(kEntry_cuGreenCtxDestroy, made);
-    uint64_t overhead = 0;
-    measure_overhead(static_cast<int>(ordinal), &overhead);
+    measure_overhead(static_cast<int>(ordinal));
     return kOutOfMemory;
   }
   if (real(kEntry_cuCtxFromGreenCtx, &context, made) != kSuccess || context == nullptr ||

@@ -27,9 +27,9 @@ int ordinal_of(int place);
 // The context is gone: its blocks are discharged, and the driver may use its number again.
 void forget_context(uint64_t context);
 // Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the
-// limit leaves; `out_bytes` has it.
+// limit leaves; `out_bytes` (may be null) has it.
 // `kept`: what pools are known to keep, which is not to count here.
-bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept = 0);
+bool measure_overhead(int ordinal, uint64_t* out_bytes = nullptr, uint64_t kept = 0);
 
 // The calling thread has the context for so long; 0: the one that it has.
 class InContext {

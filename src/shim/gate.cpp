@@ -220,8 +220,7 @@ void change_phase(int seat, Phase to) {
 }
 
 void wait_phase(int seat, Phase seen, uint64_t timeout_ns) {
-  const timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000),
-                      static_cast<long>(timeout_ns % 1'000'000'000)};
+  const timespec time = timespec_of(timeout_ns);
   syscall(SYS_futex, &turn(seat).phase, FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(seen), &time, nullptr, 0);
 }
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 
 #include "shim/group.hpp"
 #include "shim/words.hpp"
@@ -129,6 +130,9 @@ inline bool moves() {
   return __builtin_expect(load(g_moves) != 0, 0);
 }
 uint64_t host_ns();
+inline timespec timespec_of(uint64_t ns) {
+  return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+}
 void wait_phase(int seat, Phase seen, uint64_t timeout_ns);
 
 }  // namespace gpushare::shim

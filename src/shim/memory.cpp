@@ -139,17 +139,7 @@ HOOK(cuIpcOpenMemHandle_v2)(P a, B64 b, I c) {
                 [](uint64_t address) { real(kEntry_cuIpcCloseMemHandle, address); });
 }
 HOOK(cuIpcCloseMemHandle)(L a) {
-  Block block;
-  const int64_t left = refer(Kind::opened, a, -1, &block);
-  const Result result = real(kEntry_cuIpcCloseMemHandle, a);
-  if (left == 0 && result == kSuccess) discharge(block.device, block.bytes);
-  if (left == 0 && result != kSuccess) {
-    block.references = 1;
-    insert(block);
-  } else if (left > 0 && result != kSuccess) {
-    refer(Kind::opened, a, 1, &block);
-  }
-  return result;
+  return unreferred(Kind::opened, a, [&] { return real(kEntry_cuIpcCloseMemHandle, a); });
 }
 
 HOOK(cuMemGetInfo_v2)(P a, P b) {

@@ -278,9 +278,7 @@ bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   const uint64_t until_ns = host_ns() + kPatienceNs;
   for (uint64_t now_ns = host_ns(); load(question->state) == kAsked && now_ns < until_ns;
        now_ns = host_ns()) {
-    const uint64_t left_ns = until_ns - now_ns;
-    const timespec left{static_cast<time_t>(left_ns / 1'000'000'000),
-                        static_cast<long>(left_ns % 1'000'000'000)};
+    const timespec left = timespec_of(until_ns - now_ns);
     syscall(SYS_futex, &question->state, FUTEX_WAIT_PRIVATE, kAsked, &left, nullptr, 0);
   }
   if (__atomic_exchange_n(&question->state, kGivenUp, __ATOMIC_ACQ_REL) == kAsked) {

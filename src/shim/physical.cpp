@@ -85,20 +85,7 @@ HOOK(cuMemRetainAllocationHandle)(P a, P b) {
   return result;
 }
 HOOK(cuMemRelease)(L a) {
-  // The handle is forgotten before the driver may give it to another thread. It is put back if the driver refuses the call.
-  Block block;
-  const int64_t left = refer(Kind::handle, a, -1, &block);
-  const Result result = real(kEntry_cuMemRelease, a);
-  if (left < 0) return result;
-  if (result == kSuccess) {
-    if (left == 0) discharge(block.device, block.bytes);
-  } else if (left > 0) {
-    refer(Kind::handle, a, 1, &block);
-  } else {
-    block.references = 1;
-    insert(block);
-  }
-  return result;
+  return unreferred(Kind::handle, a, [&] { return real(kEntry_cuMemRelease, a); });
 }
 HOOK(cuMemMap)(L a, L b, L c, L d, L e) {
   Block block;

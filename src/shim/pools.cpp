@@ -39,8 +39,7 @@ __attribute__((noinline)) void trim_pools(int place, bool wait) {
     if (kept == 0) break;
   }
   note_kept(place, kept);
-  uint64_t overhead = 0;
-  measure_overhead(ordinal, &overhead, kept);  // may have had what was trimmed
+  measure_overhead(ordinal, nullptr, kept);  // may have had what was trimmed
 }
 
 // Whether the bytes that the pools keep fit as well. A pooled allocation takes kept bytes first.

@@ -403,8 +403,7 @@ void* serve(void* argument) {
       continue;
     }
     pollfd wait{session.socket, POLLIN, 0};
-    const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
-                        static_cast<long>(wait_ns % 1'000'000'000)};
+    const timespec time = timespec_of(wait_ns);
     if (wait_ns != 0) ppoll(&wait, 1, &time, nullptr);
     int got = 0;
     while ((got = receive(session.socket, &message)) > 0) note_event(session, message);

@@ -5,30 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
-
-constexpr bool ends_with(const char* name, const char* end) {
-  size_t length = 0, tail = 0;
-  while (name[length] != 0) ++length;
-  while (end[tail] != 0) ++tail;
-  if (tail > length) return false;
-  for (size_t i = 0; i < tail; ++i)
-    if (name[length - tail + i] != end[i]) return false;
-  return true;
-}
-constexpr bool begins_with(const char* name, const char* start) {
-  for (; *start != 0; ++name, ++start)
-    if (*name != *start) return false;
-  return true;
-}
-constexpr bool contains(const char* name, const char* part) {
-  for (; *name != 0; ++name)
-    if (begins_with(name, part)) return true;
-  return false;
-}
 
 struct Work {
   uint64_t stream = 0;
@@ -59,14 +40,14 @@ struct WorkKind {
   bool per_thread, launch_with_config, launch, graph, async;
   bool sized;  // a copy or a fill whose third parameter is its size
 };
-consteval WorkKind work_kind(const char* name) {
-  const bool launch = begins_with(name, "cuLaunchKernel") || begins_with(name, "cuLaunchCooperativeKernel");
-  return {ends_with(name, "_ptsz") || ends_with(name, "_ptds"),
-          begins_with(name, "cuLaunchKernelEx"),
-          launch,
-          begins_with(name, "cuGraph"),
-          contains(name, "Async"),
-          !contains(name, "2D") && !contains(name, "3D") && !contains(name, "Batch")};
+consteval WorkKind work_kind(std::string_view name) {
+  const auto has = [name](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  return {name.ends_with("_ptsz") || name.ends_with("_ptds"),
+          name.starts_with("cuLaunchKernelEx"),
+          name.starts_with("cuLaunchKernel") || name.starts_with("cuLaunchCooperativeKernel"),
+          name.starts_with("cuGraph"),
+          has("Async"),
+          !has("2D") && !has("3D") && !has("Batch")};
 }
 
 template <int entry, WorkKind kind, class... A>
