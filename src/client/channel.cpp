@@ -235,11 +235,6 @@ base::Status wait_readable(int socket, const base::Deadline& deadline) {
   }
 }
 
-bool hung_up(int socket) {
-  pollfd item{socket, POLLRDHUP, 0};
-  return poll(&item, 1, 0) > 0 && (item.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
-}
-
 void shut(const Descriptor& socket) {
   (void)shutdown(socket.get(), SHUT_RDWR);
 }

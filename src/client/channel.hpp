@@ -100,8 +100,6 @@ base::Result<std::span<const std::byte>> receive_message(int socket, std::span<s
                                                          std::vector<Descriptor>* out_descriptors = nullptr);
 // Blocks until there is something to receive or the peer is gone. TIMED_OUT.
 base::Status wait_readable(int socket, const base::Deadline& deadline);
-// True once the other end is closed.
-bool hung_up(int socket);
 // Ends the connection in both directions; threads that wait on the socket wake.
 void shut(const Descriptor& socket);
 

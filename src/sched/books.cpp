@@ -33,9 +33,6 @@ bool Scheduler::owes(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   return session != nullptr && session->overdue;
 }
-Policy& Scheduler::policy() {
-  return *impl_->policy;
-}
 std::string Scheduler::policy_name() const {
   return std::string(impl_->policy->name());
 }

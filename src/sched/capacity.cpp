@@ -45,13 +45,6 @@ void Scheduler::set_quota(SessionId id, uint64_t bytes) {
   if (SessionRecord* session = impl_->find(id)) session->spec.quota_bytes = bytes;
 }
 
-Limit Scheduler::quota(SessionId id) const {
-  const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->spec.quota_bytes == 0) return {};
-  const uint64_t quota = impl_->quota_of(*session);
-  return {quota, std::max(quota, session->persistent_bytes + session->ephemeral_bytes)};
-}
-
 // The most that P and E can be after rounding, if they were within the quota before.
 uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes) {
   if (quota_bytes == 0) return kUnknown;

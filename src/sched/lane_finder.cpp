@@ -49,10 +49,6 @@ constexpr std::array<const char*, 3> kFinderNames = {"salus", "balanced", "compa
 
 }  // namespace
 
-std::span<const char* const> lane_finder_names() {
-  return kFinderNames;
-}
-
 base::Result<LaneFinderKind> lane_finder_named(std::string_view name) {
   std::string known;
   for (size_t i = 0; i < kFinderNames.size(); ++i) {

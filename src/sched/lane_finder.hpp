@@ -25,7 +25,6 @@ enum class LaneFinderKind : uint32_t {
 
 // "salus", "balanced", "compact". Errors: NOT_FOUND listing them.
 base::Result<LaneFinderKind> lane_finder_named(std::string_view name);
-std::span<const char* const> lane_finder_names();
 
 struct LaneView {
   LaneId lane = kNoLane;

@@ -173,7 +173,6 @@ class Scheduler final : public Authority {
   bool knows(SessionId session) const;
   bool owes(SessionId session) const;  // set_overdue()
   bool is_spare(SessionId session) const;
-  Policy& policy();
   std::string policy_name() const override;
   std::string coordinated_wait(SessionId session) const override;
   std::string policy_wait(SessionId session) const override;
@@ -182,7 +181,6 @@ class Scheduler final : public Authority {
   double link_ns_per_byte() const override;
   uint64_t promised_bytes() const override;
   Limit capacity() const override;
-  Limit quota(SessionId session) const;  // of its need; zeros without one
   // Bytes that have left during the page-out under way, by page_part().
   uint64_t gone_bytes(SessionId session) const;
   uint64_t context_bytes() const;     // of promised_bytes

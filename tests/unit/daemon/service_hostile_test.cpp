@@ -376,12 +376,14 @@ TEST_CASE("random and mutated messages harm nobody else") {
     }
     if (uniform(random, 0, 3) == 0) bytes[uniform(random, 0, count - 1)] = static_cast<std::byte>(random());
     if (uniform(random, 0, 15) == 0) count = uniform(random, 1, count);
-    const bool sent = raw->send(std::span<const std::byte>(bytes.data(), count));
+    bool gone = !raw->send(std::span<const std::byte>(bytes.data(), count));
     std::array<std::byte, client::kMaxMessageBytes + 64> buffer;  // events and replies are read, mostly
-    if (uniform(random, 0, 3) != 0)
-      while (client::receive_message(raw->socket.get(), buffer).ok()) {
-      }
-    if (!sent || client::hung_up(raw->socket.get()) || uniform(random, 0, 99) == 0) raw.reset();
+    for (bool reads = uniform(random, 0, 3) != 0; reads;) {
+      const int32_t code = client::receive_message(raw->socket.get(), buffer).status().code();
+      reads = code == GPUSHARE_OK;
+      gone = gone || code == GPUSHARE_UNAVAILABLE;
+    }
+    if (gone || uniform(random, 0, 99) == 0) raw.reset();
     if (i % 500 == 499) {
       raw.reset();
       CHECK((*session)->info().state == executor::SessionState::kResident);

@@ -70,7 +70,7 @@ TEST_CASE("no placement promises more than is free") {
 }
 
 TEST_CASE("lane finders have names, and a policy may name one") {
-  for (const char* name : lane_finder_names()) CHECK(lane_finder_named(name).ok());
+  for (const char* name : {"salus", "balanced", "compact"}) CHECK(lane_finder_named(name).ok());
   CHECK(*lane_finder_named("compact") == LaneFinderKind::kCompact);
   const auto missing = lane_finder_named("first");
   CHECK(missing.status().code() == GPUSHARE_NOT_FOUND);

@@ -245,7 +245,7 @@ TEST_CASE("the policy can be changed while sessions run") {
   CHECK(actions(scheduler) == Strings{"open 1:10", "admit 2@1", "open 2:10", "admit 3@2"});
   scheduler.set_policy(std::move(*make_policy("srtf")), 2);
   CHECK(scheduler.residents() == 3);
-  CHECK(scheduler.policy().name() == "srtf");
+  CHECK(scheduler.policy_name() == "srtf");
 }
 
 TEST_CASE("priority: nobody of lower rank starts in another lane while a session has work") {
