@@ -91,12 +91,10 @@ class WaitingRequests final : public WaitingWork {
   uint32_t largest_batch_ GPUSHARE_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace
-
-class RequestServer::Impl {
+class RequestServerImpl final : public RequestServer {
  public:
   using Changed = std::function<void(const RequestServerStats&)>;
-  Impl(std::unique_ptr<Batcher> batcher, size_t max_pending, Changed changed)
+  RequestServerImpl(std::unique_ptr<Batcher> batcher, size_t max_pending, Changed changed)
       : most_held_(2 * std::min(max_pending, size_t{1} << 40) + 4096),
         stats_changed_(std::move(changed)),
         batcher_(std::move(batcher)) {
@@ -108,9 +106,9 @@ class RequestServer::Impl {
       throw;
     }
   }
-  ~Impl() { finish(); }
+  ~RequestServerImpl() override { finish(); }
 
-  base::Result<uint32_t> add_model(const ModelSpec& spec, RunBatch run) {
+  base::Result<uint32_t> add_model(const ModelSpec& spec, RunBatch run) override {
     auto shared = std::make_shared<const RunBatch>(std::move(run));
     base::MutexLock lock(mutex_);
     if (draining_) return closed();
@@ -126,7 +124,7 @@ class RequestServer::Impl {
     }
   }
 
-  base::Status submit(const Request& request, Answer answer, void* tag) {
+  base::Status submit(const Request& request, Answer answer, void* tag) override {
     base::MutexLock lock(mutex_);
     if (draining_) return closed();
     if (given_up_) return no_memory_;
@@ -180,7 +178,7 @@ class RequestServer::Impl {
     return base::ok_status();
   }
 
-  bool cancel(RequestId id) {
+  bool cancel(RequestId id) override {
     base::MutexLock lock(mutex_);
     if (given_up_) return false;
     try {
@@ -194,7 +192,7 @@ class RequestServer::Impl {
     }
   }
 
-  base::Status observe(const Request& request, uint64_t execution_ns) {
+  base::Status observe(const Request& request, uint64_t execution_ns) override {
     base::MutexLock lock(mutex_);
     if (given_up_) return no_memory_;
     try {
@@ -204,7 +202,7 @@ class RequestServer::Impl {
       throw;
     }
   }
-  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
+  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) override {
     base::MutexLock lock(mutex_);
     if (given_up_) return;
     try {
@@ -214,7 +212,7 @@ class RequestServer::Impl {
       throw;
     }
   }
-  base::Result<Profile> profile(uint32_t model, uint32_t application) {
+  base::Result<Profile> profile(uint32_t model, uint32_t application) override {
     base::MutexLock lock(mutex_);
     if (given_up_) return no_memory_;
     try {
@@ -224,13 +222,15 @@ class RequestServer::Impl {
       throw;
     }
   }
-  RequestServerStats stats() const {
+  RequestServerStats stats() const override {
     base::MutexLock lock(mutex_);
     return stats_now();
   }
-  std::string_view policy() const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return batcher_->name(); }  // constant
+  std::string_view policy() const override GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    return batcher_->name();  // constant
+  }
 
-  base::Status drain(uint64_t timeout_ns) {
+  base::Status drain(uint64_t timeout_ns) override {
     if (inside_server == this) return from_inside("drained");
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
@@ -244,7 +244,7 @@ class RequestServer::Impl {
     return base::ok_status();
   }
 
-  base::Status stop() {
+  base::Status stop() override {
     if (inside_server == this) return from_inside("closed");
     if (NoWaitScope::active()) return would_wait("closed");
     finish();
@@ -683,6 +683,8 @@ class RequestServer::Impl {
   base::ServiceThread decider_, runner_;
 };
 
+}  // namespace
+
 InsideServer::InsideServer(const void* server) : before_(std::exchange(inside_server, server)) {}
 bool InsideServer::is(const void* server) {
   return inside_server == server;
@@ -711,46 +713,13 @@ base::Result<std::unique_ptr<RequestServer>> RequestServer::start(const RequestS
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             sched::slo::make_batcher(options.policy, options.batcher));
   try {
-    return std::unique_ptr<RequestServer>(new RequestServer(
-        std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending, options.changed)));
+    return std::unique_ptr<RequestServer>(std::make_unique<RequestServerImpl>(
+        std::move(batcher), options.batcher.max_pending, options.changed));
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a request queue's threads: ") + error.what(),
                         error.code().value());
   }
-}
-
-RequestServer::RequestServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-RequestServer::~RequestServer() = default;
-base::Result<uint32_t> RequestServer::add_model(const ModelSpec& spec, RunBatch run) {
-  return impl_->add_model(spec, std::move(run));
-}
-base::Status RequestServer::submit(const Request& request, Answer answer, void* tag) {
-  return impl_->submit(request, std::move(answer), tag);
-}
-bool RequestServer::cancel(RequestId id) {
-  return impl_->cancel(id);
-}
-base::Status RequestServer::observe(const Request& request, uint64_t execution_ns) {
-  return impl_->observe(request, execution_ns);
-}
-void RequestServer::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
-  impl_->observe_batch(model, k, longest_ns, device_ns);
-}
-base::Result<Profile> RequestServer::profile(uint32_t model, uint32_t application) {
-  return impl_->profile(model, application);
-}
-RequestServerStats RequestServer::stats() const {
-  return impl_->stats();
-}
-std::string_view RequestServer::policy() const {
-  return impl_->policy();
-}
-base::Status RequestServer::drain(uint64_t timeout_ns) {
-  return impl_->drain(timeout_ns);
-}
-base::Status RequestServer::stop() {
-  return impl_->stop();
 }
 
 }  // namespace gpushare::executor

@@ -106,12 +106,10 @@ class RequestServer {
   // Errors: those of make_batcher.
   static base::Result<std::unique_ptr<RequestServer>> start(const RequestServerOptions& options);
   // stop(). Not from a function that the server called.
-  ~RequestServer();
-  RequestServer(const RequestServer&) = delete;
-  RequestServer& operator=(const RequestServer&) = delete;
+  virtual ~RequestServer() = default;
 
   // Models are numbered from 0. Errors: those of Batcher::add_model, INVALID_STATE after drain or stop.
-  base::Result<uint32_t> add_model(const sched::slo::ModelSpec& spec, RunBatch run);
+  virtual base::Result<uint32_t> add_model(const sched::slo::ModelSpec& spec, RunBatch run) = 0;
   // Any thread; does not block on the device. Times are base::host_now_ns; an arrival of 0 is now. The tag comes
   // back in the batch's report. Errors, with nothing held and `answer` not called: those of Batcher::arrive
   // (QUEUE_FULL is back-pressure, also when twice max_pending and 4,096 wait for their answers to be taken;
@@ -119,28 +117,23 @@ class RequestServer {
   // stop and for a model that ended (the message says of what), HOST_OUT_OF_MEMORY. When the host has no memory
   // for a step of the batcher's, in any call or thread, the server gives up: requests that are not running are answered
   // with HOST_OUT_OF_MEMORY, and so is every later submit.
-  base::Status submit(const sched::slo::Request& request, Answer answer, void* tag = nullptr);
+  virtual base::Status submit(const sched::slo::Request& request, Answer answer, void* tag = nullptr) = 0;
   // True if it was waiting; its outcome follows. False if its batch is under way or over.
-  bool cancel(sched::slo::RequestId id);
+  virtual bool cancel(sched::slo::RequestId id) = 0;
   // Execution times that are known beforehand; see Batcher.
-  base::Status observe(const sched::slo::Request& request, uint64_t execution_ns);
-  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
-  base::Result<sched::slo::Profile> profile(uint32_t model, uint32_t application);
-  RequestServerStats stats() const;
-  std::string_view policy() const;
+  virtual base::Status observe(const sched::slo::Request& request, uint64_t execution_ns) = 0;
+  virtual void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) = 0;
+  virtual base::Result<sched::slo::Profile> profile(uint32_t model, uint32_t application) = 0;
+  virtual RequestServerStats stats() const = 0;
+  virtual std::string_view policy() const = 0;
 
   // Refuses new requests and waits until all accepted ones are answered. Errors: TIMED_OUT (they still
   // will be), INVALID_STATE from a function that the server called, or that the device or a runtime waits for.
-  base::Status drain(uint64_t timeout_ns = UINT64_MAX);
+  virtual base::Status drain(uint64_t timeout_ns = UINT64_MAX) = 0;
   // Refuses new requests, cancels what waits, waits for the running batch, ends the threads. Idempotent.
   // Errors: INVALID_STATE from a function that the server called, or that the device or a runtime waits for; nothing
   // changed.
-  base::Status stop();
-
- private:
-  class Impl;
-  explicit RequestServer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual base::Status stop() = 0;
 };
 
 }  // namespace gpushare::executor

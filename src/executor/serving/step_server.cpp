@@ -81,12 +81,10 @@ class StepAfter final : public WaitingWork {
   int32_t status_ GPUSHARE_GUARDED_BY(mutex_) = GPUSHARE_OK;
 };
 
-}  // namespace
-
-class StepServer::Impl {
+class StepServerImpl final : public StepServer {
  public:
-  Impl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members,
-       std::shared_ptr<Session> session, StepFunction function)
+  StepServerImpl(std::unique_ptr<StepBatcher> batcher, size_t max_pending, uint32_t max_members,
+                 std::shared_ptr<Session> session, StepFunction function)
       : most_held_(2 * std::min(max_pending, size_t{1} << 40) + max_members + 4096),
         session_(std::move(session)),
         function_(std::move(function)),
@@ -99,9 +97,9 @@ class StepServer::Impl {
       throw;
     }
   }
-  ~Impl() { finish(); }
+  ~StepServerImpl() override { finish(); }
 
-  base::Status submit(const StepRequest& request, Answer answer, void* tag) {
+  base::Status submit(const StepRequest& request, Answer answer, void* tag) override {
     base::MutexLock lock(mutex_);
     if (ended_status_.code() == GPUSHARE_HOST_OUT_OF_MEMORY) return ended_status_;
     if (!ended_status_.ok())
@@ -142,7 +140,7 @@ class StepServer::Impl {
     return {};
   }
 
-  bool cancel(RequestId id) {
+  bool cancel(RequestId id) override {
     base::MutexLock lock(mutex_);
     if (!ended_status_.ok()) return false;
     try {
@@ -157,14 +155,14 @@ class StepServer::Impl {
     }
   }
 
-  base::Status set_memory(uint64_t bytes) {
+  base::Status set_memory(uint64_t bytes) override {
     base::MutexLock lock(mutex_);
     GPUSHARE_RETURN_IF_ERROR(batcher_->set_memory(bytes));
     changed();
     return {};
   }
 
-  Stats stats() const {
+  Stats stats() const override {
     base::MutexLock lock(mutex_);
     Stats out;
     static_cast<sched::slo::StepStats&>(out) = batcher_->stats();
@@ -180,7 +178,7 @@ class StepServer::Impl {
     return out;
   }
 
-  base::Status drain(uint64_t timeout_ns) {
+  base::Status drain(uint64_t timeout_ns) override {
     GPUSHARE_RETURN_IF_ERROR(may_wait("drained"));
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
@@ -191,7 +189,7 @@ class StepServer::Impl {
     return {};
   }
 
-  base::Status stop() {
+  base::Status stop() override {
     GPUSHARE_RETURN_IF_ERROR(may_wait("closed"));
     finish();
     return {};
@@ -517,6 +515,8 @@ class StepServer::Impl {
   base::ServiceThread teller_, runner_;
 };
 
+}  // namespace
+
 base::Result<std::unique_ptr<StepServer>> StepServer::start(std::string_view policy,
                                                             const sched::slo::StepOptions& options,
                                                             std::shared_ptr<Session> session,
@@ -525,34 +525,13 @@ base::Result<std::unique_ptr<StepServer>> StepServer::start(std::string_view pol
                             sched::slo::make_step_batcher(policy, options));
   try {
     return std::unique_ptr<StepServer>(
-        new StepServer(std::make_unique<Impl>(std::move(batcher), options.max_pending, options.max_members,
-                                              std::move(session), std::move(function))));
+        std::make_unique<StepServerImpl>(std::move(batcher), options.max_pending, options.max_members,
+                                         std::move(session), std::move(function)));
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a step queue's threads: ") + error.what(),
                         error.code().value());
   }
-}
-
-StepServer::StepServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-StepServer::~StepServer() = default;
-base::Status StepServer::submit(const StepRequest& request, Answer answer, void* tag) {
-  return impl_->submit(request, std::move(answer), tag);
-}
-bool StepServer::cancel(RequestId id) {
-  return impl_->cancel(id);
-}
-base::Status StepServer::set_memory(uint64_t bytes) {
-  return impl_->set_memory(bytes);
-}
-StepServer::Stats StepServer::stats() const {
-  return impl_->stats();
-}
-base::Status StepServer::drain(uint64_t timeout_ns) {
-  return impl_->drain(timeout_ns);
-}
-base::Status StepServer::stop() {
-  return impl_->stop();
 }
 
 }  // namespace gpushare::executor

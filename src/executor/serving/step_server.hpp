@@ -47,28 +47,21 @@ class StepServer {
                                                          const sched::slo::StepOptions& options,
                                                          std::shared_ptr<Session> session,
                                                          StepFunction function);
-  ~StepServer();
-  StepServer(const StepServer&) = delete;
-  StepServer& operator=(const StepServer&) = delete;
+  virtual ~StepServer() = default;
 
   // An arrival of 0 is now. Errors, with nothing held: those of StepBatcher::arrive, QUEUE_FULL (answers are not taken fast
   // enough), INVALID_STATE (draining, or the session has ended), HOST_OUT_OF_MEMORY.
-  base::Status submit(const sched::slo::StepRequest& request, Answer answer, void* tag);
-  bool cancel(sched::slo::RequestId id);
-  base::Status set_memory(uint64_t bytes);
+  virtual base::Status submit(const sched::slo::StepRequest& request, Answer answer, void* tag) = 0;
+  virtual bool cancel(sched::slo::RequestId id) = 0;
+  virtual base::Status set_memory(uint64_t bytes) = 0;
   struct Stats : sched::slo::StepStats {
     uint64_t held = 0;  // accepted and not answered
     double step_ns = 0, decode_ns = 0, prefill_ns = 0, read_ns = 0;
   };
-  Stats stats() const;
+  virtual Stats stats() const = 0;
   // As RequestServer's.
-  base::Status drain(uint64_t timeout_ns = UINT64_MAX);
-  base::Status stop();
-
- private:
-  class Impl;
-  explicit StepServer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual base::Status drain(uint64_t timeout_ns = UINT64_MAX) = 0;
+  virtual base::Status stop() = 0;
 };
 
 }  // namespace gpushare::executor
