@@ -73,6 +73,16 @@ struct BlockTag {
   static Kind kind(uint64_t tag) { return static_cast<Kind>((tag >> 48) & 3); }
 };
 
+// Calls fn(granule, bytes) for each granule that the bytes from `offset` on lie in.
+template <class Fn>
+void for_each_granule(uint64_t granularity, uint64_t offset, uint64_t bytes, Fn&& fn) {
+  for (uint64_t at = offset; at < offset + bytes;) {
+    const uint64_t end = std::min(offset + bytes, (at / granularity + 1) * granularity);
+    fn(at / granularity, end - at);
+    at = end;
+  }
+}
+
 // Whether every block of the size is aligned as asked, and the size is one that a heap takes.
 [[gnu::always_inline]] inline bool is_ordinary_request(uint64_t bytes, uint64_t alignment) {
   const bool odd_alignment =

@@ -23,15 +23,11 @@ std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const
     const PersistentHeapImpl* of = nullptr;
     if ((block.tag & BlockTag::kPromoted) && !(block.tag & BlockTag::kFreed))
       of = promoted_.find(block.offset_bytes)->second;
-    for (uint64_t at = block.offset_bytes; at < block.offset_bytes + block.size_bytes;) {
-      const uint64_t end =
-          std::min(block.offset_bytes + block.size_bytes, (at / granularity + 1) * granularity);
-      Held& granule = granules[at / granularity];
-      granule.live_bytes += end - at;
-      granule.of_heap |= of != nullptr && of == heap;
-      granule.of_others |= of == nullptr || (of != heap && !of->own_blocks_out());
-      at = end;
-    }
+    for_each_granule(granularity, block.offset_bytes, block.size_bytes, [&](size_t i, uint64_t bytes) {
+      granules[i].live_bytes += bytes;
+      granules[i].of_heap |= of != nullptr && of == heap;
+      granules[i].of_others |= of == nullptr || (of != heap && !of->own_blocks_out());
+    });
   });
   return granules;
 }
@@ -59,11 +55,11 @@ uint64_t LaneImpl::away_of(const PersistentHeapImpl& heap) const {
   const uint64_t granularity = shared_.layout->granularity_bytes();
   uint64_t bytes = 0;
   for (const auto& [offset, of] : promoted_) {
-    if (of != &heap) continue;
-    const uint64_t end = offset + heap_->size_bytes(heap_->find(offset));
-    for (uint64_t at = offset; at < end; at = (at / granularity + 1) * granularity)
-      if (at / granularity < away_.size() && away_[at / granularity])
-        bytes += std::min(end, (at / granularity + 1) * granularity) - at;
+    if (of == &heap)
+      for_each_granule(granularity, offset, heap_->size_bytes(heap_->find(offset)),
+                       [&](size_t i, uint64_t part) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+                         if (i < away_.size() && away_[i]) bytes += part;
+                       });
   }
   return bytes;
 }

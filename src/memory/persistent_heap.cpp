@@ -123,13 +123,12 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
   heap->resize(bytes);
   Range range;
   FenceList fences;
-  if (auto status = shared_.layout->take(RangeUse::kHeap, bytes, &range, &fences); !status.ok()) {
-    heap->resize(0);
-    spare_heaps_.push_back(std::move(heap));
-    return status;
+  base::Status status = shared_.layout->take(RangeUse::kHeap, bytes, &range, &fences);
+  if (status.ok()) {
+    status = shared_.index.set(range.base, bytes, this);
+    if (!status.ok()) shared_.layout->give(range, fences);
   }
-  if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
-    shared_.layout->give(range, fences);
+  if (!status.ok()) {
     heap->resize(0);
     spare_heaps_.push_back(std::move(heap));
     return status;

@@ -204,15 +204,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   void size_granules(Extent& extent) GPUSHARE_REQUIRES(door_.lock_);
   void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
   bool touched_last(Address address, uint64_t bytes) const GPUSHARE_REQUIRES(door_.lock_);
-  // Calls fn(granule, bytes) for each granule that the bytes lie in.
   template <class Fn>
   void for_each_granule(uint64_t offset, uint64_t bytes, Fn&& fn) const {
-    const uint64_t granularity = shared_.layout->granularity_bytes();
-    for (uint64_t at = offset; at < offset + bytes;) {
-      const uint64_t end = std::min(offset + bytes, (at / granularity + 1) * granularity);
-      fn(at / granularity, end - at);
-      at = end;
-    }
+    memory::for_each_granule(shared_.layout->granularity_bytes(), offset, bytes, fn);
   }
   // The part of a block that lies in host memory.
   uint64_t away_part(const Extent& extent, uint64_t offset, uint64_t bytes) const;

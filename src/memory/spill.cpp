@@ -129,17 +129,14 @@ base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes, Fence
 
 void SpillStore::count(Pool& pool, uint64_t offset, uint64_t bytes, bool lives) {
   if (pool.memory != nullptr) return;
-  const uint64_t granule = shared_.layout->granularity_bytes();
-  for (uint64_t at = offset; at < offset + bytes;) {
-    Granule& part = pool.granules[at / granule];
-    const uint64_t end = std::min(offset + bytes, (at / granule + 1) * granule);
-    const uint64_t more = lives ? end - at : 0 - (end - at);  // modulo 2^64
+  for_each_granule(shared_.layout->granularity_bytes(), offset, bytes, [&](size_t i, uint64_t in_it) {
+    Granule& part = pool.granules[i];
+    const uint64_t more = lives ? in_it : 0 - in_it;  // modulo 2^64
     part.live_bytes += more;
     if (pool.tenant != nullptr && part.where != Where::kNowhere)
       (part.where == Where::kHome ? pool.tenant->home_live_bytes : pool.tenant->away_bytes)
           .fetch_add(more, std::memory_order_relaxed);
-    at = end;
-  }
+  });
 }
 
 void SpillStore::touch(Pool& pool, uint64_t offset, uint64_t bytes) {
@@ -474,12 +471,9 @@ std::string SpillStore::check_granules() const {
     }
     std::vector<uint64_t> sums(pool->granules.size(), 0);
     pool->heap.for_each_block([&](const HeapBlock& block) {
-      if (!block.live) return;
-      for (uint64_t at = block.offset_bytes; at < block.offset_bytes + block.size_bytes;) {
-        const uint64_t end = std::min(block.offset_bytes + block.size_bytes, (at / bytes + 1) * bytes);
-        sums[at / bytes] += end - at;
-        at = end;
-      }
+      if (block.live)
+        for_each_granule(bytes, block.offset_bytes, block.size_bytes,
+                         [&](size_t i, uint64_t in_it) { sums[i] += in_it; });
     });
     for (size_t i = 0; i < pool->granules.size(); ++i) {
       if (pool->granules[i].live_bytes != sums[i])
