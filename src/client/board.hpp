@@ -8,9 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "base/clock.hpp"
 #include "base/status.hpp"
 #include "client/channel.hpp"
 

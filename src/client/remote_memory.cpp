@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "base/log.hpp"
@@ -20,7 +18,6 @@ using sched::ActionKind;
 using sched::kNoLane;
 using sched::LaneId;
 using sched::SessionId;
-using sched::SessionState;
 
 namespace {
 

@@ -15,7 +15,6 @@
 #include <deque>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>

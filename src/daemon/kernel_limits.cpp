@@ -22,7 +22,6 @@
 #include "base/mutex.hpp"
 #include "base/no_signals.hpp"
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "daemon/metrics.hpp"
 
 namespace gpushare::daemon {

@@ -2,12 +2,10 @@
 #include "daemon/metrics.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <tuple>
 
 #include "base/figures_text.hpp"
 #include "gpushare/version.h"

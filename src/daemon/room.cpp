@@ -6,7 +6,6 @@
 
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "daemon/service.hpp"
 
 namespace gpushare::daemon {

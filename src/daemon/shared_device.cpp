@@ -2,8 +2,6 @@
 // room, paging.cpp page-outs and page-ins.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <csignal>
 #include <utility>
 
@@ -14,7 +12,6 @@
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "daemon/service.hpp"
 
 namespace gpushare::daemon {

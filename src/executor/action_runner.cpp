@@ -3,15 +3,12 @@
 
 #include <algorithm>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 #include <absl/cleanup/cleanup.h>
 
 #include "base/cancel.hpp"
 #include "base/log.hpp"
-#include "base/round_up.hpp"
-#include "base/units.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "base/round_up.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {

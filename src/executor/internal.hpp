@@ -67,7 +67,6 @@ namespace gpushare::executor {
 
 class RuntimeImpl;
 class SessionImpl;
-class RangeImpl;
 class Outbox;
 class Section;
 struct LaneSlot;

@@ -18,7 +18,6 @@ class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
 struct RangeWait;
-class Outbox;
 
 // An allocation, to be tried as often as a step has made room for it.
 struct Attempt {

@@ -8,7 +8,6 @@
 #include "base/cancel.hpp"
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {

@@ -12,7 +12,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 

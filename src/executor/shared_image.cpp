@@ -2,7 +2,6 @@
 #include "executor/shared_image.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/log.hpp"

@@ -10,10 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/mutex.hpp"
 #include "client/board.hpp"
 #include "client/images.hpp"

@@ -23,11 +23,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "base/status.hpp"
 

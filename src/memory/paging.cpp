@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/units.hpp"
 #include "memory/elastic_range.hpp"
 #include "memory/lane.hpp"
 #include "memory/persistent_heap.hpp"

@@ -7,7 +7,6 @@
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <optional>
 
 #include "base/clock.hpp"
 #include "memory/heap.hpp"

@@ -2,7 +2,6 @@
 #include "memory/plan.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 namespace gpushare::memory {

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "base/saturate.hpp"
 #include "base/units.hpp"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/saturate.hpp"
-#include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
-#include <utility>
 
 #include "base/saturate.hpp"
 #include "sched/scheduler_impl.hpp"

@@ -2,7 +2,6 @@
 #include "shim/group.hpp"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -10,7 +9,6 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 

@@ -2,7 +2,6 @@
 #include "shim/move.hpp"
 
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstring>

@@ -4,7 +4,6 @@
 #include <exception>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "base/cancel.hpp"
 #include "executor/serving/request_server.hpp"

@@ -2,7 +2,6 @@
 #include "executor/serving/step_server.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <system_error>
 #include <utility>

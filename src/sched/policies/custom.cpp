@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <exception>
 
 #include "base/calls.hpp"
 #include "base/cancel.hpp"

@@ -2,7 +2,6 @@
 // its bytes up. Fixed priorities with pauses at boundaries, as in limited preemption (Buttazzo, Bertogna and Yao, 2013);
 // equal ranks share by weight.
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
 
 #include "sched/policy.hpp"
 
