@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "base/log.hpp"
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/mig_daemons.hpp"
@@ -96,6 +97,10 @@ cannot share; 3 no such device.
     add(app, "--stay", &options_.least_stay_ns, seconds, "S",
         "Least seconds on the device for programs that take turns in its memory (gpushare exec "
         "--pageable) [1]");
+    add(app, "--driver-patience", &options_.step_patience_ns, seconds, "S",
+        "Seconds that a driver may keep the daemon in one call; then the daemon ends with code 1, so that "
+        "one in "
+        "its place can serve the other devices [60]");
     app.add_flag("--kill-overdue", options_.kill_overdue,
                  "Kill a process that kept its turn longer than the lease");
     app.add_flag("--all-users", options_.all_users, "Let other users connect");
@@ -124,6 +129,9 @@ cannot share; 3 no such device.
     if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
     if (!policies_.empty()) options_.make_policy = [policy = policies_[0]] { return policy.make(); };
     if (coordinate_) options_.coordination = coordinator_;
+    options_.on_hang = [patience_ns = options_.step_patience_ns](const std::string& device) {
+      end_hanging(device, patience_ns);
+    };
     const std::string socket = options_.socket;
     const StopSignals signals;
     auto started = daemon::Service::start(options_);
@@ -168,6 +176,16 @@ cannot share; 3 no such device.
     GPUSHARE_RETURN_IF_ERROR(run_mig_daemons(
         daemons, without(command_arguments(), {"--device", "--socket", "--metrics", "--for"}), for_s_));
     return kExitOk;
+  }
+  // A thread that hangs in the kernel keeps this process, so the descriptors are closed before it ends: then programs
+  // find the connection closed, and the lock of the socket is free for another daemon.
+  [[noreturn]] static void end_hanging(const std::string& device, uint64_t patience_ns) {
+    base::log(base::kError,
+              "the driver of device '" + device + "' has not answered the daemon for " +
+                  base::format_duration_ns(patience_ns) +
+                  "; the daemon ends, and one that is started in its place serves the other devices");
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
+    _exit(kExitFailed);
   }
   // What follows "daemon" on the command line.
   static std::vector<std::string> command_arguments() {

@@ -91,6 +91,7 @@ base::Status Service::open() {
   if (!wake_ || !epoll_) return {GPUSHARE_IO_ERROR, std::string("epoll: ") + std::strerror(errno), errno};
   GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), wake_.get(), kWakeId));
   GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), listener_.get(), kListenerId));
+  if (options_.on_hang) GPUSHARE_RETURN_IF_ERROR(watch_.start(options_.step_patience_ns, options_.on_hang));
   try {
     const base::NoSignals no_signals;
     thread_ = std::thread([this] { serve(); });
@@ -104,7 +105,9 @@ Service::~Service() {
   stop_.store(true);
   if (wake_) wake();
   if (thread_.joinable()) thread_.join();
+  watch_.begin();
   devices_.clear();  // their threads may still call wake()
+  watch_.end();
 }
 
 void Service::wake() {
@@ -132,6 +135,7 @@ void Service::handle_event(uint64_t id) {
   }
   const auto found = processes_.find(id / 2);
   if (found == processes_.end() || found->second->dead) return;
+  if (found->second->device != nullptr) watch_.at(found->second->device->name());
   if (id % 2 != 0)
     died(*found->second);
   else
@@ -142,7 +146,10 @@ uint64_t Service::tick(uint64_t now_ns) {
   uint64_t in_ns = log_limit_.tick(now_ns);
   if (take_late()) in_ns = std::min(in_ns, kLateLookNs);
   if (handle_held(now_ns)) in_ns = std::min(in_ns, kHeldLookNs);
-  for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
+  for (const auto& device : devices_) {
+    watch_.at(device->name());
+    in_ns = std::min(in_ns, device->tick(now_ns));
+  }
   for (const auto& [id, process] : processes_) {
     if (process->welcome || process->dead) continue;
     if (now_ns > process->connected_ns + kHelloNs)
@@ -151,6 +158,13 @@ uint64_t Service::tick(uint64_t now_ns) {
       in_ns = std::min(in_ns, kHelloNs);
   }
   return in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
+}
+
+void Service::pump() {
+  for (const auto& device : devices_) {
+    watch_.at(device->name());
+    device->pump();
+  }
 }
 
 void Service::serve() {
@@ -164,9 +178,10 @@ void Service::serve() {
       base::log(base::kError, std::string("daemon: epoll_wait: ") + std::strerror(errno));
       return;
     }
+    watch_.begin();
     try {
       for (int i = 0; i < count; ++i) handle_event(events[static_cast<size_t>(i)].data.u64);
-      for (const auto& device : devices_) device->pump();
+      pump();
       const uint64_t now_ns = base::host_now_ns();
       if (now_ns >= next_tick_ns || count != 0) next_tick_ns = tick(now_ns);
       sweep();
@@ -179,6 +194,7 @@ void Service::serve() {
       } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): not even the line
       }
     }
+    watch_.end();
   }
 }
 
@@ -368,6 +384,7 @@ bool Service::handle_held(uint64_t now_ns) {
   bool waits = false;
   for (const auto& [id, process] : processes_) {
     if (!process->held || process->dead) continue;
+    watch_.at(process->device->name());
     if (process->device->arrives_later(process->held->message, now_ns)) {
       waits = true;
       continue;
@@ -523,14 +540,14 @@ base::Status Service::set_capacity(const Process& process, const client::SetCapa
 // The devices are pumped first, so the caller finds the new capacity on the page when the answer comes.
 base::Status Service::on_set_capacity(const Request& request, const client::SetCapacity& message) {
   const base::Status set = set_capacity(request.process, message);
-  for (const auto& device : devices_) device->pump();
+  pump();
   request.answer(set);
   return {};
 }
 
 // The answer tells what all messages before it have led to.
 base::Status Service::on_status_request(const Request& request, const client::StatusRequest&) {
-  for (const auto& device : devices_) device->pump();
+  pump();
   const auto file = client::make_table_file(client::encode_status(status(request.process.peer.uid)));
   const int number = file.ok() ? file->get() : -1;
   request.answer(file.status(), 0, {}, std::span<const int>(&number, file.ok() ? 1 : 0));

@@ -44,6 +44,7 @@
 #include "daemon/kernel_limits.hpp"
 #include "daemon/lanes.hpp"
 #include "daemon/ranges.hpp"
+#include "daemon/step_watch.hpp"
 #include "daemon/user_limits.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/time_cap.hpp"
@@ -71,6 +72,10 @@ struct ServiceOptions {
   // The daemon waits so long for its devices to open. A device that opens later is served from then on.
   // Processes wait for a daemon in place of theirs three times as long.
   uint64_t open_patience_ns = 20'000'000'000;
+  // A step of the service's thread that lasts longer hangs, in a device's driver: the service then answers nobody.
+  // `on_hang` is called once, on a thread of its own; empty: nobody looks.
+  uint64_t step_patience_ns = 60'000'000'000;
+  StepWatch::OnHang on_hang;
   // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are
   // not checked.
   std::function<void(const std::string& wrong)> on_fault;
@@ -570,6 +575,7 @@ class Service {
   std::string late(
       const std::string& name) const;  // why the device of that name is not served; empty: any other reason
   void serve();
+  void pump();
   void sleep(uint64_t next_tick_ns) const;
   void handle_event(uint64_t id);
   uint64_t tick(uint64_t now_ns);  // returns when to call again
@@ -615,6 +621,7 @@ class Service {
   uint64_t started_ns_ = 0;
   LogLimit log_limit_;
   Patience patience_;
+  StepWatch watch_;
   std::vector<std::unique_ptr<SharedDevice>> devices_;  // of room for all, so that it does not move
   size_t first_devices_ = 0;
   const SharedDevice* first_device_ = nullptr;  // the operator's first, once it is open

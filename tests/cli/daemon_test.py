@@ -89,19 +89,24 @@ class Daemon(ToolTest):
         self.assertEqual(capacity(), [64 << 20, 64 << 20])
         self.refused(["daemon", "--socket", "none", "--set-capacity", "1MiB"], "none", code=3)
 
-    def shares_lane(self):
-        """Whether a session with ephemeral memory has it together with others, as the daemon answers to its Arrive."""
-        hello, reply, arrive, may_share, shares = 1, 3, 4, 64, 1 << 31
+    def arrive(self, daemon):
+        """A session with ephemeral memory arrives over that socket, which may be in a shared lane."""
+        hello, arrive, may_share = 1, 4, 64
 
         def header(kind, size, sequence):
             return struct.pack("<IHHII", 0x47505353, 1, kind, size, sequence)
 
+        daemon.settimeout(600)
+        daemon.connect(str(self.folder / "socket"))
+        daemon.send(header(hello, 360, 0) + struct.pack("<HHHHQ256s64sQ", 0, 0, 0, 0, 1, b"", b"test", 0))
+        needs = struct.pack("<QQQQQdiIII64sQQdQd", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session", 0, 0, 0.0, 0, 0.0)
+        daemon.send(header(arrive, 16 + len(needs), 1) + needs)
+
+    def shares_lane(self):
+        """Whether such a session has its memory together with others, as the daemon answers to its Arrive."""
+        reply, shares = 3, 1 << 31
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
-            daemon.settimeout(600)
-            daemon.connect(str(self.folder / "socket"))
-            daemon.send(header(hello, 360, 0) + struct.pack("<HHHHQ256s64sQ", 0, 0, 0, 0, 1, b"", b"test", 0))
-            needs = struct.pack("<QQQQQdiIII64sQQdQd", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session", 0, 0, 0.0, 0, 0.0)
-            daemon.send(header(arrive, 16 + len(needs), 1) + needs)
+            self.arrive(daemon)
             while True:
                 message = daemon.recv(8192)
                 kind = struct.unpack_from("<IHH", message)[2]
@@ -121,6 +126,30 @@ class Daemon(ToolTest):
         daemon = self.start()
         daemon.kill()
         daemon.wait()  # else it may still hold its lock
+        self.start()
+
+    def test_a_daemon_whose_driver_hangs_ends_and_is_replaced(self):
+        hangs = self.library("hangs", """
+            #define _GNU_SOURCE
+            #include <string.h>
+            #include <sys/syscall.h>
+            #include <unistd.h>
+            int memfd_create(const char* name, unsigned flags) {
+              while (strcmp(name, "gpushare-shared") == 0) pause(); /* memory of a shared lane, on the host device */
+              return (int)syscall(SYS_memfd_create, name, flags);
+            }""")
+        order = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        with open(self.folder / "log", "w") as log:
+            daemon = self.start_daemon("socket", "--driver-patience", "5", stderr=log, env={**os.environ, "LD_PRELOAD": str(hangs), "ASAN_OPTIONS": order})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            self.arrive(connection)
+            self.assertEqual(daemon.wait(timeout=support.LONG_S), 1)
+            try:
+                while connection.recv(8192):
+                    pass
+            except ConnectionResetError:
+                pass
+        self.assertIn("the driver of device 'host' has not answered the daemon for 5.00 s", (self.folder / "log").read_text())
         self.start()
 
     def test_default_socket(self):

@@ -67,11 +67,11 @@ class ToolTest(unittest.TestCase):
         outcome = self.tool("run", *arguments, "--json", "-", code=code)
         return json.loads(outcome.out)
 
-    def start_daemon(self, socket, *more, devices=("host",), capacity="64MiB", env=None):
+    def start_daemon(self, socket, *more, devices=("host",), capacity="64MiB", env=None, stderr=subprocess.DEVNULL):
         """A `gpushare daemon` at that socket until the test ends, once it answers."""
         options = [option for device in devices for option in ("--device", device)]
         daemon = subprocess.Popen([OPTIONS.tool, "daemon", "--socket", socket, *options, "--capacity", capacity, *more],
-                                  cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+                                  cwd=self.folder, stdout=subprocess.DEVNULL, stderr=stderr, env=env)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
         while self.tool("top", "--socket", socket, "--once").code != 0:

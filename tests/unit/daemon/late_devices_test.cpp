@@ -1,5 +1,5 @@
 // Devices whose driver hangs when they are opened: for the daemon's sizes, and for the memory of shared lanes. It may hang
-// later as well, when it is asked what the daemon's context has.
+// later as well, when it is asked what the daemon's context has, or for memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <filesystem>
@@ -17,9 +17,10 @@ using client::MessageType;
 namespace {
 
 constexpr char kHanging[] = "hanging_host";
-std::atomic<int> g_hangs{0};    // whether device_open hangs, and context_bytes if it is supported
-std::atomic<int> g_hanging{0};  // threads that are in it
-std::atomic<int> g_open{0};     // devices
+std::atomic<int> g_hangs{0};         // whether device_open hangs, and context_bytes if it is supported
+std::atomic<int> g_hanging{0};       // threads that are in it
+std::atomic<int> g_open{0};          // devices
+std::atomic<int> g_memory_hangs{0};  // whether phys_create_shared hangs
 std::atomic<int32_t> g_context{GPUSHARE_UNSUPPORTED};  // what context_bytes returns
 
 std::string hanging_device() {
@@ -41,6 +42,11 @@ std::string hanging_device() {
       *out_bytes = 3 * kMiB;
       --g_hanging;
       return g_context;
+    };
+    ops.phys_create_shared = [](gpushare_backend_device* opened, uint64_t bytes,
+                                gpushare_backend_memory** out) {
+      g_memory_hangs.wait(1);
+      return device::find_backend("host")->phys_create_shared(opened, bytes, out);
     };
     ops.device_close = [](gpushare_backend_device* opened) {
       const int32_t code = device::find_backend("host")->device_close(opened);
@@ -71,6 +77,16 @@ void all_are_closed() {
   Hangs::stop();
   eventually([] { return g_hanging == 0 && g_open == 0; });
 }
+
+// The device has no memory to share until the end of a test at the latest.
+struct MemoryHangs {
+  MemoryHangs() { g_memory_hangs = 1; }
+  ~MemoryHangs() { stop(); }
+  static void stop() {
+    g_memory_hangs = 0;
+    g_memory_hangs.notify_all();
+  }
+};
 
 client::Welcome hello(const SharedService& shared, const std::string& device) {
   const RawConnection connection(shared);
@@ -275,4 +291,34 @@ TEST_CASE(
   eventually([&] { return shared.status().processes.size() == 2 && shared.status().sessions.size() == 2; });
   shared.service.reset();
   all_are_closed();
+}
+
+TEST_CASE("a daemon that a driver keeps in one call tells once at which device, and goes on if it answers") {
+  const std::string device = hanging_device();
+  all_are_closed();  // those of the tests before
+  std::atomic<int> told{0};
+  std::string at;
+  const Shared shared([&](auto& options) {
+    options.devices = {device};
+    options.step_patience_ns = 1'000'000'000;
+    options.on_hang = [&](const std::string& name) {
+      at = name;
+      ++told;
+    };
+  });
+  const MemoryHangs hangs;
+  const RawConnection process(shared);
+  REQUIRE(process.say(client::make_message<MessageType::kHello>()));
+  auto message = client::make_message<MessageType::kArrive>(1);
+  message.session = 1;
+  message.persistent_bytes = message.ephemeral_bytes = kMiB;
+  message.flags = client::kMayShareLane;
+  REQUIRE(process.say(message));
+  eventually([&] { return told == 1; });
+  CHECK(at == device);
+  MemoryHangs::stop();
+  const auto answer = process.next({MessageType::kReply});
+  REQUIRE(!answer.empty());
+  CHECK(client::fields_of<client::Reply>(answer).code == GPUSHARE_OK);
+  CHECK(told == 1);
 }
