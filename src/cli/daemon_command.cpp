@@ -1,5 +1,8 @@
 // `gpushare daemon`: shares devices between processes until it is told to stop.
 // SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,7 +14,6 @@
 #include <optional>
 #include <string>
 
-#include "base/log.hpp"
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/mig_daemons.hpp"
@@ -97,7 +99,7 @@ cannot share; 3 no such device.
     add(app, "--stay", &options_.least_stay_ns, seconds, "S",
         "Least seconds on the device for programs that take turns in its memory (gpushare exec "
         "--pageable) [1]");
-    add(app, "--driver-patience", &options_.step_patience_ns, seconds, "S",
+    add(app, "--driver-patience", &options_.step_patience_ns, whole_seconds, "S",
         "Seconds that a driver may keep the daemon in one call; then the daemon ends with code 1, so that "
         "one in "
         "its place can serve the other devices [60]");
@@ -157,6 +159,10 @@ cannot share; 3 no such device.
     GPUSHARE_ASSIGN_OR_RETURN(const double value, parse_number(option, text, 0, false, 1e9));
     return static_cast<uint64_t>(value * 1e9) + 1;
   }
+  static base::Result<uint64_t> whole_seconds(const char* option, const std::string& text) {
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t value, parse_count(option, text, 1'000'000'000, 1));
+    return value * 1'000'000'000;
+  }
   // The daemons to start where --device is all and a GPU is divided. A process that CUDA_VISIBLE_DEVICES limits is one of them, or has its
   // operator's choice.
   std::vector<MigDaemon> divided_by_mig() const {
@@ -177,15 +183,36 @@ cannot share; 3 no such device.
         daemons, without(command_arguments(), {"--device", "--socket", "--metrics", "--for"}), for_s_));
     return kExitOk;
   }
-  // A thread that hangs in the kernel keeps this process, so the descriptors are closed before it ends: then programs
-  // find the connection closed, and the lock of the socket is free for another daemon.
+  // Whatever hangs may hold any lock of this process, so the message is written past the log, and only if stderr takes
+  // it at once.
   [[noreturn]] static void end_hanging(const std::string& device, uint64_t patience_ns) {
-    base::log(base::kError,
-              "the driver of device '" + device + "' has not answered the daemon for " +
-                  base::format_duration_ns(patience_ns) +
-                  "; the daemon ends, and one that is started in its place serves the other devices");
-    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
+    const std::string lasts = base::format_duration_ns(patience_ns);
+    const std::string message =
+        "gpushare daemon: " +
+        (device.empty()
+             ? "a step of the daemon has lasted " + lasts
+             : "a call at device '" + device + "' has lasted " + lasts + ", as when its driver hangs") +
+        "; the daemon ends, and one that is started in its place serves the other devices\n";
+    pollfd to{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&to, 1, 0) > 0) [[maybe_unused]]
+      const ssize_t written = write(STDERR_FILENO, message.data(), message.size());
+    let_go_of_files();
     _exit(kExitFailed);
+  }
+  // A thread that hangs in the kernel keeps the process and all that is open. So sockets and the socket's lock are let
+  // go of here: programs find the connection closed, and another daemon can start. The driver's own files stay open,
+  // because closing them may wait for what hangs.
+  static void let_go_of_files() {
+    std::vector<int> files;
+    std::error_code error;
+    for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd", error))
+      files.push_back(std::atoi(each.path().filename().c_str()));
+    for (const int file : files) {
+      struct stat info {};
+      if (file <= STDERR_FILENO || fstat(file, &info) != 0) continue;
+      if (S_ISREG(info.st_mode)) (void)flock(file, LOCK_UN);
+      if (S_ISREG(info.st_mode) || S_ISSOCK(info.st_mode)) close(file);
+    }
   }
   // What follows "daemon" on the command line.
   static std::vector<std::string> command_arguments() {

@@ -105,7 +105,7 @@ Service::~Service() {
   stop_.store(true);
   if (wake_) wake();
   if (thread_.joinable()) thread_.join();
-  watch_.begin();
+  watch_.begin_last();
   devices_.clear();  // their threads may still call wake()
   watch_.end();
 }
@@ -127,6 +127,7 @@ void Service::sleep(uint64_t next_tick_ns) const {
 }
 
 void Service::handle_event(uint64_t id) {
+  watch_.at_none();
   if (id == kListenerId) return accept_processes();
   if (id == kWakeId) {
     uint64_t drained = 0;
@@ -184,6 +185,7 @@ void Service::serve() {
       pump();
       const uint64_t now_ns = base::host_now_ns();
       if (now_ns >= next_tick_ns || count != 0) next_tick_ns = tick(now_ns);
+      watch_.at_none();
       sweep();
       if (options_.on_fault)
         for (const auto& device : devices_)
@@ -437,6 +439,7 @@ void Service::meet_again(Process& process, SharedDevice& device, uint64_t instan
 
 base::Status Service::welcome(Process& process, const client::Hello& message) {
   GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
+  watch_.at(device->name());
   meet_again(process, *device, message.instance);
   GPUSHARE_RETURN_IF_ERROR(has_place(process.peer.uid));
   process.passes_turns = (message.flags & client::kPassesTurns) != 0;

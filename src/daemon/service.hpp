@@ -72,8 +72,8 @@ struct ServiceOptions {
   // The daemon waits so long for its devices to open. A device that opens later is served from then on.
   // Processes wait for a daemon in place of theirs three times as long.
   uint64_t open_patience_ns = 20'000'000'000;
-  // A step of the service's thread that lasts longer hangs, in a device's driver: the service then answers nobody.
-  // `on_hang` is called once, on a thread of its own; empty: nobody looks.
+  // A step of the service's thread that lasts longer hangs, as in a device's driver. The service then answers nobody,
+  // and its end waits for the step. `on_hang` is called once, on a thread of its own; empty: nobody looks.
   uint64_t step_patience_ns = 60'000'000'000;
   StepWatch::OnHang on_hang;
   // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are

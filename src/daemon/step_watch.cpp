@@ -35,6 +35,11 @@ base::Status StepWatch::start(uint64_t patience_ns, OnHang on_hang) {
   return {};
 }
 
+void StepWatch::begin_last() {
+  base::MutexLock lock(mutex_);
+  begin();
+}
+
 void StepWatch::look(uint64_t every_ns, const OnHang& on_hang) {
   uint64_t seen = 0, same = 0;
   while (sleep(every_ns)) {
@@ -42,8 +47,12 @@ void StepWatch::look(uint64_t every_ns, const OnHang& on_hang) {
     same = step == seen && step % 2 != 0 ? same + 1 : 0;
     seen = step;
     if (same < kLooks) continue;
-    const std::string* const device = device_.load();
-    return on_hang(device == nullptr ? std::string() : *device);
+    std::string name;
+    {
+      base::MutexLock lock(mutex_);
+      if (const std::string* const device = device_.load()) name = *device;
+    }
+    return on_hang(name);
   }
 }
 

@@ -33,8 +33,11 @@ class StepWatch {
     device_.store(nullptr);
     step_.fetch_add(1);
   }
-  void at(const std::string& device) { device_.store(&device); }  // outlives the step
+  void at(const std::string& device) { device_.store(&device); }  // which lives until begin_last()
+  void at_none() { device_.store(nullptr); }
   void end() { step_.fetch_add(1); }
+  // The last step, in which the names of devices go.
+  void begin_last();
 
  private:
   void look(uint64_t every_ns, const OnHang& on_hang);

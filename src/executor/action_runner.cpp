@@ -87,6 +87,7 @@ bool ActionRunner::decided_for(const SessionImpl& session) const {
 }
 
 void ActionRunner::look_again(const base::Deadline& at) {
+  if (at.never()) return;
   if (look_again_at_ && look_again_at_->at() <= at.at()) return;
   look_again_at_ = at;
   wakes_.notify_one();

@@ -149,7 +149,7 @@ class Daemon(ToolTest):
                     pass
             except ConnectionResetError:
                 pass
-        self.assertIn("the driver of device 'host' has not answered the daemon for 5.00 s", (self.folder / "log").read_text())
+        self.assertIn("a call at device 'host' has lasted 5.00 s, as when its driver hangs", (self.folder / "log").read_text())
         self.start()
 
     def test_default_socket(self):
