@@ -34,9 +34,22 @@ namespace {
 class Grid {
  public:
   static constexpr int kShift = 52 - 5;
-  // The range that the rows need. With few applications it is exactly theirs; with many it is that of the mixture,
-  // widened by each row that does not fit.
+  // The CDF of an application's time alone.
+  struct Row {
+    uint64_t revision = 0, version = 0;
+    size_t first = 0, end = 0;  // it is 0 before `first` and 1 from `end` on
+    std::vector<double> cdf;
+  };
+  // The CDF of the maximum of one draw of each of some rows.
+  struct Maximum {
+    double mean = 0;
+    double low = 0, high = 0;  // it is 0 up to `low` and 1 from `high` on
+    std::vector<double> cdf;   // from a place before `low` to one after `high`
+  };
+  // Takes the range that the rows need, and has a place for each row. With few applications the range is exactly theirs;
+  // with many it is that of the mixture, widened by each row that does not fit.
   void fit(const Knowledge::Model& known) {
+    rows_.resize(known.applications.size() + 1);
     double low = INFINITY, high = 0;
     const auto cover = [&](const Distribution& of) {
       if (of.empty()) return;
@@ -53,14 +66,13 @@ class Grid {
   }
   // Raised when the range changes: rows taken before are stale then.
   uint64_t version() const { return version_; }
-  // The CDF of an application's time alone. May widen the grid.
-  const double* row(const Knowledge::Model& known, uint32_t application) {
+  // May widen the grid. The row stays in its place until the next fit().
+  const Row& row(const Knowledge::Model& known, uint32_t application) {
     // Row 0 is the mixture's, for all applications without samples.
     const size_t index = known.briefs[application].known() ? application + size_t{1} : 0;
-    if (index >= rows_.size()) rows_.resize(known.applications.size() + 1);
     Row& row = rows_[index];
     const uint64_t revision = known.brief(application).revision;
-    if (row.revision == revision && row.grid == version_) return row.cdf.data();
+    if (row.revision == revision && row.version == version_) return row;
     const Distribution& of = known.alone(application);
     if (!of.empty()) widen(std::max(of.min_ns(), 1.0), of.max_ns());
     row.cdf.assign(points_.size(), 1.0);
@@ -74,31 +86,48 @@ class Grid {
                        : values[next - 1] + (points_[i] - edges[next - 1]) / (edges[next] - edges[next - 1]) *
                                                 (values[next] - values[next - 1]);
     }
+    const auto first = std::find_if(row.cdf.begin(), row.cdf.end(), [](double f) { return f > 0; });
+    const auto end = std::find_if(first, row.cdf.end(), [](double f) { return f >= 1; });
+    row.first = static_cast<size_t>(first - row.cdf.begin());
+    row.end = static_cast<size_t>(end - row.cdf.begin());
     row.revision = revision;
-    row.grid = version_;
-    return row.cdf.data();
+    row.version = version_;
+    return row;
   }
-  // The CDF of the maximum of one draw of each row, into `into`; returns its mean.
-  double maximum(std::span<const double* const> rows, std::vector<double>& into) const {
-    into.resize(points_.size());
-    if (points_.empty()) return 0;
-    return points_.back() -
-           kernels().product(rows.data(), rows.size(), weights_.data(), into.data(), into.size());
+  // The rows are multiplied only where the product is neither 0 nor 1.
+  void maximum(std::span<const Row* const> rows, Maximum& into) {
+    if (points_.empty()) {
+      into.mean = into.low = into.high = 0;
+      return;
+    }
+    size_t first = 0, end = 0;
+    for (const Row* each : rows) {
+      first = std::max(first, each->first);
+      end = std::max(end, each->end);
+    }
+    first = first / 8 * 8;  // as the kernel wants it
+    end = std::max(first, std::min((end + 7) / 8 * 8, points_.size()));
+    factors_.clear();
+    for (const Row* each : rows) factors_.push_back(each->cdf.data() + first);
+    into.cdf.resize(points_.size() + 1);
+    const double sum = kernels().product(factors_.data(), factors_.size(), weights_.data() + first,
+                                         into.cdf.data() + first, end - first);
+    if (first > 0) into.cdf[first - 1] = 0;
+    into.cdf[end] = 1;
+    into.low = points_[first > 0 ? first - 1 : 0];
+    into.high = points_[std::min(end, points_.size() - 1)];
+    // E[max] = x_end - integral of F up to there, by trapezia; the weights are those of the whole grid.
+    into.mean = (end > 0 && end < points_.size() ? (points_[end - 1] + points_[end]) / 2 : into.high) - sum;
   }
-  double at(const double* row, double x) const {
-    if (points_.empty()) return 1;
-    if (!(x > points_.front())) return x == points_.front() ? row[0] : 0;
-    if (x >= points_.back()) return 1;
+  double at(const Maximum& of, double x) const {
+    if (!(x > of.low)) return 0;
+    if (x >= of.high) return 1;
     const size_t i = index_of(x) - base_;
     const double share = static_cast<double>(std::bit_cast<uint64_t>(x) & ((1ull << kShift) - 1)) * 0x1p-47;
-    return row[i] + share * (row[i + 1] - row[i]);
+    return of.cdf[i] + share * (of.cdf[i + 1] - of.cdf[i]);
   }
 
  private:
-  struct Row {
-    uint64_t revision = 0, grid = 0;
-    std::vector<double> cdf;
-  };
   static uint64_t index_of(double x) { return std::bit_cast<uint64_t>(x) >> kShift; }
   void widen(double low, double high) {
     if (points_.empty()) return span(low, high);
@@ -122,6 +151,7 @@ class Grid {
   uint64_t base_ = 0, used_ = 0, version_ = 1;
   std::vector<double> points_, weights_;
   std::vector<Row> rows_;
+  std::vector<const double*> factors_;
 };
 
 class Gpushare final : public BatcherBase {
@@ -275,9 +305,9 @@ class Gpushare final : public BatcherBase {
     uint32_t application;
     uint32_t length_class;
     bool stepped;
-    double share_ns = 0;          // device time that it takes as a member of a good batch
-    double value = 0;             // of serving it now, see appraise
-    const double* row = nullptr;  // of the grid, at this version of it
+    double share_ns = 0;             // device time that it takes as a member of a good batch
+    double value = 0;                // of serving it now, see appraise
+    const Grid::Row* row = nullptr;  // of the grid, at this version of it
     uint64_t grid = 0;
   };
   // A batch begins at this place of the allowed; its members are asked for so much slack.
@@ -319,11 +349,11 @@ class Gpushare final : public BatcherBase {
           fixed_ns(time.fixed_ns(k)),
           scale(1 / std::max(time.per_longest(k), 1e-12)),
           deviations(time.deviations()) {}
-    // That it ends within the slack, its longest member's CDF being `row`, over the deviations of batches.
-    double within(const double* row, double slack_ns) const {
-      if (deviations.empty()) return grid.at(row, (slack_ns - fixed_ns) * scale);
+    // That it ends within the slack, over the deviations of batches.
+    double within(const Grid::Maximum& longest, double slack_ns) const {
+      if (deviations.empty()) return grid.at(longest, (slack_ns - fixed_ns) * scale);
       double sum = 0;
-      for (double ratio : deviations) sum += grid.at(row, (slack_ns / ratio - fixed_ns) * scale);
+      for (double ratio : deviations) sum += grid.at(longest, (slack_ns / ratio - fixed_ns) * scale);
       return sum / static_cast<double>(deviations.size());
     }
     const Grid& grid;
@@ -725,29 +755,21 @@ class Gpushare final : public BatcherBase {
       most += pending_[i].stepped ? INFINITY : pending_[i].value;
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
     if (worth_of(most, least_ns, price) <= best_.worth) return;
-    const Chances chances(model.grid, time, k);
-    if (bounded_ && !uniform_ && k > 1) {
-      // The batch is no faster than its longest member alone, whose CDF is at hand.
-      uint32_t slowest = members.front();
-      for (uint32_t i : members)
-        if (bits(pending_[i].mean_ns) == longest) slowest = i;
-      const double* row = model.grid.row(known, pending_[slowest].application);
-      most = 0;
-      for (uint32_t i : members) most += pending_[i].value * chances.within(row, pending_[i].slack_ns);
-      if (worth_of(most, least_ns, price) <= best_.worth) return;
-    }
     take_rows(model.grid, known, members);
-    const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
+    model.grid.maximum(rows_, maximum_);
+    const double mean = time.duration_ns(k, maximum_.mean);
+    if (worth_of(most, mean, price) <= best_.worth) return;
+    const Chances chances(model.grid, time, k);
     double cost = 0, gain = 0, wins = 0;
     for (uint32_t i : members) {
       const Pending& each = pending_[i];
       cost += each.cost;
-      const double chance = chances.within(row_.data(), each.slack_ns);
+      const double chance = chances.within(maximum_, each.slack_ns);
       gain += each.value * chance;
       wins += each.cost * chance;
       if (!each.stepped) continue;
       for (const CostStep& step : find(each.id)->request.later_steps)
-        gain += step.cost * chances.within(row_.data(), each.slack_ns + step.after_ns);
+        gain += step.cost * chances.within(maximum_, each.slack_ns + step.after_ns);
     }
     const double worth = worth_of(gain, mean, price);
     if (worth <= best_.worth) return;
@@ -767,7 +789,7 @@ class Gpushare final : public BatcherBase {
       rows_.clear();
       for (uint32_t i : members) {
         Pending& each = pending_[i];
-        if (each.row == nullptr || each.grid != grid) each.row = of.row(known, each.application);
+        if (each.row == nullptr || each.grid != grid) each.row = &of.row(known, each.application);
         each.grid = of.version();
         rows_.push_back(each.row);
       }
@@ -829,8 +851,8 @@ class Gpushare final : public BatcherBase {
   // The allowed ones' values lie side by side: most of a decision is looking through them.
   std::vector<double> slacks_;
   std::vector<uint32_t> means_;  // bits
-  std::vector<const double*> rows_;
-  std::vector<double> row_;
+  std::vector<const Grid::Row*> rows_;
+  Grid::Maximum maximum_;
 };
 
 }  // namespace
