@@ -154,6 +154,46 @@ class Grid {
   std::vector<const double*> factors_;
 };
 
+// The greatest of some numbers with their places, greatest first and equal ones by place.
+class Greatest {
+ public:
+  struct Item {
+    double number;
+    uint32_t at;
+  };
+  // Holds nothing, and from now on the `most` greatest.
+  void reset(size_t most) {
+    items_.clear();
+    most_ = most;
+  }
+  // Adds number(place) of each place.
+  template <typename Number>
+  void add(std::span<const uint32_t> places, const Number& number) {
+    fresh_.clear();
+    const bool full = items_.size() == most_;
+    for (const uint32_t at : places)
+      if (const Item each{number(at), at}; !full || before(each, items_.back())) fresh_.push_back(each);
+    std::sort(fresh_.begin(), fresh_.end(), before);
+    if (fresh_.empty()) return;
+    merged_.resize(std::min(items_.size() + fresh_.size(), most_));
+    auto old = items_.begin();
+    auto fresh = fresh_.begin();
+    for (Item& each : merged_) {
+      const bool takes_fresh = old == items_.end() || (fresh != fresh_.end() && before(*fresh, *old));
+      each = takes_fresh ? *fresh++ : *old++;
+    }
+    items_.swap(merged_);
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  static bool before(const Item& a, const Item& b) {
+    return a.number != b.number ? a.number > b.number : a.at < b.at;
+  }
+  size_t most_ = 0;
+  std::vector<Item> items_, fresh_, merged_;
+};
+
 class Gpushare final : public BatcherBase {
  public:
   explicit Gpushare(const BatcherOptions& options) : BatcherBase("gpushare", options) {}
@@ -256,7 +296,8 @@ class Gpushare final : public BatcherBase {
     return std::max(kStretch, (most - std::min(most, kEarliest) + kSegments - 1) / kSegments);
   }
   static constexpr size_t kModels = 16;
-  static constexpr size_t kCaps = 16;  // length classes weighed as the longest of a batch
+  static constexpr size_t kCaps = 16;    // length classes weighed as the longest of a batch
+  static constexpr uint32_t kDepth = 3;  // so many times the largest batch are kept by cost
 
   struct Key {
     uint64_t deadline_ns;
@@ -315,15 +356,12 @@ class Gpushare final : public BatcherBase {
     size_t first;
     double bears_ns;
   };
-  struct Priced {
-    uint32_t bits;  // of what it is ordered by
-    uint32_t at, length_class;
-  };
   // A length class present: means within 3% of each other.
   struct LengthClass {
     uint32_t number = 0;
     uint32_t count = 0;        // of the pending
     uint32_t application = 0;  // the longest of it
+    uint32_t cap = 0;          // its place among the classes weighed, or that of the class that stands for it
     float mean_ns = -1;
     float least_ns = INFINITY;  // the least mean of it, and of the classes that it stands for
   };
@@ -489,9 +527,12 @@ class Gpushare final : public BatcherBase {
   // The length classes of the pending, shortest first; of more than kCaps as many, at equal steps of the pending.
   void find_classes() {
     classes_.clear();
+    slots_.clear();
     for (const Pending& each : pending_) {
-      LengthClass& of = class_of_[each.length_class % kClassSlots];
+      const uint32_t slot = each.length_class % kClassSlots;
+      LengthClass& of = class_of_[slot];
       if (of.count == 0 || of.number != each.length_class) {
+        if (of.count == 0) slots_.push_back(slot);
         of = {};
         of.number = each.length_class;
       }
@@ -502,55 +543,65 @@ class Gpushare final : public BatcherBase {
         of.application = each.application;
       }
     }
-    for (const Pending& each : pending_) {
-      LengthClass& of = class_of_[each.length_class % kClassSlots];
-      if (of.count == 0) continue;
-      classes_.push_back(of);
-      of.count = 0;
-    }
-    std::sort(classes_.begin(), classes_.end(),
-              [](const LengthClass& a, const LengthClass& b) { return a.number < b.number; });
-    if (classes_.size() <= kCaps) return;
-    size_t kept = 0, seen = 0, counted = 0;
+    std::sort(slots_.begin(), slots_.end(),
+              [this](uint32_t a, uint32_t b) { return class_of_[a].number < class_of_[b].number; });
+    const bool few = slots_.size() <= kCaps;
+    size_t seen = 0, counted = 0;
     float least_ns = INFINITY;
-    for (const LengthClass& each : classes_) {
-      seen += each.count;
+    for (const uint32_t slot : slots_) {
+      LengthClass& each = class_of_[slot];
+      each.cap = static_cast<uint32_t>(classes_.size());
+      seen += std::exchange(each.count, 0);
       least_ns = std::min(least_ns, each.least_ns);
-      if (seen * kCaps < (kept + 1) * pending_.size()) continue;
-      classes_[kept] = each;
-      classes_[kept].count = static_cast<uint32_t>(seen - counted);
-      classes_[kept++].least_ns = least_ns;
+      if (!few && seen * kCaps < (classes_.size() + 1) * pending_.size()) continue;
+      classes_.push_back(each);
+      classes_.back().count = static_cast<uint32_t>(seen - counted);
+      classes_.back().least_ns = least_ns;
       counted = seen;
       least_ns = INFINITY;
     }
-    classes_.resize(kept);
+    group_by_class();
+  }
+  // Puts the places of the pending into grouped_, by the class of classes_ that they belong to, and the ends of the groups
+  // into ends_.
+  void group_by_class() {
+    ends_.assign(classes_.size() + 2, 0);
+    const auto cap_of = [this](const Pending& each) {
+      return class_of_[each.length_class % kClassSlots].cap;
+    };
+    for (const Pending& each : pending_) ++ends_[cap_of(each) + 1];
+    for (size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
+    grouped_.resize(pending_.size());
+    for (uint32_t i = 0; i < pending_.size(); ++i) grouped_[ends_[cap_of(pending_[i])]++] = i;
   }
 
-  // Fills allowed_ with the pending up to the length class `cap`.
-  void allow(uint32_t cap) {
-    allowed_.resize(pending_.size());
-    slacks_.resize(pending_.size());
-    means_.resize(pending_.size());
-    size_t count = 0;
-    for (uint32_t i = 0; i < pending_.size(); ++i) {
-      const Pending& each = pending_[i];
-      // Written in any case, and kept by the count: a branch would be guessed wrongly every other time.
-      allowed_[count] = i;
-      slacks_[count] = each.slack_ns;
-      means_[count] = bits(each.mean_ns);
-      count += each.length_class <= cap ? 1 : 0;
-    }
-    allowed_.resize(count);
+  // Allows the pending of the class `cap`, a place in classes_, beside those of the shorter classes.
+  void admit_class(size_t cap) {
+    const size_t first = cap == 0 ? 0 : ends_[cap - 1];
+    const auto group = std::span(grouped_).subspan(first, ends_[cap] - first);
+    for (const uint32_t i : group) allows_[i / 64] |= uint64_t{1} << (i % 64);
+    if (uniform_) return;
+    by_cost_.add(group, [this](uint32_t i) { return pending_[i].cost; });
+    by_value_.add(group, [this](uint32_t i) { return pending_[i].value; });
+    most_of_.assign(1, 0);
+    for (const Greatest::Item& each : by_value_.items()) most_of_.push_back(most_of_.back() + each.number);
+  }
+  // Fills allowed_ with the places that allows_ has.
+  void list_allowed() {
+    allowed_.clear();
+    for (uint32_t word = 0; word < allows_.size(); ++word)
+      for (uint64_t left = allows_[word]; left != 0; left &= left - 1)
+        allowed_.push_back(word * 64 + static_cast<uint32_t>(std::countr_zero(left)));
   }
   // The largest of the first `end` sizes whose best imaginable batch of `count` requests, with one whose mean is at least
   // least_ns, could be better than the best so far: its place + 1, or 0. A batch that was not weighed under a shorter cap
   // has such a request.
   size_t promising(const Model& model, const BatchTimeModel& time, size_t end, size_t count, float least_ns,
-                   const std::vector<double>& most_of, double price) const {
+                   double price) const {
     for (size_t s = end; s-- > 0;) {
       const uint32_t k = model.sizes[s];
       if (k > count) continue;
-      const double most = uniform_ ? k * most_value_ : most_of[k];
+      const double most = uniform_ ? k * most_value_ : most_of_[k];
       if (!bounded_ ||
           worth_of(most, time.duration_ns(k, static_cast<double>(least_ns)), price) > best_.worth)
         return s + 1;
@@ -609,15 +660,17 @@ class Gpushare final : public BatcherBase {
     }
     bounded_ = !stepped;
     uniform_ = uniform;
-    if (!uniform) order_by_cost();
     find_classes();
+    allows_.assign(pending_.size() / 64 + 1, 0);
+    by_cost_.reset(size_t{kDepth} * model.sizes.back());
+    by_value_.reset(model.sizes.back());
     uint32_t shorter = 0;  // the length class weighed before
     size_t count = 0;      // of the pending up to the class
-    if (!uniform) bound_by_size(UINT32_MAX, model.sizes.back(), most_of_all_);
-    for (const LengthClass& cap : classes_) {
+    for (size_t i = 0; i < classes_.size(); ++i) {
+      const LengthClass& cap = classes_[i];
       count += cap.count;
-      const size_t end =
-          promising(model, known.time, model.sizes.size(), count, cap.least_ns, most_of_all_, price);
+      admit_class(i);
+      const size_t end = promising(model, known.time, model.sizes.size(), count, cap.least_ns, price);
       if (end > 0) weigh_class(index, cap, end, shorter, price);
       shorter = cap.number;
     }
@@ -627,24 +680,24 @@ class Gpushare final : public BatcherBase {
     const Model& model = models_[index];
     const BatchTimeModel& time = knowledge_.model(index).time;
     const Quantiles& asked = quantiles(index, cap.application);
-    allow(cap.number);
-    if (!uniform_) {
-      bound_by_size(cap.number, model.sizes.back(), most_of_);
-      rank_by_cost(cap.number);
-    }
-    bearing_[0] = bearing_[1] = allowed_.size();
+    list_allowed();
+    costliest_ = &by_cost_;
+    bearing_[0] = bearing_[1] = 0;
     // Large sizes first: under load they are mostly the better, and then bound the rest.
-    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, most_of_, price)) > 0) {
+    while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, price)) > 0) {
       const uint32_t k = model.sizes[--end];
       find_starts(time, k, asked.sizes[end].feasible_ns, asked.sizes[end].safe_ns);
+      uint32_t earliest = 0;  // of the costliest weighed last
       for (const Start& start : starts_) {
-        uint32_t longest = 0;
-        for (size_t i = start.first; i < start.first + k; ++i) longest = std::max(longest, means_[i]);
-        weigh(index, std::span(allowed_).subspan(start.first, k), longest, start.bears_ns, shorter, price);
+        const std::span<const uint32_t> members = std::span(allowed_).subspan(start.first, k);
+        weigh(index, members, start.bears_ns, shorter, price);
         if (uniform_ || start.first + k == allowed_.size()) continue;
-        // Costs differ: also the k costliest of those who can bear it.
-        longest = costliest(k, allowed_[start.first]);
-        weigh(index, costly_, longest, start.bears_ns, shorter, price);
+        // Costs differ: also the k costliest of those who can bear it, if they are not the same batch again.
+        if (&start != &starts_.front() && members.front() <= earliest) continue;
+        find_costliest(k, members.front());
+        const auto [first, last] = std::minmax_element(costly_.begin(), costly_.end());
+        earliest = *first;
+        if (*last > members.back()) weigh(index, costly_, start.bears_ns, shorter, price);
       }
     }
   }
@@ -660,91 +713,36 @@ class Gpushare final : public BatcherBase {
     const double bears_ns[] = {
         time.duration_ns(k, feasible_ns),
         time.duration_ns(k, safe_ns) * (deviations.empty() ? 1 : std::max(deviations.back(), 1.0))};
+    const auto slack_of = [this](size_t place) { return pending_[allowed_[place]].slack_ns; };
     for (size_t chance = 0; chance < 2; ++chance) {
       size_t& at = bearing_[chance];
-      while (at > 0 && slacks_[at - 1] >= bears_ns[chance]) --at;
-      while (at < allowed_.size() && slacks_[at] < bears_ns[chance]) ++at;
+      while (at > 0 && slack_of(at - 1) >= bears_ns[chance]) --at;
+      while (at < allowed_.size() && slack_of(at) < bears_ns[chance]) ++at;
       const size_t first = std::min(at, last);
       if (starts_.empty() || starts_.back().first < first) starts_.push_back({first, bears_ns[chance]});
     }
     if (bearing_[0] != bearing_[1] && starts_.back().first < last) starts_.push_back({last, bears_ns[1]});
   }
 
-  // The pending by cost, and by value as floats, which is exact enough for a bound.
-  void order_by_cost() {
-    by_cost_.clear();
-    by_value_.clear();
-    for (uint32_t i = 0; i < pending_.size(); ++i) {
-      const Pending& each = pending_[i];
-      by_cost_.push_back({bits(static_cast<float>(each.cost)), i, each.length_class});
-      by_value_.push_back({bits(static_cast<float>(each.value)), i, each.length_class});
+  // Puts the k costliest of the allowed from place `first` of the pending on into costly_. There are as many.
+  void find_costliest(uint32_t k, uint32_t first) {
+    costly_.clear();
+    for (size_t i = 0; costly_.size() < k; ++i) {
+      if (i == costliest_->items().size()) {  // those that are kept come too early
+        all_by_cost_.reset(allowed_.size());
+        all_by_cost_.add(allowed_, [this](uint32_t each) { return pending_[each].cost; });
+        costliest_ = &all_by_cost_;
+      }
+      const uint32_t each = costliest_->items()[i].at;
+      if (each >= first) costly_.push_back(each);
     }
-    sort_priced(by_cost_);
-    sort_priced(by_value_);
-  }
-  // Greatest first, equal ones by place. They are counted into about as many buckets as there are of them, and sorted
-  // within each: a sort by comparisons alone would guess every other one of them wrongly.
-  void sort_priced(std::vector<Priced>& items) {
-    uint32_t least = UINT32_MAX, greatest = 0;
-    for (const Priced& each : items) {
-      least = std::min(least, each.bits);
-      greatest = std::max(greatest, each.bits);
-    }
-    const int shift = std::max(0, static_cast<int>(std::bit_width(greatest - least)) -
-                                      static_cast<int>(std::bit_width(items.size())));
-    const auto bucket = [&](const Priced& each) { return (greatest - each.bits) >> shift; };
-    ends_.assign(((greatest - least) >> shift) + size_t{2}, 0);
-    for (const Priced& each : items) ++ends_[bucket(each) + 1];
-    for (size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
-    sorted_.resize(items.size());
-    for (const Priced& each : items) sorted_[ends_[bucket(each)]++] = each;
-    uint32_t begin = 0;
-    for (const uint32_t end : ends_) {
-      if (end - begin > 1)
-        std::sort(sorted_.begin() + begin, sorted_.begin() + end, [](const Priced& a, const Priced& b) {
-          return a.bits != b.bits ? a.bits > b.bits : a.at < b.at;
-        });
-      begin = end;
-    }
-    items.swap(sorted_);
-  }
-  // The most that a batch of k of the pending up to the length class `cap` can win, by k up to the largest batch.
-  void bound_by_size(uint32_t cap, uint32_t largest, std::vector<double>& most_of) const {
-    most_of.assign(1, 0);
-    for (const Priced& each : by_value_) {
-      if (each.length_class > cap) continue;
-      most_of.push_back(most_of.back() + pending_[each.at].value);
-      if (most_of.size() > largest) break;
-    }
-  }
-  // Fills ranked_ with the pending up to the length class `cap`, the costliest first.
-  void rank_by_cost(uint32_t cap) {
-    ranked_.resize(by_cost_.size() + 1);
-    size_t count = 0;
-    for (const Priced& each : by_cost_) {
-      ranked_[count] = each.at;
-      count += each.length_class <= cap ? 1 : 0;
-    }
-    ranked_.resize(count);
-  }
-  // Puts the k costliest of the ranked from `first` on into costly_; returns the bits of their greatest mean. There are as many.
-  uint32_t costliest(uint32_t k, uint32_t first) {
-    costly_.resize(k + 1);
-    size_t count = 0;
-    for (size_t i = 0; count < k; ++i) {
-      // As in allow(): kept by the count and not by a branch.
-      costly_[count] = ranked_[i];
-      count += ranked_[i] >= first ? 1 : 0;
-    }
-    costly_.resize(k);
-    uint32_t longest = 0;
-    for (const uint32_t each : costly_) longest = std::max(longest, bits(pending_[each].mean_ns));
-    return longest;
   }
 
-  // Compares one batch with the best so far. `longest`: the bits of its members' greatest mean.
-  void weigh(uint32_t index, std::span<const uint32_t> members, uint32_t longest, double bears,
-             uint32_t shorter, double price) {
+  // Compares one batch with the best so far.
+  void weigh(uint32_t index, std::span<const uint32_t> members, double bears, uint32_t shorter,
+             double price) {
+    uint32_t longest = 0;  // the bits of its members' greatest mean
+    for (const uint32_t i : members) longest = std::max(longest, bits(pending_[i].mean_ns));
     if (length_class(longest) <= shorter) return;  // the same batch was weighed under a shorter cap
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
@@ -834,23 +832,23 @@ class Gpushare final : public BatcherBase {
   static constexpr size_t kClassSlots = 4096;  // more than the classes of durations up to 18 minutes
   std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
   std::vector<LengthClass> classes_;
-  double most_value_ = 0;  // of the pending
-  bool uniform_ = false;   // all pending cost the same
-  bool bounded_ = false;   // no pending has later deadlines, so values are all that a batch can win
-  std::vector<Priced> by_cost_, by_value_;  // where costs differ
-  std::vector<Priced> sorted_;              // see sort_priced
-  std::vector<uint32_t> ends_;
-  std::vector<double> most_of_all_,
-      most_of_;  // see bound_by_size: of all the pending, of those up to a class
+  std::vector<uint32_t> slots_;           // of class_of_ in use
+  std::vector<uint32_t> grouped_, ends_;  // see group_by_class
+  std::vector<uint64_t> allows_;          // a bit for each of the pending
+  double most_value_ = 0;                 // of the pending
+  bool uniform_ = false;                  // all pending cost the same
+  bool bounded_ = false;  // no pending has later deadlines, so values are all that a batch can win
+  // Where costs differ, of the allowed: the costliest, those worth the most, and what the first k of these are worth.
+  Greatest by_cost_, by_value_;
+  std::vector<double> most_of_;
+  Greatest all_by_cost_;
+  const Greatest* costliest_ = nullptr;  // by_cost_, or all_by_cost_ once a size asked for more
   std::vector<uint32_t> considered_;
-  std::vector<uint32_t> allowed_, ranked_, costly_;
+  std::vector<uint32_t> allowed_, costly_;
   std::vector<Start> starts_;
   // The first of the allowed that can bear a batch of the size looked at last, with either chance. Smaller batches are
   // shorter, so these places move forward through all sizes.
   size_t bearing_[2] = {};
-  // The allowed ones' values lie side by side: most of a decision is looking through them.
-  std::vector<double> slacks_;
-  std::vector<uint32_t> means_;  // bits
   std::vector<const Grid::Row*> rows_;
   Grid::Maximum maximum_;
 };
