@@ -297,7 +297,7 @@ class Gpushare final : public BatcherBase {
   }
   static constexpr size_t kModels = 16;
   static constexpr size_t kCaps = 16;    // length classes weighed as the longest of a batch
-  static constexpr uint32_t kDepth = 3;  // so many times the largest batch are kept by cost
+  static constexpr uint32_t kDepth = 2;  // so many times the largest batch are kept by cost
 
   struct Key {
     uint64_t deadline_ns;
@@ -398,14 +398,23 @@ class Gpushare final : public BatcherBase {
     double fixed_ns, scale;
     std::span<const double> deviations;
   };
+  // The time of a batch of one, if batches end as early as they ever do.
+  struct Earliest {
+    explicit Earliest(const BatchTimeModel& time) {
+      const std::span<const double> deviations = time.deviations();
+      const double ratio = deviations.empty() ? 1 : std::min(deviations.front(), 1.0);
+      fixed_ns = ratio * time.fixed_ns(1);
+      per_longest = ratio * time.per_longest(1);
+    }
+    double fixed_ns, per_longest;
+  };
   // Whether it would almost surely miss if it ran alone now.
-  static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
-    return hopeless(known, known.brief(application), slack_ns);
+  static bool hopeless(const Earliest& alone, const Knowledge::Brief& brief, double slack_ns) {
+    return brief.known() &&
+           slack_ns < alone.fixed_ns + alone.per_longest * static_cast<double>(brief.least_ns);
   }
-  static bool hopeless(const Knowledge::Model& known, const Knowledge::Brief& brief, double slack_ns) {
-    const std::span<const double> deviations = known.time.deviations();
-    return brief.known() && slack_ns < (deviations.empty() ? 1 : std::min(deviations.front(), 1.0)) *
-                                           known.time.duration_ns(1, static_cast<double>(brief.least_ns));
+  static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
+    return hopeless(Earliest(known.time), known.brief(application), slack_ns);
   }
   // Means are not negative, so the bits of two floats order as the means do.
   static uint32_t bits(float mean_ns) { return std::bit_cast<uint32_t>(mean_ns); }
@@ -421,9 +430,7 @@ class Gpushare final : public BatcherBase {
     model.version = known.version;
     model.grid.fit(known);
   }
-  const Quantiles& quantiles(uint32_t index, uint32_t application) {
-    Model& model = models_[index];
-    const Knowledge::Model& known = knowledge_.model(index);
+  static const Quantiles& quantiles(Model& model, const Knowledge::Model& known, uint32_t application) {
     Quantiles& of = model.quantiles[application];
     const uint64_t revision = known.brief(application).revision;
     if (of.revision == revision && of.time_version == known.time.version() && !of.sizes.empty()) return of;
@@ -479,10 +486,14 @@ class Gpushare final : public BatcherBase {
     // Slacks that are much alike are no reason to pass any over.
     const bool deep =
         model.order.size() > look && slack_of(*model.order.rbegin()) > 1.05 * slack_of(*model.order.begin());
+    const Earliest alone(known.time);
+    const size_t most_hopeless = drops_left();
+    pending_.reserve(look);
     double jump_ns = 0, ratio = 1;
-    size_t stretch = 0;
-    for (auto at = model.order.begin(); at != model.order.end() && hopeless_.size() < drops_left();) {
-      if (deep && pending_.size() >= kEarliest) {
+    size_t stretch = 0, count = 0;  // of this stretch, of all
+    const auto end = model.order.end();
+    for (auto at = model.order.begin(); at != end && hopeless_.size() < most_hopeless;) {
+      if (deep && count >= kEarliest) {
         if (jump_ns == 0) {
           jump_ns = std::max(slack_of(*at), 1.0);
           ratio = std::max(1.001, std::pow(slack_of(*model.order.rbegin()) / jump_ns, 1.0 / kSegments));
@@ -502,7 +513,7 @@ class Gpushare final : public BatcherBase {
       ++at;
       const double slack = slack_of(each);
       const Knowledge::Brief& brief = known.brief(each.application);
-      if (!each.stepped && (slack <= 0 || hopeless(known, brief, slack))) {
+      if (!each.stepped && (slack <= 0 || hopeless(alone, brief, slack))) {
         hopeless_.emplace_back(each.id, slack <= 0 ? DropReason::kExpired : DropReason::kHopeless);
         continue;
       }
@@ -510,9 +521,16 @@ class Gpushare final : public BatcherBase {
         hopeless_.emplace_back(each.id, DropReason::kExpired);
         continue;
       }
-      if (pending_.size() == look) break;
-      pending_.push_back({slack, each.cost, each.id, brief.mean_ns, each.application,
-                          length_class(bits(brief.mean_ns)), each.stepped, 0, 0, nullptr, 0});
+      if (count == look) break;
+      ++count;
+      Pending& looked = pending_.emplace_back();
+      looked.slack_ns = slack;
+      looked.cost = static_cast<double>(each.cost);
+      looked.id = each.id;
+      looked.mean_ns = brief.mean_ns;
+      looked.application = each.application;
+      looked.length_class = length_class(bits(brief.mean_ns));
+      looked.stepped = each.stepped;
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
     if (!may_drop()) pending_.clear();  // not all were looked at: next() is called again
@@ -546,7 +564,7 @@ class Gpushare final : public BatcherBase {
     std::sort(slots_.begin(), slots_.end(),
               [this](uint32_t a, uint32_t b) { return class_of_[a].number < class_of_[b].number; });
     const bool few = slots_.size() <= kCaps;
-    size_t seen = 0, counted = 0;
+    size_t seen = 0;
     float least_ns = INFINITY;
     for (const uint32_t slot : slots_) {
       LengthClass& each = class_of_[slot];
@@ -555,9 +573,7 @@ class Gpushare final : public BatcherBase {
       least_ns = std::min(least_ns, each.least_ns);
       if (!few && seen * kCaps < (classes_.size() + 1) * pending_.size()) continue;
       classes_.push_back(each);
-      classes_.back().count = static_cast<uint32_t>(seen - counted);
       classes_.back().least_ns = least_ns;
-      counted = seen;
       least_ns = INFINITY;
     }
     group_by_class();
@@ -575,19 +591,19 @@ class Gpushare final : public BatcherBase {
     for (uint32_t i = 0; i < pending_.size(); ++i) grouped_[ends_[cap_of(pending_[i])]++] = i;
   }
 
-  // Allows the pending of the class `cap`, a place in classes_, beside those of the shorter classes.
-  void admit_class(size_t cap) {
-    const size_t first = cap == 0 ? 0 : ends_[cap - 1];
-    const auto group = std::span(grouped_).subspan(first, ends_[cap] - first);
-    for (const uint32_t i : group) allows_[i / 64] |= uint64_t{1} << (i % 64);
-    if (uniform_) return;
-    by_cost_.add(group, [this](uint32_t i) { return pending_[i].cost; });
-    by_value_.add(group, [this](uint32_t i) { return pending_[i].value; });
+  // Adds the values of grouped_[first, end) to those by which batches are bounded.
+  void bound_by_values(size_t first, size_t end) {
+    const auto value = [this](uint32_t i) { return pending_[i].value; };
+    by_value_.add(std::span(grouped_).subspan(first, end - first), value);
     most_of_.assign(1, 0);
     for (const Greatest::Item& each : by_value_.items()) most_of_.push_back(most_of_.back() + each.number);
   }
-  // Fills allowed_ with the places that allows_ has.
-  void list_allowed() {
+  // Allows the first `count` of grouped_: fills allowed_ with them, by slack, and by_cost_ with the costliest of them.
+  void allow(size_t count) {
+    const auto more = std::span(grouped_).subspan(allowed_.size(), count - allowed_.size());
+    for (const uint32_t i : more) allows_[i / 64] |= uint64_t{1} << (i % 64);
+    if (!uniform_) by_cost_.add(more, [this](uint32_t i) { return pending_[i].cost; });
+    costliest_ = &by_cost_;
     allowed_.clear();
     for (uint32_t word = 0; word < allows_.size(); ++word)
       for (uint64_t left = allows_[word]; left != 0; left &= left - 1)
@@ -619,7 +635,7 @@ class Gpushare final : public BatcherBase {
     backlog_ns_ -= model.backlog_ns;
     model.backlog_ns = 0;
     for (Pending& each : pending_) {
-      each.share_ns = quantiles(index, each.application).share_ns(each.slack_ns);
+      each.share_ns = quantiles(model, known, each.application).share_ns(each.slack_ns);
       model.backlog_ns += std::min(each.share_ns, std::max(each.slack_ns, 0.0));
     }
     model.backlog_ns *= static_cast<double>(model.order.size()) / static_cast<double>(pending_.size());
@@ -664,24 +680,26 @@ class Gpushare final : public BatcherBase {
     allows_.assign(pending_.size() / 64 + 1, 0);
     by_cost_.reset(size_t{kDepth} * model.sizes.back());
     by_value_.reset(model.sizes.back());
+    allowed_.clear();
     uint32_t shorter = 0;  // the length class weighed before
     size_t count = 0;      // of the pending up to the class
     for (size_t i = 0; i < classes_.size(); ++i) {
-      const LengthClass& cap = classes_[i];
-      count += cap.count;
-      admit_class(i);
-      const size_t end = promising(model, known.time, model.sizes.size(), count, cap.least_ns, price);
-      if (end > 0) weigh_class(index, cap, end, shorter, price);
-      shorter = cap.number;
+      if (!uniform_) bound_by_values(count, ends_[i]);
+      count = ends_[i];
+      const float least_ns = classes_[i].least_ns;
+      const size_t end = promising(model, known.time, model.sizes.size(), count, least_ns, price);
+      if (end > 0) {
+        allow(count);
+        weigh_class(index, classes_[i], end, shorter, price);
+      }
+      shorter = classes_[i].number;
     }
   }
   // Weighs the batches of the requests up to the length class `cap`, of the first `end` sizes.
   void weigh_class(uint32_t index, const LengthClass& cap, size_t end, uint32_t shorter, double price) {
-    const Model& model = models_[index];
+    Model& model = models_[index];
     const BatchTimeModel& time = knowledge_.model(index).time;
-    const Quantiles& asked = quantiles(index, cap.application);
-    list_allowed();
-    costliest_ = &by_cost_;
+    const Quantiles& asked = quantiles(model, knowledge_.model(index), cap.application);
     bearing_[0] = bearing_[1] = 0;
     // Large sizes first: under load they are mostly the better, and then bound the rest.
     while ((end = promising(model, time, end, allowed_.size(), cap.least_ns, price)) > 0) {
