@@ -106,6 +106,15 @@ uint64_t SessionImpl::effective_quota_bytes() const {
   return promised > sched::quota_in_granules(quota, runtime_->granularity_bytes_) ? promised : quota;
 }
 
+uint64_t SessionImpl::room_for(uint64_t bytes) const {
+  const base::Steps& steps = runtime_->persistent_steps_;
+  BooksLock lock(runtime_->mutex_);
+  const uint64_t ranges = range_promise_,
+                 heap_bytes = persistent_promise_ - std::min(persistent_promise_, ranges);
+  const uint64_t grown = steps.round_up(steps.round_up(heap_bytes + bytes) + ranges);
+  return grown - std::min(grown, steps.round_up(persistent_promise_));
+}
+
 // Gives free bytes of P back first, because nothing uses them; then the bytes of E that iterations cannot use any more.
 void SessionImpl::give_back_above_quota(bool begins) {
   RuntimeImpl& runtime = *runtime_;

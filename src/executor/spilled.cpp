@@ -210,15 +210,6 @@ uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all
   return std::min(sum, bytes);
 }
 
-uint64_t SessionImpl::room_for(uint64_t bytes) const {
-  const base::Steps& steps = runtime_->persistent_steps_;
-  BooksLock lock(runtime_->mutex_);
-  const uint64_t ranges = range_promise_,
-                 heap_bytes = persistent_promise_ - std::min(persistent_promise_, ranges);
-  const uint64_t grown = steps.round_up(steps.round_up(heap_bytes + bytes) + ranges);
-  return grown - std::min(grown, steps.round_up(persistent_promise_));
-}
-
 bool SessionImpl::wait_for_others(uint64_t bytes, const base::Deadline& until) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);

@@ -45,31 +45,34 @@ void VirtualLayout::sweep_host() {
 uint64_t VirtualLayout::host_bytes() {
   base::MutexLock lock(mutex_);
   sweep_host();
-  return host_bytes_ + host_pool_.size() * granule_;
+  return host_bytes_ + pooled_host_bytes();
 }
 
 void VirtualLayout::trim_host() {
   base::MutexLock lock(mutex_);
-  release_host_pool();
+  release_host_pools();
 }
 
-void VirtualLayout::release_host_pool() {
-  for (gpushare_backend_memory* memory : host_pool_) {
-    const base::Status ignored = device_.phys_release(memory);
+void VirtualLayout::release_host_pools() {
+  for (Pool* pool : {&host_pool_, &small_host_pool_}) {
+    for (gpushare_backend_memory* memory : pool->memories) {
+      const base::Status ignored = device_.phys_release(memory);
+    }
+    pool->memories.clear();
   }
-  host_pool_.clear();
 }
 
 base::Result<gpushare_backend_memory*> VirtualLayout::take_host(uint64_t bytes) {
-  if (bytes != granule_ || host_pool_.empty()) return device_.phys_create_host(bytes);
-  gpushare_backend_memory* const memory = host_pool_.back();
-  host_pool_.pop_back();
+  Memories& kept = (bytes == granule_ ? host_pool_ : small_host_pool_).memories;
+  if (kept.empty()) return device_.phys_create_host(bytes);
+  gpushare_backend_memory* const memory = kept.back();
+  kept.pop_back();
   return memory;
 }
 
 void VirtualLayout::give_host(gpushare_backend_memory* memory, uint64_t bytes) {
-  if (bytes == granule_ && host_pool_.size() < kKeptOnHost) {
-    host_pool_.push_back(memory);
+  if (pooled_host_bytes() + bytes <= kKeptOnHost * granule_) {
+    (bytes == granule_ ? host_pool_ : small_host_pool_).memories.push_back(memory);
     return;
   }
   const base::Status ignored = device_.phys_release(memory);

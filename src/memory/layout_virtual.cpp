@@ -30,7 +30,7 @@ VirtualLayout::~VirtualLayout() {
   }
   base::MutexLock lock(mutex_);
   release_pools();
-  release_host_pool();
+  release_host_pools();
 }
 
 base::Status VirtualLayout::take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) {
@@ -171,7 +171,7 @@ void VirtualLayout::close_sparse(Range& range) {
 uint64_t VirtualLayout::trim() {
   base::MutexLock lock(mutex_);
   sweep_host();
-  release_host_pool();
+  release_host_pools();
   (void)reclaim(UINT64_MAX, nullptr);
   const uint64_t before = created_bytes_;
   release_pools();

@@ -220,7 +220,10 @@ class VirtualLayout final : public RangeLayout {
   void release_pools() GPUSHARE_REQUIRES(mutex_);
   base::Result<gpushare_backend_memory*> take_host(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   void give_host(gpushare_backend_memory* memory, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
-  void release_host_pool() GPUSHARE_REQUIRES(mutex_);
+  void release_host_pools() GPUSHARE_REQUIRES(mutex_);
+  uint64_t pooled_host_bytes() const GPUSHARE_REQUIRES(mutex_) {
+    return host_pool_.memories.size() * granule_ + small_host_pool_.memories.size() * small_granule_;
+  }
 
   device::Device& device_;
   const uint64_t granule_;
@@ -239,9 +242,10 @@ class VirtualLayout final : public RangeLayout {
   uint64_t created_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of them
   uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // bytes of committed cells of the device
   uint64_t host_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;     // of host memory, mapped
-  // Host memory of large granules that came home, for those that go out next: making it anew costs more than the copy.
-  static constexpr size_t kKeptOnHost = 64;
-  std::vector<gpushare_backend_memory*> host_pool_ GPUSHARE_GUARDED_BY(mutex_);
+  // Host memory of granules that came home, for those that go out next: making it anew costs more than the copy.
+  static constexpr size_t kKeptOnHost = 64;  // large granules, or as many bytes
+  Pool host_pool_ GPUSHARE_GUARDED_BY(mutex_){granule_, {}};
+  Pool small_host_pool_ GPUSHARE_GUARDED_BY(mutex_){small_granule_, {}};
   // During a copy, the memory that a granule moves to is also mapped here.
   Address window_ = 0, window_base_ = 0;
   uint64_t window_bytes_ = 0;

@@ -73,7 +73,8 @@ void set_fault(Fixture& f, uint32_t kind, uint64_t at_call) {
   CHECK(f.device->ops().fault_set(f.device->get(), &fault) == GPUSHARE_OK);
 }
 
-// The host device, whose driver refuses to map memory at the calls from first_refused on, of so many.
+// The host device, whose driver refuses to map memory at the calls from first_refused on, of so many. It counts the pieces of host
+// memory that it makes.
 struct LosingDriver {
   static inline int32_t (*map)(gpushare_backend_device*, gpushare_device_address, uint64_t,
                                gpushare_backend_memory*, uint64_t) = nullptr;
@@ -92,6 +93,14 @@ struct LosingDriver {
     if (calls >= first_refused && calls < first_refused + refused) return GPUSHARE_DEVICE_OUT_OF_MEMORY;
     return map_run(device, address, bytes, memories, count);
   }
+  static inline int32_t (*create_host)(gpushare_backend_device*, uint64_t,
+                                       gpushare_backend_memory**) = nullptr;
+  static inline uint64_t created_on_host = 0;
+  static int32_t count_created(gpushare_backend_device* device, uint64_t bytes,
+                               gpushare_backend_memory** out_memory) {
+    ++created_on_host;
+    return create_host(device, bytes, out_memory);
+  }
   static std::string spec(const char* size = "total_bytes=256MiB") {
     if (map == nullptr) {
       auto host = device::Device::open(test::host());
@@ -101,9 +110,11 @@ struct LosingDriver {
       CHECK_OK((*host)->close());
       map = ops.va_map;
       map_run = ops.va_map_run;
+      create_host = ops.phys_create_host;
       ops.name = "losing";
       ops.va_map = refuse;
       ops.va_map_run = refuse_run;
+      ops.phys_create_host = count_created;
       CHECK_OK(device::register_backend(&ops));
     }
     refused = 0;
@@ -173,6 +184,23 @@ TEST_CASE("the first granule of a large heap, which is made of small ones, moves
   CHECK_OK(stream.synchronize());
   CHECK_OK(f.memory->close_heap(s.heap));
   CHECK(f.memory->stats().free_bytes == kCapacity);
+}
+
+TEST_CASE("host memory of a granule that came home serves the next that goes out, a heap's first one too") {
+  constexpr uint64_t kCapacity = uint64_t{32} << 30;
+  Fixture f(LosingDriver::spec("total_gib=32"), Layout::kVirtual, kCapacity);
+  const uint64_t granule = f.memory->granularity_bytes();
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 2 * granule);
+  for (uint64_t placed = 0; placed < 2 * granule; placed += 2 * kMiB) CHECK_OK(s.place(2 * kMiB));
+  CHECK(s.move(false) == 2 * granule);
+  CHECK(s.move(true) == 2 * granule);
+  const uint64_t created = LosingDriver::created_on_host;
+  CHECK(s.move(false) == 2 * granule);
+  CHECK(s.move(true) == 2 * granule);
+  CHECK(LosingDriver::created_on_host == created);
+  CHECK(f.memory->check() == "");
+  s.check();
 }
 
 TEST_CASE("spilled blocks come home under their addresses and go out again") {
