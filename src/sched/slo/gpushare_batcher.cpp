@@ -760,15 +760,17 @@ class Gpushare final : public BatcherBase {
   void weigh(uint32_t index, std::span<const uint32_t> members, double bears, uint32_t shorter,
              double price) {
     uint32_t longest = 0;  // the bits of its members' greatest mean
-    for (const uint32_t i : members) longest = std::max(longest, bits(pending_[i].mean_ns));
+    double most = 0;       // what later deadlines may add is not bounded
+    for (const uint32_t i : members) {
+      const Pending& each = pending_[i];
+      longest = std::max(longest, bits(each.mean_ns));
+      most += each.stepped ? INFINITY : each.value;
+    }
     if (length_class(longest) <= shorter) return;  // the same batch was weighed under a shorter cap
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
     const BatchTimeModel& time = known.time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double most = 0;
-    for (uint32_t i : members)  // what later deadlines may add is not bounded
-      most += pending_[i].stepped ? INFINITY : pending_[i].value;
     const double least_ns = time.duration_ns(k, static_cast<double>(std::bit_cast<float>(longest)));
     if (worth_of(most, least_ns, price) <= best_.worth) return;
     take_rows(model.grid, known, members);
