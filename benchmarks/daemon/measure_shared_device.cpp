@@ -133,6 +133,42 @@ double futex_pass_ns(int passes) {
   return static_cast<double>(base::host_now_ns() - begin_ns) / passes;
 }
 
+// The same between processes that sleep for as long as the iterations of `steps` work before they pass the token on: the median time from the
+// end of the sleep to the other's return from its wait, in us.
+double futex_turn_us(int passes) {
+  struct Shared {
+    std::atomic<uint32_t> token;
+    std::atomic<uint64_t> ended_ns;
+  };
+  auto* const shared =
+      static_cast<Shared*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  std::vector<double> turns_us;
+  const auto play = [&](uint32_t mine) {
+    for (int i = 0; i < passes / 2; ++i) {
+      bool waited = false;
+      while (shared->token.load() != mine) {
+        waited = true;
+        syscall(SYS_futex, &shared->token, FUTEX_WAIT, 1 - mine, nullptr, nullptr, 0);
+      }
+      const uint64_t begun_ns = base::host_now_ns(), ended_ns = shared->ended_ns.load();
+      if (waited && ended_ns != 0) turns_us.push_back(static_cast<double>(begun_ns - ended_ns) / 1e3);
+      std::this_thread::sleep_for(kStep);
+      shared->ended_ns.store(base::host_now_ns());
+      shared->token.store(1 - mine);
+      syscall(SYS_futex, &shared->token, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    }
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    play(1);
+    _exit(0);
+  }
+  play(0);
+  waitpid(child, nullptr, 0);
+  munmap(shared, 4096);
+  return spread(turns_us).median;
+}
+
 double socket_pass_ns(int passes) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) give_up("socketpair", {});
@@ -159,7 +195,7 @@ void measure_turn(int rounds) {
   const auto folder = std::filesystem::temp_directory_path() / ("gpushare-turn-" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   const std::string files[] = {folder / "a", folder / "b"};
-  std::vector<double> host_us, gap_us, futex_us, socket_us, to_futex;
+  std::vector<double> host_us, gap_us, futex_us, turn_us, socket_us, to_futex, to_turn;
   {
     Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
     (void)daemon.line();
@@ -187,14 +223,17 @@ void measure_turn(int rounds) {
         host.push_back(static_cast<double>(after.begun - before.ended) / 1e3);
         gap.push_back(static_cast<double>(after.start - before.stop) / 1e3);
       }
-      const double futex = futex_pass_ns(kPasses) / 1e3, socket = socket_pass_ns(kPasses) / 1e3;
+      const double futex = futex_pass_ns(kPasses) / 1e3, socket = socket_pass_ns(kPasses) / 1e3,
+                   turn = futex_turn_us(kPasses / 4);
       if (round == 0 || host.empty()) continue;
       std::printf("round %d: %zu turns of %zu iterations\n", round, host.size(), steps.size());
       host_us.push_back(spread(host).median);
       gap_us.push_back(spread(gap).median);
       futex_us.push_back(futex);
       socket_us.push_back(socket);
+      turn_us.push_back(turn);
       to_futex.push_back(host_us.back() / futex);
+      to_turn.push_back(host_us.back() / turn);
     }
   }
   std::filesystem::remove_all(folder);
@@ -203,8 +242,10 @@ void measure_turn(int rounds) {
   print("a turn: end of one process to begin of other", host_us, "us");
   print("the device idle meanwhile", gap_us, "us");
   print("a pass of a bare futex", futex_us, "us");
+  print("the same after as much work", turn_us, "us");
   print("a pass over a bare socket", socket_us, "us");
   print("turn / futex", to_futex, "");
+  print("turn / futex after as much work", to_turn, "");
 }
 
 // Device time of processes with these weights over 10 s; the largest deviation in points.

@@ -81,7 +81,7 @@ int run_loop(const char* device, uint64_t iterations) {
   return 0;
 }
 
-// Iterations of 0.3 ms of device work until stdin ends, then writes their points to the file.
+// Iterations of kStep of device work until stdin ends, then writes their points to the file.
 int run_steps(const std::string& file) {
   const auto runtime = open_runtime("shared");
   const auto session = open_session(*runtime, "steps", kMiB);
@@ -98,7 +98,7 @@ int run_steps(const std::string& file) {
              [](void* data) {
                auto& now = *static_cast<Step*>(data);
                now.start = base::host_now_ns();
-               std::this_thread::sleep_for(std::chrono::microseconds(300));
+               std::this_thread::sleep_for(kStep);
                now.stop = base::host_now_ns();
              },
              &step),

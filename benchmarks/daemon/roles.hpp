@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -37,6 +38,8 @@ std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, cons
 // Iterations that do nothing.
 void loop(executor::Session& session, uint64_t iterations);
 
+// Device work in an iteration of the role `steps`.
+inline constexpr std::chrono::microseconds kStep{300};
 // Points of one iteration on the host's clock: begin called, begin returned, device work started and stopped, end called.
 struct Step {
   uint64_t asked, begun, start, stop, ended, who;

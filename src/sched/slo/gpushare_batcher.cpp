@@ -420,6 +420,9 @@ class Gpushare final : public BatcherBase {
   static uint32_t bits(float mean_ns) { return std::bit_cast<uint32_t>(mean_ns); }
   // 32 classes an octave.
   static uint32_t length_class(uint32_t mean_bits) { return std::max(mean_bits, bits(1.0F)) >> (23 - 5); }
+  // There are so many of durations from 1 ns on, the first of which is kFirstClass.
+  static constexpr uint32_t kClasses = 4096, kFirstClass = std::bit_cast<uint32_t>(1.0F) >> (23 - 5);
+  static uint32_t slot_of(uint32_t length_class) { return (length_class - kFirstClass) % kClasses; }
 
   void refresh(uint32_t index) {
     knowledge_.refresh(index);
@@ -542,17 +545,25 @@ class Gpushare final : public BatcherBase {
     return slack_ns + last <= 0 || hopeless(known, each.application, slack_ns + last);
   }
 
+  // Calls visit(i) for each bit i that is set, in order.
+  template <typename Words, typename Visit>
+  static void for_each_bit(const Words& words, const Visit& visit) {
+    for (uint32_t word = 0; word < words.size(); ++word)
+      for (uint64_t left = words[word]; left != 0; left &= left - 1)
+        visit(word * 64 + static_cast<uint32_t>(std::countr_zero(left)));
+  }
   // The length classes of the pending, shortest first; of more than kCaps as many, at equal steps of the pending.
   void find_classes() {
     classes_.clear();
-    slots_.clear();
+    size_t present = 0;
     for (const Pending& each : pending_) {
-      const uint32_t slot = each.length_class % kClassSlots;
+      const uint32_t slot = slot_of(each.length_class);
       LengthClass& of = class_of_[slot];
-      if (of.count == 0 || of.number != each.length_class) {
-        if (of.count == 0) slots_.push_back(slot);
+      if (of.count == 0) {
         of = {};
         of.number = each.length_class;
+        present_[slot / 64] |= uint64_t{1} << (slot % 64);
+        ++present;
       }
       ++of.count;
       of.least_ns = std::min(of.least_ns, each.mean_ns);
@@ -561,30 +572,26 @@ class Gpushare final : public BatcherBase {
         of.application = each.application;
       }
     }
-    std::sort(slots_.begin(), slots_.end(),
-              [this](uint32_t a, uint32_t b) { return class_of_[a].number < class_of_[b].number; });
-    const bool few = slots_.size() <= kCaps;
     size_t seen = 0;
     float least_ns = INFINITY;
-    for (const uint32_t slot : slots_) {
+    for_each_bit(present_, [&](uint32_t slot) {
       LengthClass& each = class_of_[slot];
       each.cap = static_cast<uint32_t>(classes_.size());
       seen += std::exchange(each.count, 0);
       least_ns = std::min(least_ns, each.least_ns);
-      if (!few && seen * kCaps < (classes_.size() + 1) * pending_.size()) continue;
+      if (present > kCaps && seen * kCaps < (classes_.size() + 1) * pending_.size()) return;
       classes_.push_back(each);
       classes_.back().least_ns = least_ns;
       least_ns = INFINITY;
-    }
+    });
+    present_.fill(0);
     group_by_class();
   }
   // Puts the places of the pending into grouped_, by the class of classes_ that they belong to, and the ends of the groups
   // into ends_.
   void group_by_class() {
     ends_.assign(classes_.size() + 2, 0);
-    const auto cap_of = [this](const Pending& each) {
-      return class_of_[each.length_class % kClassSlots].cap;
-    };
+    const auto cap_of = [this](const Pending& each) { return class_of_[slot_of(each.length_class)].cap; };
     for (const Pending& each : pending_) ++ends_[cap_of(each) + 1];
     for (size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
     grouped_.resize(pending_.size());
@@ -605,9 +612,7 @@ class Gpushare final : public BatcherBase {
     if (!uniform_) by_cost_.add(more, [this](uint32_t i) { return pending_[i].cost; });
     costliest_ = &by_cost_;
     allowed_.clear();
-    for (uint32_t word = 0; word < allows_.size(); ++word)
-      for (uint64_t left = allows_[word]; left != 0; left &= left - 1)
-        allowed_.push_back(word * 64 + static_cast<uint32_t>(std::countr_zero(left)));
+    for_each_bit(allows_, [this](uint32_t i) { allowed_.push_back(i); });
   }
   // The largest of the first `end` sizes whose best imaginable batch of `count` requests, with one whose mean is at least
   // least_ns, could be better than the best so far: its place + 1, or 0. A batch that was not weighed under a shorter cap
@@ -849,14 +854,13 @@ class Gpushare final : public BatcherBase {
   Choice best_;
   std::vector<Pending> pending_;
   std::vector<std::pair<RequestId, DropReason>> hopeless_;
-  static constexpr size_t kClassSlots = 4096;  // more than the classes of durations up to 18 minutes
-  std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
+  std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClasses);
   std::vector<LengthClass> classes_;
-  std::vector<uint32_t> slots_;           // of class_of_ in use
-  std::vector<uint32_t> grouped_, ends_;  // see group_by_class
-  std::vector<uint64_t> allows_;          // a bit for each of the pending
-  double most_value_ = 0;                 // of the pending
-  bool uniform_ = false;                  // all pending cost the same
+  std::array<uint64_t, kClasses / 64> present_{};  // a bit for each place of class_of_
+  std::vector<uint32_t> grouped_, ends_;           // see group_by_class
+  std::vector<uint64_t> allows_;                   // a bit for each of the pending
+  double most_value_ = 0;                          // of the pending
+  bool uniform_ = false;                           // all pending cost the same
   bool bounded_ = false;  // no pending has later deadlines, so values are all that a batch can win
   // Where costs differ, of the allowed: the costliest, those worth the most, and what the first k of these are worth.
   Greatest by_cost_, by_value_;
