@@ -96,8 +96,9 @@ class Grid {
   }
   // The rows are multiplied only where the product is neither 0 nor 1.
   void maximum(std::span<const Row* const> rows, Maximum& into) {
-    if (points_.empty()) {
-      into.mean = into.low = into.high = 0;
+    if (points_.empty()) {  // nothing is known: no time at all
+      into.mean = 0;
+      into.low = into.high = -INFINITY;
       return;
     }
     size_t first = 0, end = 0;
