@@ -62,6 +62,14 @@ void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns, 
   fit(batch.x, told);
 }
 
+void BatchTimeModel::set_fixed(double c0_ns) {
+  if (frozen_) return;
+  c0_ns_ = c0_ns;
+  if (!moved(published_c0_, c0_ns_)) return;
+  published_c0_ = c0_ns_;
+  ++version_;
+}
+
 void BatchTimeModel::rescale(double factor) {
   if (frozen_ || !(factor > 0) || !std::isfinite(factor)) return;
   seen_.clear();

@@ -44,6 +44,8 @@ class BatchTimeModel {
   void observe(unsigned k, double longest_ns, double measured_ns, bool told = true);
   // Batches now take `factor` times what they took: scales the model and forgets the batches before.
   void rescale(double factor);
+  // Sets c0, found elsewhere.
+  void set_fixed(double c0_ns);
   // Keeps c0 and c1 as they are from now on.
   void freeze() { frozen_ = true; }
   // Raised when c0, c1 or a size's factor has moved by more than a thousandth since the version was last raised.

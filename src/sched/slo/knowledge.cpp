@@ -62,6 +62,19 @@ Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
           of.empty() ? 0 : version};
 }
 
+std::vector<Inference::Part> parts_of(std::span<const Knowledge::Member> members) {
+  std::vector<Inference::Part> parts;
+  for (const Knowledge::Member& each : members) {
+    const auto is = [&](const Inference::Part& part) {
+      return part.application == each.application && part.objective == each.objective;
+    };
+    auto at = std::find_if(parts.begin(), parts.end(), is);
+    if (at == parts.end()) at = parts.insert(at, {each.application, each.objective, 0});
+    ++at->count;
+  }
+  return parts;
+}
+
 }  // namespace
 
 base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
@@ -150,13 +163,18 @@ void Knowledge::arrived(uint32_t model, uint32_t application_index) {
 
 void Knowledge::observe(uint32_t model, uint32_t number, uint64_t execution_ns) {
   Model& of = models_[model];
+  of.infers = false;
   record(of, application(model, number), execution_ns);
   of.pooled.record(execution_ns);
 }
 
 void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t execution_ns) {
   Model& of = models_[model];
-  record(of, member.application, execution_ns);
+  // Where times are inferred, the estimate stands for all that were drawn.
+  const auto known = [&](uint32_t index) {
+    return of.infers && of.applications[index].histogram.count() > 0;
+  };
+  if (!known(member.application)) record(of, member.application, execution_ns);
   of.pooled.record(execution_ns);
   if (member.features.empty())
     observe_objective(model, member, execution_ns);
@@ -165,7 +183,7 @@ void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t ex
         .first->second.observe(member.features, execution_ns);
   // The application keeps all of its times: its profile, and what a request without features is judged by.
   const uint32_t whole = application(model, member.number);
-  if (whole != member.application) record(of, whole, execution_ns);
+  if (whole != member.application && !known(whole)) record(of, whole, execution_ns);
 }
 
 Knowledge::Objective* Knowledge::entry_of(Model& of, uint32_t number, uint32_t objective) {
@@ -239,6 +257,7 @@ void Knowledge::observe_objective(uint32_t model, const Member& member, uint64_t
   for (uint64_t each : own->last) record(of, own->index, each);
   of.applications[own->index].told = false;
   own->last = {};
+  of.inference.move(member.application, own->number, own->index);
 }
 
 // Whether the first durations that were measured show that the profile told beforehand is wrong. Where times scatter widely no
@@ -359,6 +378,7 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
   for (size_t i = 0; i < members.size() && i < execution_ns.size(); ++i) {
     all = all && execution_ns[i] != 0;
     if (execution_ns[i] == 0) continue;
+    models_[model].infers = false;
     observe_member(model, members[i], execution_ns[i]);
     longest = std::max(longest, execution_ns[i]);
   }
@@ -401,15 +421,19 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
   const bool all = of.odd_runs >= kInARow && most <= of.odd_runs;
   if (all) {
     of.time.rescale(std::exp(of.odd_logarithm / of.odd_runs));
-    for (Application& each : of.applications) {
+    for (uint32_t i = 0; i < of.applications.size(); ++i) {
+      Application& each = of.applications[i];
       each.histogram.keep_newest(0);
       each.odd_runs = 0;
+      if (of.infers && !std::exchange(each.due, true)) of.due.push_back(i);
     }
     of.pooled.keep_newest(0);
+    of.inference.rescale(std::exp(of.odd_logarithm / of.odd_runs));
   } else {
     for (uint32_t each : present_)
       if (of.applications[each].odd_runs == most) {
         of.applications[each].histogram.keep_newest(0);
+        of.inference.forget(each);
         of.applications[each].odd_runs = 0;
         if (!of.applications[each].due) of.due.push_back(each);
         of.applications[each].due = true;
@@ -428,6 +452,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
   // that larger batches gain nothing never tries one. c1 begins in the middle of what it may be: it is a unit of the times, but
   // outside of its range it would bend the line.
+  of.infers = of.infers || !known;
   if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
     of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 4);
   drawn_from_.clear();
@@ -439,22 +464,58 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   });
   if (known && !trial) {
     const double expected = expected_longest_ns(drawn_from_);
-    if (!strangers && odd(of, members, device_ns / std::max(of.time.duration_ns(k, expected), 1.0))) return;
+    double ratio = device_ns / std::max(of.time.duration_ns(k, expected), 1.0);
+    if (of.infers) ratio = ratio_of_range(of, k, expected, device_ns);
+    if (!strangers && odd(of, members, ratio)) return;
     known = of.pooled.count() > 0;
-    if (known && !strangers) of.time.observe(k, expected, device_ns, /*told=*/false);
+    if (known && !strangers && !of.infers) of.time.observe(k, expected, device_ns, /*told=*/false);
   }
   // A batch that is shorter than the fixed part shows that its requests are short, however wrong the fixed part is.
   constexpr double kLeastPart = 0.1;
   const double longest = std::max(device_ns - of.time.fixed_ns(k), kLeastPart * device_ns) /
                          std::max(of.time.per_longest(k), 1e-12);
   if (!(longest >= 1)) return;
+  if (of.infers) of.inference.add(parts_of(members), device_ns);
   if (k == 1 || !known) {
     for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));
-    return;
+  } else {
+    draw_members(of, members, longest);
+    // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
+    for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
   }
-  draw_members(of, members, longest);
-  // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
-  for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
+  if (of.infers && of.inference.due()) estimate_from_runs(of);
+}
+
+// The duration over the range of what was expected, 1 within it. Batches whose requests' times nobody tells scatter more
+// than one expectation says, and the first ones are too few to call any of them odd.
+double Knowledge::ratio_of_range(const Model& of, uint32_t k, double expected_ns, double device_ns) const {
+  constexpr size_t kLeast = 16;  // batches
+  double least_ns = expected_ns;
+  for (const Distribution* each : drawn_from_) least_ns = std::min(least_ns, each->min_ns());
+  const double expected = std::max(of.time.duration_ns(k, expected_ns), 1.0);
+  if (device_ns > expected) return of.inference.runs() < kLeast ? 1 : device_ns / expected;
+  return std::min(1.0, device_ns / std::max(of.time.duration_ns(k, least_ns), 1.0));
+}
+
+// Puts the estimates in the place of all durations drawn before.
+void Knowledge::estimate_from_runs(Model& of) {
+  constexpr double kPooledPart = 4;  // the pooled are as many as the durations of so many applications
+  of.time.set_fixed(of.inference.estimate(of.time.c0_ns(), of.time.c1(), !of.spec.learn));
+  double members = 0;
+  for (const Inference::Estimate& each : of.inference.estimates()) {
+    Application& application = of.applications[each.application];
+    application.histogram.reset();
+    for (uint64_t ns : each.durations_ns) application.histogram.record(ns);
+    if (!std::exchange(application.due, true)) of.due.push_back(each.application);
+    members += each.members;
+  }
+  of.pooled.reset();
+  for (const Inference::Estimate& each : of.inference.estimates()) {
+    const double step = std::max(1.0, members / each.members / kPooledPart);
+    for (double i = step / 2; i < Inference::kDurations; i += step)
+      of.pooled.record(each.durations_ns[static_cast<size_t>(i)]);
+  }
+  of.records = kRefreshEvery;
 }
 
 // Draws what each member of a batch takes alone, from drawn_from_ into chances_, given what the longest takes.

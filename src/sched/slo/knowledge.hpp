@@ -18,6 +18,7 @@
 #include "sched/slo/distribution.hpp"
 #include "sched/slo/feature_model.hpp"
 #include "sched/slo/histogram.hpp"
+#include "sched/slo/inference.hpp"
 
 namespace gpushare::sched::slo {
 
@@ -103,6 +104,9 @@ class Knowledge {
     bool fresh_application = false;
     uint64_t runs = 0;  // batches that finished
     bool warm = false;  // a batch of the model has finished
+    // Nobody has told any request's time, so only batches say what requests take.
+    bool infers = false;
+    Inference inference;
     // Batches in a row that took many times what their policy expected, and, after such, those that took a small part of it;
     // see BatcherBase.
     uint32_t stalls = 0, shorts = 0;
@@ -147,11 +151,11 @@ class Knowledge {
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
   // The members have run in a finished batch, whose times may be told by observe() after it. observe_run() counts its own.
   void count_ran(uint32_t model, std::span<const Member> members);
-  // A finished batch; see Batcher::observe_run. If its members' times alone are not told, they are inferred
-  // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k). The
-  // longest member is drawn in proportion to its chance, and the others from their distributions below it
-  // (stochastic EM). c0 and c1 are fitted to the expected longest. Scaling all times up and c1 down by as
-  // much changes no measurement, so c1 and the times then have a meaning only together.
+  // A finished batch; see Batcher::observe_run. If its members' times alone are not told, they are inferred from its
+  // duration: by Inference where no times were ever told. Elsewhere the longest of k took (T - c0) / (c1 k), the longest
+  // member is drawn in proportion to its chance, the others from their distributions below it (stochastic EM), and c0 and
+  // c1 are fitted to the expected longest. Scaling all times up and c1 down by as much changes no measurement, so c1 and
+  // inferred times have a meaning only together.
   // `trial`: the request that passed_over() asked for. Its time counts however far it is from what is expected of its name.
   void observe_run(uint32_t model, std::span<const Member> members, std::span<const uint64_t> execution_ns,
                    uint64_t device_ns, bool trial = false);
@@ -171,6 +175,8 @@ class Knowledge {
   bool odd(Model& of, std::span<const Member> members, double ratio);
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns, bool trial);
+  double ratio_of_range(const Model& of, uint32_t k, double expected_ns, double device_ns) const;
+  void estimate_from_runs(Model& of);
   void draw_members(const Model& of, std::span<const Member> members, double longest);
   double unit_random();  // in (0, 1)
 

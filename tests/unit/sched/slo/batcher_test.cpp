@@ -549,6 +549,35 @@ TEST_CASE("inferred times: that larger batches take hardly longer is found out")
   }
 }
 
+TEST_CASE("inferred times: a few batches of scattered requests tell what batches of their sizes take") {
+  INFO("seed " << test::seed());
+  test::Random random(test::seed());
+  // One request in seven is long, and all are of one application.
+  const auto alone_ms = [&] { return uniform(random, 0, 6) == 0 ? 100.0 : 5.0; };
+  const auto batch_ms = [&](size_t k) {
+    double longest = 0;
+    for (size_t i = 0; i < k; ++i) longest = std::max(longest, alone_ms());
+    return 4 + 0.1 * static_cast<double>(k) * longest;
+  };
+  Knowledge knowledge({});
+  const uint32_t model = *knowledge.add_model({});
+  const uint32_t application = knowledge.application(model, 0);
+  for (int i = 0; i < 80; ++i) {
+    const auto k = static_cast<size_t>(uniform(random, 6, 14));
+    const std::vector<Knowledge::Member> members(k, Knowledge::Member{application, 0, {}});
+    knowledge.observe_run(model, members, {}, static_cast<uint64_t>(batch_ms(k) * 1e6));
+  }
+  (void)knowledge.refresh(model);
+  const Knowledge::Model& of = knowledge.model(model);
+  for (const uint32_t k : {6u, 10u, 14u}) {
+    double mean_ms = 0;
+    for (int i = 0; i < 10'000; ++i) mean_ms += batch_ms(k) / 10'000;
+    INFO(k);
+    CHECK(of.time.duration_ns(k, expected_maximum_ns(of.mix_alone, of.mix_alone, k - 1)) ==
+          Approx(mean_ms * 1e6).epsilon(0.25));
+  }
+}
+
 TEST_CASE("inferred times: what all batches take follows the device, however many applications there are") {
   for (const uint32_t applications : {1u, 2u, 3u, 100u}) {
     INFO(applications);

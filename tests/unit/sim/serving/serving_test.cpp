@@ -586,6 +586,21 @@ TEST_CASE("told nothing, a rare long application does not make all requests look
   CHECK(ours > clockwork - 0.005);
 }
 
+TEST_CASE("told nothing, no labels either, scattered requests are not served in batches that end late") {
+  ServingOptions options;
+  options.c0_ns = 4.1e6;
+  options.c1 = 0.13;
+  options.infer = true;
+  options.labels = false;
+  options.told_batch_time = false;
+  options.warm_samples = 0;
+  const auto kinds = {Kind{0.86, 4.3, 0.49}, Kind{0.14, 126.5, 0.49}};
+  const double ours = mean_rate(kinds, 310, 249, "gpushare", options);
+  const double clockwork = mean_rate(kinds, 310, 249, "clockwork", options);
+  INFO(ours << " against " << clockwork);
+  CHECK(ours > clockwork + 0.1);
+}
+
 TEST_CASE("how much batches deviate from their model is part of the chance to be in time") {
   ServingOptions options;
   options.c0_ns = 13.7e6;

@@ -1,0 +1,119 @@
+// inference.hpp: what requests take alone, from what batches took, where nothing else was ever told.
+//
+// A batch of k takes c0 + c1 k m, m being the time of its longest member. Members' times are independent. The reversed
+// hazard of an application is the chance that a request took just this long if it took no longer; those of a batch's
+// members add up. So a batch is one event at m among all batches whose longest took no more. The maximum-likelihood
+// estimate of the distribution function has a closed form: each event adds 1 / (members of those batches) to its
+// logarithm, counted from the longest down. An event of a batch with several applications is shared among them by
+// their hazards (expectation maximisation). The shortest batch bounds what can be known; below it the distribution
+// goes on as a lognormal one. The estimate is computed anew from all batches each time, so a wrong first guess leaves
+// no trace.
+//
+// c1 is the unit of the times and stays. c0 shows in batches of different sizes: if it is taken too small, small
+// batches seem to have long requests. The estimate is the c0 at which the events' sizes are those that the hazards
+// expect (a rank estimate).
+//
+// Threads: the owner serialises calls.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "base/flat_hash.hpp"
+
+namespace gpushare::sched::slo {
+
+class Inference {
+ public:
+  // Members of a batch that are of one application and have one objective, see Knowledge::Objective.
+  struct Part {
+    uint32_t application = 0;
+    uint32_t objective = 0;
+    uint32_t count = 0;
+  };
+  static constexpr size_t kMemory = 256;     // batches remembered
+  static constexpr size_t kDurations = 120;  // of an estimate
+
+  // A finished batch.
+  void add(std::vector<Part> parts, double took_ns);
+  // The requests of `from` with this objective are, and always were, of the application `to`.
+  void move(uint32_t from, uint32_t objective, uint32_t to);
+  // All batches take `factor` times what they took: forgets the batches, and scales the first c0.
+  void rescale(double factor);
+  // Forgets the batches with members of the application.
+  void forget(uint32_t application);
+  size_t runs() const { return runs_.size(); }
+  // Whether enough batches came since the last estimate.
+  bool due() const { return fresh_ > 0 && 16 * fresh_ >= runs_.size(); }
+  // Estimates the distributions, and c0 unless `fixed`; returns c0. The c0 of the first call is the one that holds
+  // until batches differ in size.
+  double estimate(double c0_ns, double c1, bool fixed);
+  struct Estimate {
+    uint32_t application = 0;
+    std::vector<uint64_t> durations_ns;  // kDurations quantiles, ascending
+    double mean_ns = 0;
+    double members = 0;  // of the batches that it was estimated from
+  };
+  // Of the applications with members in the batches remembered.
+  const std::vector<Estimate>& estimates() const { return estimates_; }
+
+ private:
+  struct Members {
+    uint32_t application = 0;
+    double count = 0;
+    double share = 0;  // the chance that one of them was the longest
+  };
+  struct Run {
+    std::vector<Part> parts;
+    std::vector<Members> members;  // the parts by application
+    double size = 0, took_ns = 0, longest_ns = 0;
+    bool odd = false;  // left out: it took many times what was expected, and few did
+  };
+  // A batch as an event of one application.
+  struct Event {
+    double longest_ns = 0, count = 0, log_size = 0;
+    Members* of = nullptr;
+    double hazard = 0;
+  };
+  static constexpr int kSearches = 10;        // halvings of the range of c0
+  static constexpr int kRounds = 3;           // of expectation maximisation
+  static constexpr double kBand = 0.15;       // logarithms of times as near as this count as alike
+  static constexpr double kMostFixed = 0.9;   // c0 at most, as a part of what short batches took
+  static constexpr double kLeastPart = 0.05;  // of a batch's time that its requests take at least
+  static constexpr double kPrior = 0.6;       // how many events the first c0 counts for
+  static constexpr double kMostSigma = 2;     // of the lognormal distribution below the shortest batch
+  static constexpr double kOdd = 5;      // an odd batch took more than so many times the expected duration
+  static constexpr size_t kOddPart = 4;  // where more than a fourth of the batches are odd, none is
+
+  // Sums the parts by application.
+  static void group(Run& run);
+  // Fills events_, each application's in the order of runs_.
+  void index();
+  // Fills events_, each application's by what the longest took.
+  void set_longest(double c0_ns, double c1);
+  // How much larger the events' batches are than expected, in sums of logarithms. It rises with c0.
+  double imbalance(double c0_ns, double c1);
+  // Shares each event among the applications of its batch by their hazards nearby.
+  void share_events();
+  void add_hazards();
+  double find_c0(double c0_ns, double c1);
+  void estimate_all(double c0_ns, double c1);
+  // True if batches are left out that the estimates are from.
+  bool leave_out_odd(double c0_ns, double c1);
+  double expected_longest_ns(const Run& run) const;
+  static double slope(const std::vector<Event>& events, const std::vector<double>& levels);
+  Estimate quantiles_of(uint32_t application, const std::vector<Event>& events) const;
+
+  std::deque<Run> runs_;
+  size_t fresh_ = 0;
+  double first_c0_ns_ = 0;
+  std::vector<std::pair<uint32_t, std::vector<Event>>> events_;  // by application
+  base::FlatHashMap<uint32_t, size_t> place_of_;
+  std::vector<Estimate> estimates_;
+};
+
+}  // namespace gpushare::sched::slo
