@@ -445,12 +445,13 @@ base::Result<Profile> BatcherBase::profile(uint32_t model, uint32_t application)
   if (at == of.index_of.end())
     return base::Status(GPUSHARE_NOT_FOUND,
                         base::format("model %u has seen no request of application %u", model, application));
-  const Histogram& histogram = of.applications[at->second].histogram;
+  const Knowledge::Application& known = of.applications[at->second];
+  const Histogram& histogram = known.histogram;
   const Distribution durations = histogram.distribution(options_.bins);
   Profile profile;
   profile.c0_ns = of.time.c0_ns();
   profile.c1 = of.time.c1();
-  profile.samples = histogram.count();
+  profile.samples = of.infers && known.inferred > 0 ? known.inferred : histogram.count();
   profile.drifts = histogram.drifts();
   profile.mean_ns = durations.mean_ns();
   profile.p50_ns = durations.quantile_ns(0.5);

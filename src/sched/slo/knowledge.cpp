@@ -506,6 +506,7 @@ void Knowledge::estimate_from_runs(Model& of) {
     Application& application = of.applications[each.application];
     application.histogram.reset();
     for (uint64_t ns : each.durations_ns) application.histogram.record(ns);
+    application.inferred = base::to_uint64(each.members);
     if (!std::exchange(application.due, true)) of.due.push_back(each.application);
     members += each.members;
   }

@@ -32,11 +32,12 @@ class Knowledge {
   struct Application {
     explicit Application(const HistogramOptions& options) : histogram(options) {}
     Histogram histogram;
-    Distribution own;      // of the histogram when last refreshed; empty while there are no samples
-    double share = 0;      // of the arrivals, in units of Model::share_unit
-    uint64_t records = 0;  // since `own` was computed
-    uint64_t drifts = 0;   // of the histogram when `own` was computed
-    bool due = false;      // `own` is to be computed anew
+    uint64_t inferred = 0;  // requests in the batches that the histogram's durations are inferred from
+    Distribution own;       // of the histogram when last refreshed; empty while there are no samples
+    double share = 0;       // of the arrivals, in units of Model::share_unit
+    uint64_t records = 0;   // since `own` was computed
+    uint64_t drifts = 0;    // of the histogram when `own` was computed
+    bool due = false;       // `own` is to be computed anew
     // Durations in a row that lie far below, or far above, all that was known before them.
     uint8_t far_below = 0, far_above = 0;
     double far_logarithms = 0;  // their sum
