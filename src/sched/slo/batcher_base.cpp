@@ -419,7 +419,7 @@ void BatcherBase::observe(uint32_t model, uint32_t application, uint64_t executi
 base::Status BatcherBase::observe_request(const Request& request, uint64_t execution_ns) {
   GPUSHARE_RETURN_IF_ERROR(check_kind(request));
   const uint32_t index = knowledge_.classify(request.model, request.application, request.features);
-  knowledge_.observe_member(request.model, {index, request.application, request.features}, execution_ns);
+  knowledge_.observe_told(request.model, {index, request.application, request.features}, execution_ns);
   return base::ok_status();
 }
 

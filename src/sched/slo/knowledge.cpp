@@ -168,6 +168,11 @@ void Knowledge::observe(uint32_t model, uint32_t number, uint64_t execution_ns) 
   of.pooled.record(execution_ns);
 }
 
+void Knowledge::observe_told(uint32_t model, const Member& member, uint64_t execution_ns) {
+  models_[model].infers = false;
+  observe_member(model, member, execution_ns);
+}
+
 void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t execution_ns) {
   Model& of = models_[model];
   // Where times are inferred, the estimate stands for all that were drawn.
@@ -378,8 +383,7 @@ void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
   for (size_t i = 0; i < members.size() && i < execution_ns.size(); ++i) {
     all = all && execution_ns[i] != 0;
     if (execution_ns[i] == 0) continue;
-    models_[model].infers = false;
-    observe_member(model, members[i], execution_ns[i]);
+    observe_told(model, members[i], execution_ns[i]);
     longest = std::max(longest, execution_ns[i]);
   }
   if (all)

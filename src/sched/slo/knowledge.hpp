@@ -148,7 +148,7 @@ class Knowledge {
   // Counts one more request of the application.
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
-  void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
+  void observe_told(uint32_t model, const Member& member, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
   // The members have run in a finished batch, whose times may be told by observe() after it. observe_run() counts its own.
   void count_ran(uint32_t model, std::span<const Member> members);
@@ -177,6 +177,7 @@ class Knowledge {
   void record(Model& of, uint32_t index, uint64_t execution_ns);
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns, bool trial);
   double ratio_of_range(const Model& of, uint32_t k, double expected_ns, double device_ns) const;
+  void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
   void estimate_from_runs(Model& of);
   void draw_members(const Model& of, std::span<const Member> members, double longest);
   double unit_random();  // in (0, 1)

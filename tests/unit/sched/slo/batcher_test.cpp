@@ -579,6 +579,23 @@ TEST_CASE("inferred times: a few batches of scattered requests tell what batches
   }
 }
 
+TEST_CASE("inferred times give way to told ones, whichever call tells them") {
+  for (const bool by_request : {true, false}) {
+    INFO(by_request);
+    auto batcher = std::move(*make_batcher("gpushare"));
+    REQUIRE(batcher->add_model({}).ok());
+    const std::vector<uint32_t> members(4, 0);
+    for (int i = 0; i < 40; ++i) batcher->observe_run(0, members, {}, 40 * kMs);
+    for (int i = 0; i < 300; ++i) {
+      if (by_request)
+        CHECK(batcher->observe_request(Request{}, 7 * kMs).ok());
+      else
+        batcher->observe(0, 0, 7 * kMs);
+    }
+    CHECK(batcher->profile(0, 0)->p50_ns == Approx(7e6).epsilon(0.05));
+  }
+}
+
 TEST_CASE("inferred times: what all batches take follows the device, however many applications there are") {
   for (const uint32_t applications : {1u, 2u, 3u, 100u}) {
     INFO(applications);
@@ -955,7 +972,7 @@ TEST_CASE("requests of one name whose deadlines tell what they take are told apa
         const uint32_t index = knowledge.classify(model, 3, {}, objective);
         const double takes_ns =
             (5e6 + 1e6 * static_cast<double>(7 * i % 11)) * (objective == loose ? factor : 1);
-        knowledge.observe_member(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
+        knowledge.observe_told(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
       }
     knowledge.refresh(model);
     const uint32_t first = knowledge.classify(model, 3, {}, tight),
@@ -984,7 +1001,7 @@ TEST_CASE("a few durations tell requests of one name apart where they differ by 
       for (uint64_t i = 0; i < times; ++i) {
         const uint32_t index = knowledge.classify(model, 3, {}, objective);
         const double takes_ns = (5e6 + 1e6 * static_cast<double>(7 * i % 11)) * many;
-        knowledge.observe_member(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
+        knowledge.observe_told(model, {index, 3, {}, objective}, static_cast<uint64_t>(takes_ns));
       }
     };
     runs(loose, 100, factor);
@@ -1095,7 +1112,7 @@ TEST_CASE("names and deadlines without end do not fill the memory") {
   for (uint32_t i = 0; i < 10'000; ++i) {
     const uint32_t number = i % 100, objective = 1 + i / 100 % 50;
     const uint32_t index = knowledge.classify(model, number, {}, objective);
-    knowledge.observe_member(model, {index, number, {}, objective}, (1 + objective) * kMs);
+    knowledge.observe_told(model, {index, number, {}, objective}, (1 + objective) * kMs);
   }
   CHECK(knowledge.model(model).by_objective.size() <= Knowledge::kExactMixture);
   for (const auto& [number, objectives] : knowledge.model(model).by_objective) CHECK(objectives.size() <= 16);
