@@ -2,12 +2,12 @@
 // same devices.
 //
 // A document has an object of each part's own fields (at least one part). Schedulers:
-//   static         the best partition into whole devices, each part run by the specialist published for it; all partitions are tried, and the
-//                  one whose result is best afterwards is taken, so in run it is an oracle
-//   gpushare       parts get quarters of devices, training jobs whole ones. The rest of the services' devices goes to the other parts. When the
-//                  trials have ended, their devices go to the training jobs. Everything is decided at the start, from
-//                  the document
-//   gpushare-whole the same in whole devices and without handing over: shows where the gain comes from
+//   static         the best partition into whole devices, each part run by the specialist published for it; all
+//                  partitions are tried, and the one whose result is best afterwards is taken: an oracle in run
+//   gpushare       parts get quarters of devices, training jobs whole ones. The rest of the services' devices goes to
+//                  the other parts. When the trials have ended, their devices go to the training jobs. Decided at the
+//                  start, from the document, and again whenever devices fail or come back
+//   gpushare-whole in whole devices, without handing over, and divided once: shows where the gain comes from
 // The sum of the logarithms of the parts' figures weighs one part's gain against another's. The figures are services'
 // goodput, retraining accuracy, trials' 1 / makespan, training's 1 / mean completion.
 // SPDX-License-Identifier: Apache-2.0

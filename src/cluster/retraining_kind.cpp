@@ -75,6 +75,7 @@ class RetrainingKindProblem final : public Problem {
   RetrainingKindProblem(Fields& document, const std::vector<Device>& devices) {
     problem_.devices = 0;
     for (const Device& device : devices) problem_.devices += device.speed;
+    most_up_ = problem_.devices;
     read_changes(devices);
     document.about("quantum", "In devices: shares are multiples of it.");
     document.about("accuracy_floor", "In points: no stream's accuracy may fall below it at any time.");
@@ -86,7 +87,7 @@ class RetrainingKindProblem final : public Problem {
     document.each("streams", 1, [&](Fields& fields, size_t index) {
       problem_.streams.push_back(read_stream(fields, seen, index));
     });
-    profiling_devices_ = problem_.devices / 2;
+    profiling_devices_ = most_up_ / 2;
     if (document.has("run"))
       document.with("run", [&](Fields& inner) {
         inner.about("noise",
@@ -123,11 +124,13 @@ class RetrainingKindProblem final : public Problem {
     std::mt19937_64 random(options.seed);
     std::normal_distribution<double> normal(0, 1);
     ProfilerReport report;
+    RetrainingProblem truth = problem_;
+    truth.devices = most_up_;
     const RetrainingProblem told = profile_retraining(
-        problem_, profiler_, [&] { return 1 + noise * normal(random); }, report);
+        truth, profiler_, [&] { return 1 + noise * normal(random); }, report);
     GPUSHARE_ASSIGN_OR_RETURN(
         const RetrainingPlan played,
-        run_retraining(problem_, told, scheduler_of(choice), {report.gpu_seconds, profiling_devices_}, up_));
+        run_retraining(truth, told, scheduler_of(choice), {report.gpu_seconds, profiling_devices_}, up_));
     write(played, result);
     if (report.profiled > 0) {
       double seconds = 0;
@@ -165,6 +168,9 @@ class RetrainingKindProblem final : public Problem {
       for (const Device& device : devices)
         if (is_up(device, change.at_s)) up_.back().devices += device.speed;
     }
+    if (up_.empty() || up_.front().from_s > 0) return;  // all are up at the start
+    most_up_ = 0;
+    for (const DevicesUp& up : up_) most_up_ = std::max(most_up_, up.devices);
   }
 
   static RetrainingScheduler scheduler_of(std::string_view choice) {
@@ -214,6 +220,7 @@ class RetrainingKindProblem final : public Problem {
 
   RetrainingProblem problem_;
   std::vector<DevicesUp> up_;
+  double most_up_ = 0;  // speeds of devices that are up together
   double profiler_error_ = 0, profiling_devices_ = 0;
   ProfilerOptions profiler_;
 };

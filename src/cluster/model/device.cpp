@@ -17,15 +17,14 @@ std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
 }
 
 bool is_up(const Device& device, double at_s) {
-  return at_s >= device.from_s &&
-         std::none_of(device.down.begin(), device.down.end(),
+  return std::none_of(device.down.begin(), device.down.end(),
                       [&](const Device::Down& down) { return down.from_s <= at_s && at_s < down.until_s; });
 }
 
 std::vector<DeviceChange> device_changes(const std::vector<Device>& devices) {
   std::vector<DeviceChange> changes;
   for (uint32_t d = 0; d < devices.size(); ++d) {
-    std::vector<double> times = {0, devices[d].from_s};
+    std::vector<double> times = {0};
     for (const Device::Down& down : devices[d].down) times.insert(times.end(), {down.from_s, down.until_s});
     std::sort(times.begin(), times.end());
     bool before = true;

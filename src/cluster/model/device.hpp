@@ -17,13 +17,12 @@ struct Device {
   uint64_t memory_bytes = kDefaultMemoryBytes;
   double compute_units = 0;  // 0: not said; says the speed where none is given
   std::string node;          // "" is one too: gangs are placed on few nodes
-  double from_s = 0;         // when it comes up; no field of a document, and for training jobs alone
   double speed = 1;          // relative to the device that the profiles are of
   struct Down {
     double from_s = 0;
     double until_s = 0;  // kNever: it does not come back
   };
-  std::vector<Down> down;  // when it has failed, in order
+  std::vector<Down> down;  // when it has failed; in any order, and may overlap
 };
 
 bool is_up(const Device& device, double at_s);

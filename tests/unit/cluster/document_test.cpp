@@ -134,13 +134,12 @@ TEST_CASE("devices that fail: read in order, and refused where a kind does not p
           .find("documents of this kind do not say when devices fail") != std::string::npos);
 }
 
-TEST_CASE("changes of devices: those that are down at the start, intervals that meet, and a late begin",
+TEST_CASE("changes of devices: those that are down at the start, intervals that meet and that overlap",
           "[cluster]") {
   std::vector<cluster::Device> devices(3);
   devices[0].down = {{0, 4}, {4, 6}, {9, cluster::kNever}};
   devices[1].down = {{6, 7}};
-  devices[2].down = {{1, 2}, {3, 12}};
-  devices[2].from_s = 8;
+  devices[2].down = {{1, 2}, {3, 12}, {0, 8}};
   std::string told;
   for (const cluster::DeviceChange& change : cluster::device_changes(devices))
     told += base::format("%u %s %g, ", change.device, change.up ? "up" : "down", change.at_s);

@@ -195,6 +195,134 @@ TEST_CASE("the parts of a mix go on with what is up, and their division knows no
   CHECK((*gone)["results"][0]["score"].get<double>() < 1e-9);
 }
 
+namespace {
+
+// Devices a, b, ... of which those named fail.
+std::string failing_devices(size_t count, const std::map<size_t, std::string>& down) {
+  std::string text = "[";
+  for (size_t d = 0; d < count; ++d) {
+    const auto found = down.find(d);
+    text += base::format(R"(%s{"id": "%c", "memory_bytes": 16000000000%s})", d == 0 ? "" : ", ", int('a' + d),
+                         found == down.end() ? "" : (R"(, "down": )" + found->second).c_str());
+  }
+  return text + "]";
+}
+
+std::string device_of(const cluster::PlaySpan& span) {
+  return span.row.substr(span.row.find("device ") + 7);
+}
+
+}  // namespace
+
+TEST_CASE("a mix divides its devices anew when one fails or comes back") {
+  const std::string parts = std::string(kTrials) + "," + kTraining;
+  // Whichever of three fails for good, all work is done on the other two.
+  for (size_t lost = 0; lost < 3; ++lost) {
+    std::vector<cluster::PlaySpan> spans;
+    const auto ran = played_document(mix(failing_devices(3, {{lost, R"([{"from_s": 10}])"}}), parts),
+                                     {"gpushare"}, &spans);
+    REQUIRE(ran.ok());
+    const auto& row = (*ran)["results"][0];
+    INFO("lost " << lost << ": " << row.dump());
+    CHECK(row["parts"]["training"]["completed"] == 2);
+    CHECK_FALSE(row["parts"]["trials"].contains("not_completed"));
+    CHECK(row["jct_mean_s"].get<double>() < 220);  // 200 s are both jobs one after the other
+    for (const cluster::PlaySpan& span : spans)
+      if (device_of(span) == std::string(1, char('a' + lost))) CHECK(span.end_s <= 10 + 1e-6);
+  }
+  // Two come back: they are used from then on.
+  std::vector<cluster::PlaySpan> spans;
+  const std::string down = R"([{"from_s": 0, "until_s": 20}])";
+  const auto ran =
+      played_document(mix(failing_devices(4, {{2, down}, {3, down}}), parts), {"gpushare"}, &spans);
+  REQUIRE(ran.ok());
+  const auto& row = (*ran)["results"][0];
+  INFO(row.dump());
+  CHECK(row["devices"]["trials"].get<double>() + row["devices"]["training"].get<double>() == Approx(2));
+  REQUIRE(row["divisions"].size() == 1);
+  CHECK(row["divisions"][0]["at_s"] == 20.0);
+  const auto& after = row["divisions"][0]["devices"];
+  CHECK(after["trials"].get<double>() + after["training"].get<double>() == Approx(4));
+  CHECK(row["jct_mean_s"].get<double>() < 145);
+}
+
+TEST_CASE("where one device is left for two parts, the second has it when the first has ended") {
+  const std::string parts = std::string(kTrials) + "," + kTraining;
+  for (size_t lost = 0; lost < 2; ++lost) {
+    const auto ran =
+        played_document(mix(failing_devices(2, {{lost, R"([{"from_s": 10}])"}}), parts), {"gpushare"});
+    REQUIRE(ran.ok());
+    const auto& row = (*ran)["results"][0];
+    INFO("lost " << lost << ": " << row.dump());
+    CHECK(row["parts"]["training"]["completed"] == 2);
+    CHECK_FALSE(row["parts"]["trials"].contains("not_completed"));
+  }
+}
+
+TEST_CASE("services whose device fails go on elsewhere, and have what they need before the other parts") {
+  const std::string parts = std::string(kServices) + "," + kTrials + "," + kTraining;
+  for (size_t lost = 0; lost < 3; ++lost) {
+    const auto ran =
+        played_document(mix(failing_devices(3, {{lost, R"([{"from_s": 1}])"}}), parts), {"gpushare"});
+    REQUIRE(ran.ok());
+    const auto& row = (*ran)["results"][0];
+    INFO("lost " << lost << ": " << row.dump());
+    CHECK(row["goodput_rps"].get<double>() > 80);
+    CHECK(row["parts"]["training"]["completed"] == 2);
+  }
+}
+
+TEST_CASE(
+    "a mix with devices that fail: nothing runs twice on a device or on one that is down, nor knows the "
+    "future") {
+  test::Random random(test::seed());
+  const std::string parts = std::string(kTrials) + "," + kTraining;
+  for (int round = 0; round < 40; ++round) {
+    std::map<size_t, std::string> down, later;
+    std::map<std::string, std::pair<double, double>> times;
+    for (size_t d = 0; d < 4; ++d) {
+      if (test::uniform(random, 0, 1) == 0) continue;
+      const auto from = static_cast<unsigned>(test::uniform(random, 0, 60)),
+                 until = from + static_cast<unsigned>(test::uniform(random, 1, 40));
+      down[d] = base::format(R"([{"from_s": %u, "until_s": %u}])", from, until);
+      later[d] = base::format(R"([{"from_s": %u, "until_s": %u}, {"from_s": 110}])", from, until);
+      times[std::string(1, char('a' + d))] = {from, until};
+    }
+    cluster::PlayOptions play;
+    play.noise = 0.3;
+    play.seed = test::uniform(random, 1, 1000);
+    cluster::PlanOptions options;
+    options.schedulers = {"gpushare"};
+    std::vector<cluster::PlaySpan> spans, spans_later;
+    const auto ran =
+        cluster::run(mix(failing_devices(4, down), parts), options, play, sim::all_cluster_kinds(), &spans);
+    REQUIRE(ran.ok());
+    REQUIRE(cluster::run(mix(failing_devices(4, later), parts), options, play, sim::all_cluster_kinds(),
+                         &spans_later)
+                .ok());
+    INFO("seed " << test::seed() << ", round " << round << ": " << (*ran)["results"][0].dump());
+    std::map<std::string, std::vector<const cluster::PlaySpan*>> trials;
+    for (const cluster::PlaySpan& span : spans)
+      if (span.row.rfind("trials, ", 0) == 0) trials[device_of(span)].push_back(&span);
+    for (const cluster::PlaySpan& span : spans) {
+      if (const auto at = times.find(device_of(span)); at != times.end())
+        CHECK((span.end_s <= at->second.first + 1e-6 || span.begin_s >= at->second.second - 1e-6));
+      if (span.row.rfind("training, ", 0) == 0)
+        for (const cluster::PlaySpan* trial : trials[device_of(span)])
+          CHECK((span.end_s <= trial->begin_s + 1e-6 || span.begin_s >= trial->end_s - 1e-6));
+    }
+    const auto begun_by = [](const std::vector<cluster::PlaySpan>& all) {
+      std::vector<std::string> rows;
+      for (const cluster::PlaySpan& span : all)
+        if (span.begin_s < 110)
+          rows.push_back(base::format("%s %s %.6f", span.row.c_str(), span.name.c_str(), span.begin_s));
+      std::sort(rows.begin(), rows.end());
+      return rows;
+    };
+    CHECK(begun_by(spans) == begun_by(spans_later));
+  }
+}
+
 TEST_CASE("the oracle of a mix knows what really happens") {
   const std::string document = mix("4", std::string(kServices) + "," + kTrials + "," + kTraining);
   double best_partition = 0, ours = 0, oracle = 0;  // over the seeds
@@ -275,7 +403,7 @@ TEST_CASE("devices that come up later are used from then on, and not before") {
     jobs[j].demands = {1};
   }
   std::vector<cluster::Device> devices(2);
-  devices[1].from_s = 40;
+  devices[1].down = {{0, 40}};
   for (const char* name : cluster::kTrainingSchedulers) {
     const auto scheduler = cluster::make_training_scheduler(name);
     const auto result = sim::run_cluster(jobs, devices, *scheduler, {});

@@ -1,0 +1,42 @@
+// mix_division.hpp: how gpushare divides the devices of a mix among its parts, at the start and again when devices fail
+// or come back.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/mix_parts.hpp"
+
+namespace gpushare::cluster {
+
+// The situation in which devices are divided.
+struct Moment {
+  Knowledge known;
+  Course before;              // empty at the start
+  std::vector<size_t> parts;  // those that have not ended, in order
+  std::vector<size_t> up;     // devices
+  // When the trials really ended, if they have.
+  std::optional<double> trials_ended_s;
+  // Parts of which the model says that they have ended, and that have not. No model tells what they gain.
+  bool overdue[kMixParts] = {};
+};
+
+// The best partition into whole devices, each part run by its one of `schedulers`: every number of devices of every
+// part, then all partitions by dynamic programming. Devices are taken in order. Empty if there are fewer than parts.
+std::optional<Slices> divide_whole(const MixParts& parts, const Moment& moment,
+                                   const std::string* schedulers);
+
+// Ours, in quarters of devices. For every number of devices that services may have: they are placed there; what their
+// placements leave of those devices and all others are quarters for the rest, which are divided exactly. Every division
+// is judged by what `moment.known` says of it, and `kept`, unless null, is taken where none is better; it may have
+// slices of devices that are down. `specialists` run the partition below which no part should fall. Empty if no
+// division gives every part something.
+std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
+                                    const std::string* specialists, const Slices* kept);
+
+// When the trials end whose slices these are, as far as that is known.
+double trials_end(const MixParts& parts, const Moment& moment, const Slices& slices);
+
+}  // namespace gpushare::cluster
