@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "cluster/learn/profiler_error.hpp"
@@ -307,13 +308,16 @@ class Planner {
     return phase_of(divide(by, window, states, left), 0).shares;
   }
 
-  // A window in which devices fail or come back: `up` has what is up at its start and from each change on, in seconds of
-  // the window. `decides` divides at its start, after profiling and at each change, and, if that is the rule, at each
-  // completion. `profiling` is in seconds on a device, with so many quanta at most.
-  RetrainingWindow play_changing(const WindowRule& rule, size_t window, std::vector<StreamState>& states,
+  // A window, or its rest, in which devices fail or come back: `up` has what is up at its start and from each change
+  // on, in seconds of the window. `decides` divides at its start, after profiling and at each change, and, if that is
+  // the rule, at each completion. `profiling` is in seconds on a device, with so many quanta at most. At each change
+  // `choose`, unless empty, is asked for the rule of the rest; `reached` is the streams' accuracy so far, as part of the
+  // window's.
+  using ChooseRule =
+      std::function<WindowRule(const std::vector<StreamState>& states, const DevicesUp& up, double reached)>;
+  RetrainingWindow play_changing(WindowRule rule, size_t window, std::vector<StreamState>& states,
                                  Planner& decides, double profiling, int64_t profilers,
-                                 const std::vector<DevicesUp>& up) const {
-    const bool again = rule.kind == WindowRule::Kind::kDivided || rule.kind == WindowRule::Kind::kStolen;
+                                 const std::vector<DevicesUp>& up, const ChooseRule& choose = {}) const {
     const double end = problem_.window_s;
     RetrainingWindow result;
     std::vector<double> integral(states.size(), 0.0), below(states.size(), 0.0);
@@ -321,9 +325,14 @@ class Planner {
     std::vector<StreamShare> shares;
     size_t next = 0;
     bool divide = true;
-    for (double now = 0; now < end * (1 - kTolerance);) {
-      for (; next < up.size() && up[next].from_s <= now + end * kTolerance; ++next, divide = true)
+    for (double now = up.front().from_s; now < end * (1 - kTolerance);) {
+      for (; next < up.size() && up[next].from_s <= now + end * kTolerance; ++next, divide = true) {
         decides.set_up(up[next].devices);
+        if (!choose || next == 0 || profiling > 0 || decides.quanta_up() == 0) continue;
+        double reached = 0;
+        for (const double one : integral) reached += one / (end * double(states.size()));
+        rule = choose(states, {now, up[next].devices}, reached);
+      }
       const double until = next < up.size() ? std::min(up[next].from_s, end) : end;
       double step = until - now;
       const bool profiles = profiling > 0;
@@ -355,7 +364,7 @@ class Planner {
         state = {chosen.accuracy, true, -1, 0};
         completed[v] = c;
         share = {share.inference + share.retraining, 0, -1};
-        divide = divide || again;
+        divide = divide || rule.kind == WindowRule::Kind::kDivided || rule.kind == WindowRule::Kind::kStolen;
       }
       now += step;
       if (!profiles) continue;
@@ -726,12 +735,16 @@ RetrainingWindow play_rule(const WindowRule& rule, const Planner& truth, Planner
 // The portfolio of a window: each rule is played by what is believed. The next window is not known, and it is assumed
 // that nothing is retrained in it: a stream's accuracy is worth what the devices can serve of it. The product of the two
 // windows' accuracies is compared and not their sum, so that no rule gives much of this window for what may not come.
-WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamState>& states, bool last,
-                     const Begun& begun) {
+//
+// `play` plays the window, or what is left of it, by a rule, and sets the states at its end. `reached` is the accuracy
+// of what has passed, as part of the window's.
+using PlayByRule = std::function<RetrainingWindow(const WindowRule& rule, std::vector<StreamState>& states)>;
+WindowRule best_rule(const Planner& decides, const std::vector<StreamState>& states, bool last, bool equal,
+                     double reached, const PlayByRule& play) {
   std::vector<WindowRule> rules = {{WindowRule::Kind::kDivided, 0}, {WindowRule::Kind::kStolen, 0}};
   if (!last)
     for (const double weight : kEndWeights) rules.push_back({WindowRule::Kind::kDivided, weight});
-  if (begun.seconds <= 0) {
+  if (equal) {
     rules.push_back({WindowRule::Kind::kEqual, 0});
     rules.push_back({WindowRule::Kind::kEqualRetrained, 0});
   }
@@ -739,11 +752,31 @@ WindowRule best_rule(Planner& decides, size_t window, const std::vector<StreamSt
   Portfolio<WindowRule> portfolio;
   for (const WindowRule& rule : rules) {
     auto end = states;
-    const RetrainingWindow played = play_rule(rule, decides, decides, window, end, begun);
+    const RetrainingWindow played = play(rule, end);
     const double later = last ? 0 : logarithm(decides.without_retraining(end));
-    portfolio.offer(played.below_floor * kPerPointBelowFloor - logarithm(played.accuracy) - later, rule);
+    portfolio.offer(played.below_floor * kPerPointBelowFloor - logarithm(reached + played.accuracy) - later,
+                    rule);
   }
   return portfolio.best();
+}
+
+// The rule of a whole window. While something is profiled, shares are not equal.
+WindowRule best_rule_of_window(Planner& decides, size_t window, const std::vector<StreamState>& states,
+                               bool last, const Begun& begun) {
+  return best_rule(decides, states, last, begun.seconds <= 0, 0,
+                   [&](const WindowRule& rule, std::vector<StreamState>& end) {
+                     return play_rule(rule, decides, decides, window, end, begun);
+                   });
+}
+
+// The rule from a change of devices on: nobody knows of another one.
+WindowRule best_rule_of_rest(const Planner& decides, size_t window, const std::vector<StreamState>& states,
+                             bool last, const DevicesUp& up, double reached) {
+  return best_rule(decides, states, last, true, reached,
+                   [&](const WindowRule& rule, std::vector<StreamState>& end) {
+                     Planner believed(decides);
+                     return Planner(decides).play_changing(rule, window, end, believed, 0, 1, {up});
+                   });
 }
 
 }  // namespace
@@ -835,9 +868,16 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
         const double seconds =
             work > 0 && taken > 0 ? work / (double(taken) * truth.quantum) : 0;  // by what is up now
         if (decides.quanta_up() > 0 && seconds < truth.window_s * (1 - kTolerance))
-          rule = best_rule(decides, w, states, w + 1 == windows, decides.begin(states, seconds, taken));
+          rule = best_rule_of_window(decides, w, states, w + 1 == windows,
+                                     decides.begin(states, seconds, taken));
       }
-      plan.windows.push_back(planner.play_changing(rule, w, states, decides, work, profilers, changes));
+      Planner::ChooseRule choose;
+      if (scheduler == RetrainingScheduler::kGpushare)
+        choose = [&, w](const std::vector<StreamState>& now, const DevicesUp& devices, double reached) {
+          return best_rule_of_rest(decides, w, now, w + 1 == windows, devices, reached);
+        };
+      plan.windows.push_back(
+          planner.play_changing(rule, w, states, decides, work, profilers, changes, choose));
       if (scheduler == RetrainingScheduler::kGpushare)
         learn_from_window(decides, truth, told, w, plan.windows.back().completed, error);
       continue;
@@ -866,7 +906,7 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
         break;
       case RetrainingScheduler::kGpushare: {
         believe(w);
-        const WindowRule rule = best_rule(decides, w, states, w + 1 == windows, begun);
+        const WindowRule rule = best_rule_of_window(decides, w, states, w + 1 == windows, begun);
         plan.windows.push_back(play_rule(rule, planner, decides, w, states, begun));
         learn_from_window(decides, truth, told, w, plan.windows.back().completed, error);
         break;

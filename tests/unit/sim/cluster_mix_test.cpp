@@ -164,6 +164,23 @@ TEST_CASE("documents of trials and retraining whose devices fail are played by e
   }
 }
 
+TEST_CASE("retraining under gpushare chooses its rule anew when a device fails") {
+  // With both devices the thief's shares are as good as any; with one left they stay at what they are.
+  const auto ran = played_document(
+      R"({"version": 1, "kind": "retraining", "devices": [{"id": "a", "memory_bytes": 1000}, {"id": "b",
+      "memory_bytes": 1000, "down": [{"from_s": 20}]}], "window_s": 100, "quantum": 0.25, "accuracy_floor": 0,
+      "streams": [{"name": "s0", "accuracy": 40, "gpus_needed": 1, "windows": [{"configurations": [{"name": "c",
+      "accuracy": 90, "gpu_seconds": 80}]}]}, {"name": "s1", "accuracy": 40, "gpus_needed": 1, "windows":
+      [{"configurations": [{"name": "c", "accuracy": 90, "gpu_seconds": 40}]}]}]})",
+      {"none", "thief", "ekya", "gpushare"});
+  REQUIRE(ran.ok());
+  const auto& rows = (*ran)["results"];
+  for (size_t rule = 0; rule < 3; ++rule) {
+    INFO(rows[rule].dump());
+    CHECK(rows[3]["mean_accuracy"].get<double>() >= rows[rule]["mean_accuracy"].get<double>());
+  }
+}
+
 TEST_CASE("the parts of a mix go on with what is up, and their division knows no failure before it comes") {
   const std::string devices =
       R"([{"id": "a", "memory_bytes": 16000000000%s}, {"id": "b", "memory_bytes": 16000000000%s},
