@@ -387,9 +387,10 @@ class TrialPlanner final : public TrialPolicy {
       const std::unique_ptr<TrialPolicy> policy = candidate(copy);
       plans.offer(end_under(std::move(copy), *policy) - begin, std::move(candidate));
     };
-    offer([&waiting](TrialRun& at) { return with<FifoPolicy>(at, waiting); });
+    // The first of plans that end together stays. Longest first leaves short ones for devices that come back.
     offer([&waiting](TrialRun& at) { return with<StaticFluidPolicy>(at, waiting); });
     offer([&waiting](TrialRun& at) { return with<DynamicFluidPolicy>(at, waiting); });
+    offer([&waiting](TrialRun& at) { return with<FifoPolicy>(at, waiting); });
 
     const double bound = bound_of(state, left);
     const int lists = left.size() <= kMostToReplan ? 10 : left.size() <= 4000 ? 5 : 2;

@@ -164,6 +164,21 @@ TEST_CASE("documents of trials and retraining whose devices fail are played by e
   }
 }
 
+TEST_CASE("trials under gpushare run longest first while a device is away") {
+  // On the device that is left all orders end together. At 15 s the other one is back: best is to have 30 s under way.
+  const auto ran = played_document(
+      R"({"version": 1, "kind": "trials", "devices": [{"id": "a", "memory_bytes": 1000}, {"id": "b",
+      "memory_bytes": 1000, "down": [{"from_s": 5, "until_s": 15}]}], "max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials":
+      [{"name": "x", "budget_s": 5}, {"name": "z", "budget_s": 30}, {"name": "y", "budget_s": 20}]}]})",
+      {"fifo", "static-fluid", "dynamic-fluid", "gpushare"});
+  REQUIRE(ran.ok());
+  const auto& rows = (*ran)["results"];
+  for (size_t rule = 0; rule < 3; ++rule) {
+    INFO(rows[rule].dump() << rows[3].dump());
+    CHECK(rows[3]["makespan_s"].get<double>() <= rows[rule]["makespan_s"].get<double>() * (1 + 1e-9));
+  }
+}
+
 TEST_CASE("retraining under gpushare chooses its rule anew when a device fails") {
   // With both devices the thief's shares are as good as any; with one left they stay at what they are.
   const auto ran = played_document(
