@@ -106,6 +106,16 @@ class Divider {
     const auto units = maximise_sum(tables, count());
     for (size_t i = 0; i < moment_.parts.size(); ++i)
       floors_[moment_.parts[i]] = tables[i].value[size_t((*units)[i] - 1)] - kSlack;
+    partition_ = whole(*units);
+  }
+
+  // The parts have so many whole devices, in order.
+  Slices whole(const std::vector<int64_t>& units) const {
+    Slices slices(kMixParts);
+    size_t next = 0;
+    for (size_t i = 0; i < moment_.parts.size(); ++i)
+      for (int64_t n = 0; n < units[i]; ++n) slices[moment_.parts[i]].push_back({moment_.up[next++], 1});
+    return slices;
   }
 
   double weighed(size_t part, double worth) const {
@@ -125,6 +135,15 @@ class Divider {
     if (kept != nullptr) {
       best = *kept;
       greatest = total(*kept);
+    }
+    // Values are of devices in order; where devices differ, a part may get others in the end. So the partition is
+    // offered too.
+    if (partition_) {
+      const double sum = total(*partition_);
+      if (best ? sum > greatest : sum > kWorst) {
+        best = partition_;
+        greatest = sum;
+      }
     }
     const bool services = !services_.empty();
     for (int64_t n = services ? 1 : 0; n <= (services ? count() : 0); ++n) {
@@ -175,10 +194,13 @@ class Divider {
     return at->second = weighed(kTraining, worth(kTraining, slices));
   }
 
-  // The best division of so many quarters among the rest, in its order: every one is looked at.
-  std::vector<int64_t> divide(int64_t quarters) {
+  // The best division of so many quarters among the rest, in its order: every one is looked at. Training jobs, the last
+  // part, get no more than the `whole` devices that nobody has a part of. Equal divisions: the one that leaves the
+  // least. Empty if there is none.
+  std::vector<int64_t> divide(int64_t quarters, int64_t whole) {
     std::vector<int64_t> units(kMixParts, 0), chosen;
     double most = -1e300;
+    int64_t idle = 0;
     const std::function<void(size_t, int64_t)> next = [&](size_t i, int64_t left) {
       const auto others = static_cast<int64_t>(rest_.size() - i) - 1;
       if (others > 0) {
@@ -188,13 +210,16 @@ class Divider {
         }
         return;
       }
-      units[rest_[i]] = left;
+      units[rest_[i]] = rest_[i] == kTraining ? std::min(left / kQuarters, whole) * kQuarters : left;
+      if (units[rest_[i]] == 0) return;
       double sum = 0;
       for (const size_t part : rest_)
         sum += part == kTraining ? training_beside(units[part], units[kTrials])
                                  : values_[part][size_t(units[part] - 1)];
-      if (sum <= most) return;
+      const int64_t unused = left - units[rest_[i]];
+      if (sum < most || (sum == most && unused >= idle)) return;
       most = sum;
+      idle = unused;
       chosen = units;
     };
     if (!rest_.empty()) next(0, quarters);
@@ -221,7 +246,8 @@ class Divider {
     int64_t quarters = 0;
     for (const int64_t q : left) quarters += q;
     if (quarters < static_cast<int64_t>(rest_.size())) return false;
-    const std::vector<int64_t> units = divide(quarters);
+    const std::vector<int64_t> units = divide(quarters, std::count(left.begin(), left.end(), kQuarters));
+    if (units.empty() && !rest_.empty()) return false;
     // Whole devices first, to the parts with the most quarters; what is left of devices fills the remainders.
     std::vector<std::pair<int64_t, size_t>> by_need;
     for (const size_t part : rest_) by_need.emplace_back(-units[part], part);
@@ -258,6 +284,7 @@ class Divider {
   const Moment& moment_;
   std::vector<size_t> services_, rest_;
   std::vector<double> floors_;
+  std::optional<Slices> partition_;                            // of which they are
   std::vector<std::vector<double>> values_;                    // [part][quarters - 1]
   std::map<std::pair<int64_t, int64_t>, double> handed_over_;  // (own quarters, the trials' quarters)
 };
@@ -267,13 +294,8 @@ class Divider {
 std::optional<Slices> divide_whole(const MixParts& parts, const Moment& moment,
                                    const std::string* schedulers) {
   if (moment.up.size() < moment.parts.size()) return std::nullopt;
-  const auto units =
-      maximise_sum(Divider(parts, moment).by_devices(schedulers), static_cast<int64_t>(moment.up.size()));
-  Slices slices(kMixParts);
-  size_t next = 0;
-  for (size_t i = 0; i < moment.parts.size(); ++i)
-    for (int64_t n = 0; n < (*units)[i]; ++n) slices[moment.parts[i]].push_back({moment.up[next++], 1});
-  return slices;
+  const Divider divider(parts, moment);
+  return divider.whole(*maximise_sum(divider.by_devices(schedulers), static_cast<int64_t>(moment.up.size())));
 }
 
 std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include "cluster/json.hpp"
@@ -60,6 +61,38 @@ TEST_CASE("gpushare hands the trials' devices over, and shares those of services
   CHECK(rows[0]["goodput_rps"].get<double>() > 80);  // 100 a second at random, for 5 s
   CHECK(rows[1]["goodput_rps"] == rows[0]["goodput_rps"]);
   CHECK(rows[1]["score"].get<double>() > 1.1 * rows[0]["score"].get<double>());
+}
+
+TEST_CASE("training jobs beside services have whole devices, whatever services leave of theirs") {
+  const auto result = planned(mix("2", std::string(kServices) + "," + kTraining), {"static", "gpushare"});
+  REQUIRE(result.ok());
+  INFO(result->dump());
+  REQUIRE((*result)["results"].size() == 2);
+  CHECK((*result)["results"][1]["devices"]["training"] == 1.0);
+}
+
+TEST_CASE("a mix on devices of different speeds is never worse than the partition into whole devices") {
+  const std::string retraining =
+      R"("retraining": {"window_s": 100, "quantum": 0.25, "accuracy_floor": 0, "streams": [{"name": "s0", "accuracy": 50,
+      "gpus_needed": 0.5, "windows": [{"configurations": [{"name": "c", "accuracy": 80, "gpu_seconds": 30}]}]}, {"name":
+      "s1", "accuracy": 50, "gpus_needed": 0.5, "windows": [{"configurations": []}]}]})";
+  for (const char* speeds : {"1 0.25", "2 0.25", "0.25 1", "1 1 0.25", "1 0.25 0.25", "2 0.25 1"})
+    for (const std::string& parts :
+         {std::string(kTrials) + "," + kTraining, retraining + "," + kTrials, retraining + "," + kTraining}) {
+      std::string devices;
+      int count = 0;
+      std::istringstream each(speeds);
+      for (std::string speed; each >> speed; ++count)
+        devices += base::format(R"(%s{"id": "%d", "memory_bytes": 16000000000, "speed": %s})",
+                                count == 0 ? "" : ", ", count, speed.c_str());
+      const auto result = planned(mix("[" + devices + "]", parts), {"static", "gpushare"});
+      REQUIRE(result.ok());
+      INFO(speeds << ": " << result->dump());
+      const auto& rows = (*result)["results"];
+      REQUIRE(rows.back()["scheduler"] == "gpushare");
+      if (rows.size() == 2)  // static may have put retraining on a device that is too small for its streams
+        CHECK(rows[1]["score"].get<double>() >= 0.98 * rows[0]["score"].get<double>());
+    }
 }
 
 TEST_CASE("a run of a mix is deterministic by seed, and has the parts' rows") {
