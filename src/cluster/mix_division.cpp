@@ -17,7 +17,7 @@ constexpr double kSlack =
     0.005;                       // of a part's worth: what is below the static partition's by more is avoided
 constexpr double kPerLoss = 10;  // how much more a part's loss weighs than another's gain
 constexpr double kMargin = 1.1;  // trials may take so much longer than they are expected to
-const std::string kOurs = "gpushare";
+constexpr const char* kOurs = "gpushare";
 
 double amount_of(const std::vector<Slice>& slices) {
   double amount = 0;

@@ -12,8 +12,6 @@
 namespace gpushare::cluster {
 namespace {
 
-const std::string kOurSchedulers[kMixParts] = {"gpushare", "gpushare", "gpushare", "gpushare"};
-
 class MixProblem final : public Problem {
  public:
   MixProblem(Fields& document, const std::vector<Device>& devices, const PartKinds& kinds)
@@ -45,7 +43,7 @@ class MixProblem final : public Problem {
     const bool shares = choice == "gpushare" || choice == "oracle";
     const bool knows = choice == "static" || choice == "oracle";
     const Moment start = moment_at_start(knows || truth.no_failures ? truth : told(0), knows);
-    const auto& schedulers = choice == "static" ? specialists_ : kOurSchedulers;
+    const std::string* schedulers = choice == "static" ? specialists_ : ours_;
     std::optional<Slices> slices = shares ? divide_shared(parts_, start, specialists_, nullptr)
                                           : divide_whole(parts_, start, schedulers);
     if (!slices)
@@ -122,7 +120,7 @@ class MixProblem final : public Problem {
     for (const size_t part : moment.parts) {
       if (part == kServices) continue;
       const double end_s =
-          parts_.end_of(part, parts_.play(part, course, trials_s, kOurSchedulers[part], truth, nullptr));
+          parts_.end_of(part, parts_.play(part, course, trials_s, ours_[part], truth, nullptr));
       if (part == kTrials) trials_s = end_s;
       first_s = std::min(first_s, end_s);
     }
@@ -156,7 +154,7 @@ class MixProblem final : public Problem {
         continue;
       }
       const auto end_by = [&](const Knowledge& known, double trials_s) {
-        return parts_.end_of(part, parts_.play(part, course, trials_s, kOurSchedulers[part], known, nullptr));
+        return parts_.end_of(part, parts_.play(part, course, trials_s, ours_[part], known, nullptr));
       };
       const double end_s = end_by(truth, trials_end_s);
       const double told_s = end_s <= at_s ? end_s : end_by(moment.known, trials_told_s);
@@ -214,6 +212,7 @@ class MixProblem final : public Problem {
   }
 
   const MixParts parts_;
+  const std::string ours_[kMixParts] = {"gpushare", "gpushare", "gpushare", "gpushare"};
   std::string specialists_[kMixParts] = {"milp-wsm", "ekya", "dynamic-fluid", "antman"};
 };
 
