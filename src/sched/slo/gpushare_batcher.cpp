@@ -813,8 +813,10 @@ class Gpushare final : public BatcherBase {
       rows_.clear();
       for (uint32_t i : members) {
         Pending& each = pending_[i];
-        if (each.row == nullptr || each.grid != grid) each.row = &of.row(known, each.application);
-        each.grid = of.version();
+        if (each.row == nullptr || each.grid != grid) {
+          each.row = &of.row(known, each.application);
+          each.grid = of.version();
+        }
         rows_.push_back(each.row);
       }
     }

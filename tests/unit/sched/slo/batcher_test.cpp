@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -1462,4 +1463,39 @@ TEST_CASE("with more models than a decision weighs every model's requests are se
   }
   CHECK(served == 10 * kModels);
   CHECK(now < 100'000 * kMs);
+}
+
+// The times of all applications are on one grid, which the times of one may widen while a batch is weighed. The grid's
+// older rows are shorter then. Only a build with AddressSanitizer sees that one of them is used.
+TEST_CASE("times of an application that widen the grid have the rows of the others taken again") {
+  test::Random random(3);
+  auto batcher = std::move(*make_batcher("gpushare", {}));
+  ModelSpec model{.c0_ns = 1e6, .c1 = 0.3};
+  model.batch_sizes.resize(16);
+  std::iota(model.batch_sizes.begin(), model.batch_sizes.end(), 1);
+  REQUIRE(batcher->add_model(model).ok());
+  constexpr uint32_t kApplications =
+      60;  // more than are looked at one by one, and more than the mixture remembers
+  for (uint32_t a = 0; a < kApplications; ++a) {
+    const double usual_ns = 1e6 * std::pow(1.08, a * 37 % kApplications);
+    for (int i = 0; i < 256; ++i)
+      batcher->observe(
+          0, a, static_cast<uint64_t>(usual_ns * static_cast<double>(uniform(random, 900, 1100)) / 1000));
+  }
+  uint64_t now_ns = kMs;
+  for (RequestId id = 1; id <= 200; ++id) {
+    Request r;
+    r.id = id;
+    r.application = static_cast<uint32_t>(uniform(random, 0, kApplications - 1));
+    r.arrival_ns = now_ns;
+    r.deadline_ns = now_ns + uniform(random, 200, 4'200) * kMs;
+    REQUIRE(batcher->arrive(r, now_ns).ok());
+  }
+  int batches = 0;
+  for (auto decision = batcher->next(now_ns, 0); decision.batch && batches < 10;
+       decision = batcher->next(now_ns, 0), ++batches) {
+    now_ns += 5 * kMs;
+    batcher->finished(decision.batch->id, 5 * kMs, now_ns);
+  }
+  CHECK(batches == 10);
 }
