@@ -311,8 +311,8 @@ class Planner {
   // A window, or its rest, in which devices fail or come back: `up` has what is up at its start and from each change
   // on, in seconds of the window. `decides` divides at its start, after profiling and at each change, and, if that is
   // the rule, at each completion. `profiling` is in seconds on a device, with so many quanta at most. At each change
-  // `choose`, unless empty, is asked for the rule of the rest; `reached` is the streams' accuracy so far, as part of the
-  // window's.
+  // `choose`, unless empty, is asked for the rule of the rest, or after profiling if the change comes before its end;
+  // `reached` is the streams' accuracy so far, as part of the window's.
   using ChooseRule =
       std::function<WindowRule(const std::vector<StreamState>& states, const DevicesUp& up, double reached)>;
   RetrainingWindow play_changing(WindowRule rule, size_t window, std::vector<StreamState>& states,
@@ -324,15 +324,20 @@ class Planner {
     std::vector<int> completed(states.size(), -1);
     std::vector<StreamShare> shares;
     size_t next = 0;
-    bool divide = true;
+    bool divide = true, changed = false;  // since the rule was chosen
+    const auto choose_rule = [&](double now) {
+      if (!choose || !changed || profiling > 0 || decides.quanta_up() == 0) return;
+      double reached = 0;
+      for (const double one : integral) reached += one / (end * double(states.size()));
+      rule = choose(states, {now, up[next - 1].devices}, reached);
+      changed = false;
+    };
     for (double now = up.front().from_s; now < end * (1 - kTolerance);) {
       for (; next < up.size() && up[next].from_s <= now + end * kTolerance; ++next, divide = true) {
         decides.set_up(up[next].devices);
-        if (!choose || next == 0 || profiling > 0 || decides.quanta_up() == 0) continue;
-        double reached = 0;
-        for (const double one : integral) reached += one / (end * double(states.size()));
-        rule = choose(states, {now, up[next].devices}, reached);
+        changed = changed || next > 0;
       }
+      choose_rule(now);
       const double until = next < up.size() ? std::min(up[next].from_s, end) : end;
       double step = until - now;
       const bool profiles = profiling > 0;

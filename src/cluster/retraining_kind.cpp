@@ -74,8 +74,8 @@ class RetrainingKindProblem final : public Problem {
  public:
   RetrainingKindProblem(Fields& document, const std::vector<Device>& devices) {
     problem_.devices = 0;
-    for (const Device& device : devices) problem_.devices += device.speed;
-    most_up_ = problem_.devices;
+    for (const Device& device : devices)
+      if (!device.joins_later) problem_.devices += device.speed;
     read_changes(devices);
     document.about("quantum", "In devices: shares are multiples of it.");
     document.about("accuracy_floor", "In points: no stream's accuracy may fall below it at any time.");
@@ -87,7 +87,7 @@ class RetrainingKindProblem final : public Problem {
     document.each("streams", 1, [&](Fields& fields, size_t index) {
       problem_.streams.push_back(read_stream(fields, seen, index));
     });
-    profiling_devices_ = most_up_ / 2;
+    profiling_devices_ = problem_.devices / 2;
     if (document.has("run"))
       document.with("run", [&](Fields& inner) {
         inner.about("noise",
@@ -168,8 +168,7 @@ class RetrainingKindProblem final : public Problem {
       for (const Device& device : devices)
         if (is_up(device, change.at_s)) up_.back().devices += device.speed;
     }
-    if (up_.empty() || up_.front().from_s > 0) return;  // all are up at the start
-    most_up_ = 0;
+    most_up_ = problem_.devices;
     for (const DevicesUp& up : up_) most_up_ = std::max(most_up_, up.devices);
   }
 
@@ -220,7 +219,7 @@ class RetrainingKindProblem final : public Problem {
 
   RetrainingProblem problem_;
   std::vector<DevicesUp> up_;
-  double most_up_ = 0;  // speeds of devices that are up together
+  double most_up_ = 0;  // problem_.devices, or more where devices join later
   double profiler_error_ = 0, profiling_devices_ = 0;
   ProfilerOptions profiler_;
 };

@@ -22,7 +22,8 @@ struct Device {
     double from_s = 0;
     double until_s = 0;  // kNever: it does not come back
   };
-  std::vector<Down> down;  // when it has failed; in any order, and may overlap
+  std::vector<Down> down;    // when it has failed; in any order, and may overlap
+  bool joins_later = false;  // a part of a mix gets it, or so much of it, by a later division than the first
 };
 
 bool is_up(const Device& device, double at_s);
