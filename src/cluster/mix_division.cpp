@@ -19,12 +19,6 @@ constexpr double kPerLoss = 10;  // how much more a part's loss weighs than anot
 constexpr double kMargin = 1.1;  // trials may take so much longer than they are expected to
 constexpr const char* kOurs = "gpushare";
 
-double amount_of(const std::vector<Slice>& slices) {
-  double amount = 0;
-  for (const Slice& slice : slices) amount += slice.part;
-  return amount;
-}
-
 // Divides at one moment. Parts do not know each other's slices but by what the trials leave to the training jobs.
 class Divider {
  public:
@@ -37,8 +31,7 @@ class Divider {
     if (part == kServices) {
       Slices own(kMixParts);
       for (const Slice& slice : slices[part])
-        if (std::find(moment_.up.begin(), moment_.up.end(), slice.device) != moment_.up.end())
-          own[part].push_back(slice);
+        if (is_up(slice.device)) own[part].push_back(slice);
       Knowledge known = moment_.known;
       known.no_failures |= !known.everything;
       return parts_.play(part, {{0, own}}, kNever, scheduler, known, nullptr);
@@ -50,6 +43,18 @@ class Divider {
   double worth(size_t part, const Slices& slices, const std::string& scheduler = kOurs) const {
     if (moment_.overdue[part]) return std::log(std::max(amount_of(slices[part]), 1e-9));
     return play(part, slices, scheduler).worth;
+  }
+
+  // Of the devices that are up.
+  double amount_of(const std::vector<Slice>& slices) const {
+    double amount = 0;
+    for (const Slice& slice : slices)
+      if (is_up(slice.device)) amount += slice.part;
+    return amount;
+  }
+
+  bool is_up(size_t device) const {
+    return std::find(moment_.up.begin(), moment_.up.end(), device) != moment_.up.end();
   }
 
   Course course_with(const Slices& slices) const {
@@ -67,6 +72,29 @@ class Divider {
       return std::any_of(own.begin(), own.end(), [&](const Slice& slice) { return slice.device == device; });
     });
     return devices;
+  }
+
+  Slices in_turn() const {
+    Slices slices(kMixParts);
+    std::vector<size_t> free = moment_.up;
+    const auto take = [&](size_t part, size_t device) {
+      slices[part].push_back({device, 1});
+      std::erase(free, device);
+    };
+    if (!services_.empty() && !free.empty()) {
+      for (const Slice& slice : moment_.before.back().slices[kServices])
+        if (is_up(slice.device)) take(kServices, slice.device);
+      if (slices[kServices].empty()) take(kServices, free.front());
+    }
+    while (!rest_.empty() && !free.empty())
+      for (const size_t part : rest_) {
+        const std::vector<size_t> own_first = order(part);
+        const auto device = std::find_if(own_first.begin(), own_first.end(), [&](size_t each) {
+          return std::find(free.begin(), free.end(), each) != free.end();
+        });
+        if (device != own_first.end()) take(part, *device);
+      }
+    return slices;
   }
 
   // So many quarters of these devices, from the first one on.
@@ -303,6 +331,10 @@ std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
   Divider divider(parts, moment);
   divider.set_floors(specialists);
   return divider.best(kept);
+}
+
+Slices divide_in_turn(const MixParts& parts, const Moment& moment) {
+  return Divider(parts, moment).in_turn();
 }
 
 double trials_end(const MixParts& parts, const Moment& moment, const Slices& slices) {

@@ -21,6 +21,8 @@ struct Moment {
   std::optional<double> trials_ended_s;
   // Parts of which the model says that they have ended, and that have not. No model tells what they gain.
   bool overdue[kMixParts] = {};
+  // Parts with work that no device can do that they have and that is up.
+  bool waits[kMixParts] = {};
 };
 
 // The best partition into whole devices, each part run by its one of `schedulers`: every number of devices of every
@@ -35,6 +37,10 @@ std::optional<Slices> divide_whole(const MixParts& parts, const Moment& moment,
 // division gives every part something.
 std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
                                     const std::string* specialists, const Slices* kept);
+
+// A later division that plays nothing. Services keep their devices that are up, or have one. The other parts take the
+// rest in turn, whole, each the devices that it has before others. The last parts get nothing where too few are up.
+Slices divide_in_turn(const MixParts& parts, const Moment& moment);
 
 // When the trials end whose slices these are, as far as that is known.
 double trials_end(const MixParts& parts, const Moment& moment, const Slices& slices);

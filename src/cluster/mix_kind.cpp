@@ -12,6 +12,10 @@
 namespace gpushare::cluster {
 namespace {
 
+// At so many moments x devices that are up, divisions are searched for: a search takes as long as the first division
+// and more, since it plays what was before. Later ones are made without.
+constexpr size_t kSearched = 128;
+
 class MixProblem final : public Problem {
  public:
   MixProblem(Fields& document, const std::vector<Device>& devices, const PartKinds& kinds)
@@ -76,42 +80,66 @@ class MixProblem final : public Problem {
   }
 
   // At each change of devices, what is left of the parts' work is divided over those that are up; while a part has
-  // nothing, also when another one ends.
+  // work that it cannot do, also when another one ends.
   void divide_anew(const Knowledge& truth, Course& course) const {
+    const std::vector<DeviceChange> changes = device_changes(parts_.devices());
+    if (changes.empty()) return;
     std::vector<double> times;
-    for (const DeviceChange& change : device_changes(parts_.devices()))
+    for (const DeviceChange& change : changes)
       if (change.at_s > (times.empty() ? 0 : times.back())) times.push_back(change.at_s);
+    // The first division may be of devices that are not up yet.
+    const double first_s = next_end_s(moment_at(0, truth, course), truth, course);
+    if (first_s < (times.empty() ? kNever : times.front())) times.insert(times.begin(), first_s);
     std::vector<size_t> was_up = up_at(0);
+    size_t budget = kSearched;
     for (size_t i = 0; i < times.size();) {
       const Moment moment = moment_at(times[i], truth, course);
-      if (moment.parts.empty()) return;
-      divide_at(moment, was_up, course);
+      if (have_ended(moment)) return;
+      const bool divided = divide_at(moment, was_up, budget, course);
       was_up = moment.up;
       // The next moment takes the place of this one.
       const double next_s = i + 1 < times.size() ? times[i + 1] : kNever;
-      times[i] = somebody_waits(moment, course.back().slices) ? first_end_s(moment, truth, course) : kNever;
+      times[i] = next_end_s(divided ? moment_at(times[i], truth, course) : moment, truth, course);
       if (times[i] >= next_s || times[i] == kNever) ++i;
     }
   }
 
-  void divide_at(const Moment& moment, const std::vector<size_t>& was_up, Course& course) const {
-    if (moment.up.empty()) return;
+  bool have_ended(const Moment& moment) const {
+    return moment.parts.empty() ||
+           (moment.parts.back() == kServices && moment.known.now_s >= parts_.services_end_s());
+  }
+
+  // True: somebody has other devices from then on. A search takes device-moments from `budget`. When too few are
+  // left, a change of the services' devices or a part that waits still makes a division necessary.
+  bool divide_at(const Moment& moment, const std::vector<size_t>& was_up, size_t& budget,
+                 Course& course) const {
+    if (moment.up.empty()) return false;
     const Slices& kept = course.back().slices;
     // Services are placed anew, so that nobody knows any more what the division left of their devices.
     const bool placed_anew = std::any_of(
         kept[kServices].begin(), kept[kServices].end(),
         [&](const Slice& slice) { return has(was_up, slice.device) != has(moment.up, slice.device); });
-    std::optional<Slices> slices = divide_shared(parts_, moment, specialists_, placed_anew ? nullptr : &kept);
-    if (!slices) slices = without_services_devices(kept);
-    if (*slices != kept) course.push_back({moment.known.now_s, std::move(*slices)});
+    std::optional<Slices> slices = kept;
+    if (budget >= moment.up.size()) {
+      budget -= moment.up.size();
+      slices = divide_shared(parts_, moment, specialists_, placed_anew ? nullptr : &kept);
+      if (!slices) slices = without_services_devices(kept);
+    } else if (placed_anew || somebody_waits(moment)) {
+      slices = divide_in_turn(parts_, moment);
+    }
+    if (*slices == kept) return false;
+    course.push_back({moment.known.now_s, std::move(*slices)});
+    return true;
   }
 
-  // Whether a part has work and no device.
-  static bool somebody_waits(const Moment& moment, const Slices& slices) {
-    return !moment.up.empty() && std::any_of(moment.parts.begin(), moment.parts.end(), [&](size_t part) {
-      return std::none_of(slices[part].begin(), slices[part].end(),
-                          [&](const Slice& slice) { return has(moment.up, slice.device); });
-    });
+  static bool somebody_waits(const Moment& moment) {
+    return !moment.up.empty() && std::any_of(moment.parts.begin(), moment.parts.end(),
+                                             [&](size_t part) { return moment.waits[part]; });
+  }
+
+  // When the next part ends, if one waits for it; else kNever.
+  double next_end_s(const Moment& moment, const Knowledge& truth, const Course& course) const {
+    return somebody_waits(moment) ? first_end_s(moment, truth, course) : kNever;
   }
 
   // When the next of these parts will have ended.
@@ -141,7 +169,8 @@ class MixProblem final : public Problem {
     return slices;
   }
 
-  // What has really happened until then, and what the document tells of the rest.
+  // Which parts have really ended until then. What is left of the others is told by the document: neither the noise
+  // of the work that they have done nor that of the rest is known.
   Moment moment_at(double at_s, const Knowledge& truth, const Course& course) const {
     Moment moment;
     moment.known = told(at_s);
@@ -149,8 +178,12 @@ class MixProblem final : public Problem {
     moment.up = up_at(at_s);
     double trials_end_s = kNever, trials_told_s = kNever;
     for (const size_t part : parts_.there()) {
-      if (part == kServices) {
+      const auto& slices = course.back().slices[part];
+      const bool has_none = std::none_of(slices.begin(), slices.end(),
+                                         [&](const Slice& slice) { return has(moment.up, slice.device); });
+      if (part == kServices) {  // they never end
         moment.parts.push_back(part);
+        moment.waits[part] = has_none;
         continue;
       }
       const auto end_by = [&](const Knowledge& known, double trials_s) {
@@ -166,6 +199,7 @@ class MixProblem final : public Problem {
       if (end_s <= at_s) continue;
       moment.parts.push_back(part);
       moment.overdue[part] = told_s <= at_s;
+      moment.waits[part] = has_none || told_s == kNever;
     }
     return moment;
   }
@@ -191,6 +225,7 @@ class MixProblem final : public Problem {
                             span.begin_s, span.end_s});
       OrderedJson inner = object({{"scheduler", schedulers[part]}});
       inner.update(outcome.result);
+      if (course.size() > 1) without_figures_of_devices(inner);
       result["parts"][kMixPartNames[part]] = std::move(inner);
     }
     result["score"] = std::exp(score);
@@ -199,6 +234,14 @@ class MixProblem final : public Problem {
       result["divisions"].push_back(
           object({{"at_s", course[i].from_s}, {"devices", amounts(course[i].slices)}}));
     return {};
+  }
+
+  // Figures that relate to devices as if the part had them all the time.
+  static void without_figures_of_devices(OrderedJson& result) {
+    result.erase("utilization");
+    result.erase("bound_s");
+    if (result.contains("windows"))
+      for (OrderedJson& window : result["windows"]) window.erase("floor_out_of_reach");
   }
 
   OrderedJson amounts(const Slices& slices) const {

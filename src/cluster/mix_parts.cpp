@@ -6,6 +6,7 @@
 #include <map>
 
 #include "cluster/never.hpp"
+#include "cluster/services/serving.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -22,6 +23,12 @@ double without_end(size_t part, const OrderedJson& result) {
   return part == kTraining ? result.at("jobs").get<double>() - result.at("completed").get<double>()
          : part == kTrials ? count("rejected") + count("not_completed")
                            : 0;
+}
+
+double rejected(size_t part, const OrderedJson& result) {
+  return part == kTraining             ? result.at("rejected").get<double>()
+         : result.contains("rejected") ? double(result.at("rejected").size())
+                                       : 0;
 }
 
 }  // namespace
@@ -67,6 +74,7 @@ std::vector<Device> MixParts::devices_of(size_t part, const Course& course, doub
   std::vector<Device> devices;
   for (const auto& [slice, times] : held) {
     Device device = devices_[slice.first];
+    device.joins_later = times.front().from_s > 0;
     device.speed *= slice.second;
     device.memory_bytes = static_cast<uint64_t>(static_cast<double>(device.memory_bytes) * slice.second);
     std::vector<Device::Down> down;
@@ -117,6 +125,12 @@ Outcome MixParts::play(size_t part, const Course& course, double trials_end_s, c
   return outcome;
 }
 
+double MixParts::services_end_s() const {
+  return parts_[kServices]
+      .value("run", Json::object())
+      .value("duration_s", services::ServingOptions{}.duration_s);
+}
+
 double MixParts::begin_of(size_t part) const {
   double begin_s = kNever;
   for (const Json& each : parts_[part].at(part == kTrials ? "groups" : "jobs"))
@@ -124,14 +138,24 @@ double MixParts::begin_of(size_t part) const {
   return begin_s == kNever ? 0 : begin_s;
 }
 
+double MixParts::impossible(size_t part) const {
+  if (impossible_[part] < 0) {
+    Slices all(kMixParts);
+    for (size_t d = 0; d < devices_.size(); ++d) all[part].push_back({d, 1});
+    Knowledge known;
+    known.no_failures = true;
+    const Outcome outcome = play(part, {{0, std::move(all)}}, kNever, "gpushare", known, nullptr);
+    impossible_[part] = outcome.error.empty() ? rejected(part, outcome.result) : 0;
+  }
+  return impossible_[part];
+}
+
 double MixParts::end_of(size_t part, const Outcome& outcome) const {
   if (part == kServices || !outcome.error.empty()) return kNever;
   if (part == kRetraining)
     return double(outcome.result.at("windows").size()) * parts_[part].at("window_s").get<double>();
-  const double rejected = part == kTraining                     ? outcome.result.at("rejected").get<double>()
-                          : outcome.result.contains("rejected") ? double(outcome.result.at("rejected").size())
-                                                                : 0;
-  if (without_end(part, outcome.result) > rejected) return kNever;
+  const double left = without_end(part, outcome.result);
+  if (left > 0 && left > impossible(part)) return kNever;
   return begin_of(part) + outcome.result.at("makespan_s").get<double>();
 }
 

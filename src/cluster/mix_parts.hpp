@@ -65,18 +65,24 @@ class MixParts {
   // from `trials_end_s` on. `spans` may be null.
   Outcome play(size_t part, const Course& course, double trials_end_s, const std::string& scheduler,
                const Knowledge& known, std::vector<PlaySpan>* spans) const;
-  // When the trials, the retraining or the training jobs have done all of their work; kNever if they have not.
+  // When the trials, the retraining or the training jobs have done all of their work; kNever if they have not. Work
+  // that would fit no device of the document does not count.
   double end_of(size_t part, const Outcome& outcome) const;
+  // When the last requests of services arrive.
+  double services_end_s() const;
 
  private:
   std::vector<Device> devices_of(size_t part, const Course& course, double trials_end_s,
                                  const Knowledge& known) const;
   double begin_of(size_t part) const;
+  // The trials or jobs that would be rejected on all devices of the document.
+  double impossible(size_t part) const;
 
   const PartKinds& kinds_;
   const std::vector<Device> devices_;
   Json parts_[kMixParts];
   std::vector<size_t> there_;
+  mutable double impossible_[kMixParts] = {-1, -1, -1, -1};  // negative: not counted yet
 };
 
 }  // namespace gpushare::cluster

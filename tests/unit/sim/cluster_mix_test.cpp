@@ -229,6 +229,60 @@ TEST_CASE("retraining under gpushare chooses its rule anew when a device fails")
   }
 }
 
+TEST_CASE("retraining under gpushare chooses its rule anew after profiling, if a device failed meanwhile") {
+  const auto stream = [](const char* name, int gpu_seconds) {
+    return base::format(
+        R"({"name": "%s", "accuracy": 40, "gpus_needed": 1, "windows": [{"configurations": [{"name": "c", "accuracy":
+      90, "gpu_seconds": %d, "profile": {"epochs": 10, "data_share": 0.5, "observed": [{"epoch": 1, "accuracy": 60},
+      {"epoch": 2, "accuracy": 69}, {"epoch": 4, "accuracy": 75}]}}]}]})",
+        name, gpu_seconds);
+  };
+  const auto ran = played_document(
+      R"({"version": 1, "kind": "retraining", "devices": [{"id": "a", "memory_bytes": 1000}, {"id": "b",
+      "memory_bytes": 1000, "down": [{"from_s": 5}]}], "window_s": 100, "quantum": 0.25, "accuracy_floor": 0,
+      "run": {"profiler": {"devices": 0.25}}, "streams": [)" +
+          stream("s0", 40) + ", " + stream("s1", 20) + "]}",
+      {"thief", "ekya", "gpushare"});
+  REQUIRE(ran.ok());
+  const auto& rows = (*ran)["results"];
+  for (size_t rule = 0; rule < 2; ++rule) {
+    INFO(rows[rule].dump());
+    CHECK(rows[2]["mean_accuracy"].get<double>() >= rows[rule]["mean_accuracy"].get<double>());
+  }
+}
+
+TEST_CASE("retraining on devices that are never all up is played, and knows no return before it comes") {
+  const auto document = [](const std::string& devices, const char* quantum, const char* profile) {
+    return base::format(
+        R"({"version": 1, "kind": "retraining", "devices": [%s], "window_s": 50, "quantum": %s, "accuracy_floor": 0,
+      "streams": [{"name": "s0", "accuracy": 40, "gpus_needed": 0.3, "windows": [{"configurations": [{"name": "c",
+      "accuracy": 90, "gpu_seconds": 20%s}]}, {"configurations": []}, {"configurations": []}]}, {"name": "s1",
+      "accuracy": 40, "gpus_needed": 0.3, "windows": [{"configurations": []}]}]})",
+        devices.c_str(), quantum, profile);
+  };
+  const std::string first = R"({"id": "a", "memory_bytes": 1000)";
+  for (const std::string& devices :
+       {first + R"(, "down": [{"from_s": 0, "until_s": 10}]}, {"id": "b", "memory_bytes": 1000,
+      "down": [{"from_s": 10}]})",
+        first + R"(}, {"id": "b", "memory_bytes": 1000, "down": [{"from_s": 0}]})"})
+    CHECK(played_document(document(devices, "1", ""), {"ekya", "gpushare"}).ok());
+  std::vector<double> first_window;
+  for (const char* down : {R"({"from_s": 0, "until_s": 110})", R"({"from_s": 0})"}) {
+    const std::string others =
+        base::format(R"(}, {"id": "b", "memory_bytes": 1000, "down": [%s]}, {"id": "c", "memory_bytes": 1000,
+      "down": [%s]})",
+                     down, down);
+    const auto ran = played_document(
+        document(first + others, "0.25",
+                 R"(, "profile": {"epochs": 10, "observed": [{"epoch": 1, "accuracy": 40}, {"epoch": 2,
+      "accuracy": 55}, {"epoch": 3, "accuracy": 60}]})"),
+        {"gpushare"});
+    REQUIRE(ran.ok());
+    first_window.push_back((*ran)["results"][0]["windows"][0]["accuracy"].get<double>());
+  }
+  CHECK(first_window[0] == first_window[1]);
+}
+
 TEST_CASE("the parts of a mix go on with what is up, and their division knows no failure before it comes") {
   const std::string devices =
       R"([{"id": "a", "memory_bytes": 16000000000%s}, {"id": "b", "memory_bytes": 16000000000%s},
@@ -321,6 +375,105 @@ TEST_CASE("where one device is left for two parts, the second has it when the fi
     INFO("lost " << lost << ": " << row.dump());
     CHECK(row["parts"]["training"]["completed"] == 2);
     CHECK_FALSE(row["parts"]["trials"].contains("not_completed"));
+  }
+}
+
+namespace {
+
+// Whether gpushare does all work of a mix that has training jobs.
+void check_done(const std::string& document, double noise = 0, uint64_t seed = 1) {
+  cluster::PlayOptions play;
+  play.noise = noise;
+  play.seed = seed;
+  cluster::PlanOptions options;
+  options.schedulers = {"gpushare"};
+  const auto ran = cluster::run(document, options, play, sim::all_cluster_kinds());
+  REQUIRE(ran.ok());
+  const auto& row = (*ran)["results"][0];
+  INFO("seed " << seed << ": " << row.dump());
+  CHECK(row["parts"]["training"]["completed"] == row["parts"]["training"]["jobs"]);
+  if (!row["parts"].contains("trials")) return;
+  CHECK_FALSE(row["parts"]["trials"].contains("not_completed"));
+  CHECK_FALSE(row["parts"]["trials"].contains("rejected"));
+}
+
+}  // namespace
+
+TEST_CASE("where too few devices are up for all parts, nobody waits for ever") {
+  const std::string parts = std::string(kTrials) + "," + kTraining;
+  for (size_t lost = 0; lost < 2; ++lost) {
+    // It is down from the start, or fails when the trials should have ended.
+    check_done(mix(failing_devices(2, {{lost, R"([{"from_s": 0}])"}}), parts));
+    for (uint64_t seed = 1; seed <= 8; ++seed)
+      check_done(mix(failing_devices(2, {{lost, R"([{"from_s": 62}])"}}), parts), 0.5, seed);
+  }
+  // Work that fits no device that is up at first.
+  check_done(
+      mix(failing_devices(2, {{1, R"([{"from_s": 0, "until_s": 60}])"}}),
+          R"("training": {"jobs": [{"name": "x", "iterations": 30, "iteration_ms": 1000, "persistent_mb": 100,
+      "ephemeral_mb": 100}, {"name": "gang", "gang": 2, "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100,
+      "ephemeral_mb": 100}]})"),
+      0, 1);
+  check_done(
+      mix(R"([{"id": "a", "memory_bytes": 8000000000}, {"id": "b", "memory_bytes": 8000000000}, {"id": "c",
+      "memory_bytes": 16000000000, "down": [{"from_s": 0, "until_s": 60}]}])",
+          R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [{"name": "a",
+      "budget_s": 30}, {"name": "b", "budget_s": 30, "memory_bytes": 14000000000}]}]},)" +
+              std::string(kTraining)),
+      0, 1);
+}
+
+TEST_CASE("a mix whose devices change more often than divisions are searched for does all work") {
+  std::string flaps = "[";
+  for (int at = 1; at < 100; at += 2) flaps += base::format(R"({"from_s": %d, "until_s": %d}, )", at, at + 1);
+  check_done(
+      mix(failing_devices(2, {{1, flaps + R"({"from_s": 101}])"}}), std::string(kTrials) + "," + kTraining));
+}
+
+TEST_CASE("a mix that is divided anew has no figures by devices in its parts") {
+  const std::string parts = std::string(kTrials) + "," + kTraining;
+  for (const char* down : {R"([{"from_s": 10}])", R"([{"from_s": 1000}])"}) {
+    const auto ran = played_document(mix(failing_devices(3, {{0, down}}), parts), {"gpushare"});
+    REQUIRE(ran.ok());
+    const auto& row = (*ran)["results"][0];
+    INFO(row.dump());
+    CHECK(row["parts"]["trials"].contains("bound_s") != row.contains("divisions"));
+    for (const char* part : {"trials", "training"})
+      CHECK(row["parts"][part].contains("utilization") != row.contains("divisions"));
+  }
+}
+
+TEST_CASE("a mix of all parts on devices that fail does all work when they are back") {
+  test::Random random(test::seed());
+  const std::string retraining =
+      R"("retraining": {"window_s": 50, "quantum": 0.25, "accuracy_floor": 0, "streams": [{"name": "s0", "accuracy": 50,
+      "gpus_needed": 0.5, "windows": [{"configurations": [{"name": "c", "accuracy": 80, "gpu_seconds": 20}]},
+      {"configurations": []}]}]})";
+  for (int round = 0; round < 10; ++round) {
+    const size_t count = 4 + static_cast<size_t>(test::uniform(random, 0, 1));
+    std::map<size_t, std::string> down;
+    for (size_t d = 0; d < count; ++d) {
+      if (test::uniform(random, 0, 2) == 0) continue;
+      const auto from = static_cast<unsigned>(test::uniform(random, 0, 80)),
+                 until = from + static_cast<unsigned>(test::uniform(random, 1, 60));
+      down[d] = base::format(R"([{"from_s": %u, "until_s": %u}])", from, until);
+    }
+    cluster::PlayOptions play;
+    play.noise = 0.3;
+    play.seed = test::uniform(random, 1, 1000);
+    cluster::PlanOptions options;
+    options.schedulers = {"gpushare"};
+    const auto ran =
+        cluster::run(mix(failing_devices(count, down),
+                         std::string(kServices) + "," + retraining + "," + kTrials + "," + kTraining),
+                     options, play, sim::all_cluster_kinds());
+    INFO("seed " << test::seed() << ", round " << round);
+    REQUIRE(ran.ok());
+    const auto& parts = (*ran)["results"][0]["parts"];
+    INFO((*ran)["results"][0].dump());
+    CHECK(parts["training"]["completed"] == 2);
+    CHECK_FALSE(parts["trials"].contains("not_completed"));
+    CHECK(parts["retraining"]["windows"].size() == 2);
   }
 }
 
