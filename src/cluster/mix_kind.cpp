@@ -14,7 +14,7 @@ namespace {
 
 // At so many moments x devices that are up, divisions are searched for: a search takes as long as the first division
 // and more, since it plays what was before. Later ones are made without.
-constexpr size_t kSearched = 128;
+constexpr size_t kSearched = 64;
 
 class MixProblem final : public Problem {
  public:
