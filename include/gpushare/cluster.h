@@ -119,7 +119,7 @@ typedef struct gpushare_cluster_scheduler_ops {
 /* How a document is played. */
 typedef struct gpushare_cluster_run_options {
   uint32_t struct_size;  /* sizeof(gpushare_cluster_run_options); GPUSHARE_CLUSTER_RUN_OPTIONS_INIT sets it */
-  uint32_t rounds;       /* for kind shares, in place of the document's; 0: the document's */
+  uint32_t rounds;       /* for kinds with rounds, in place of the document's; 0: the document's */
   uint64_t seed;         /* of all noise */
   double noise;          /* in place of the document's; below 0: the document's */
   const char* objective; /* for kind shares: "sw", "ew" or "njc"; null: njc */

@@ -35,6 +35,7 @@ constexpr Figure kFigures[] = {
     {"shares", "sw", "welfare", "mean utility", false},
     {"shares", "ew", "egalitarian", "least utility", false},
     {"shares", "njc", "fairness", "least utility over that of an equal share", false},
+    {"application", "", "p99_ms", "99th percentile of the latency, ms", true},
     {"reservations", "", "wait_mean_s", "mean wait until granted, seconds", true},
     {"training", "", "jct_mean_s", "mean completion, seconds", true},
     {"mix", "", "score", "geometric mean of goodput, accuracy, 1 / makespan and 1 / mean completion", false},

@@ -83,7 +83,8 @@ class ClusterRunCommand final : public Command {
     add(app, "--noise", &noise_, number(0, true, 10), "X",
         "Relative standard deviation of what schedulers are told or see; docs/cli-cluster.md has of what "
         "[the document's]");
-    add(app, "--rounds", &rounds_, count(1'000'000, 1), "N", "For kind shares: how many [the document's]");
+    add(app, "--rounds", &rounds_, count(1'000'000, 1), "N",
+        "For kinds shares and application: how many [the document's]");
     add(app, "--restart-s", &restart_s_, number(0, true, 1e9), "S",
         "For training: work that a paused job repeats, seconds [0]");
     add(app, "--tell", &tell_, one_of({"demands", "nothing"}), "WHAT",
@@ -125,7 +126,7 @@ class ClusterRunCommand final : public Command {
     }
     if (!objective_.empty() || rounds_)
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                          "--objective and --rounds are for documents of kind shares");
+                          "--objective is for documents of kind shares, --rounds for shares and application");
     std::vector<std::string> schedulers = {"gpushare"};
     cluster::OrderedJson errors = cluster::OrderedJson::array();
     if (!schedulers_.empty()) {

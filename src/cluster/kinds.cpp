@@ -6,7 +6,8 @@ namespace gpushare::cluster {
 // One line a kind.
 const std::vector<const Kind*>& kinds() {
   static const std::vector<const Kind*> all = {
-      &services_kind(), &trials_kind(), &retraining_kind(), &shares_kind(), &reservations_kind(),
+      &services_kind(), &trials_kind(),      &retraining_kind(),
+      &shares_kind(),   &application_kind(), &reservations_kind(),
   };
   return all;
 }

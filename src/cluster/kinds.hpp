@@ -92,6 +92,7 @@ const Kind& services_kind();
 const Kind& trials_kind();
 const Kind& retraining_kind();
 const Kind& shares_kind();
+const Kind& application_kind();
 const Kind& reservations_kind();
 
 // Reads the fields that every kind has: version, kind and devices.

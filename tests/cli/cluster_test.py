@@ -105,6 +105,25 @@ class Cluster(ToolTest):
             for entry in result["results"]:
                 self.assertEqual((entry["objective"], entry["rounds"], len(entry["series"])), (objective, 12, 12))
 
+    def test_an_application_is_planned_and_played_by_every_scheduler(self):
+        path = OPTIONS.source / "examples" / "cluster" / "application.json"
+        document = json.loads(path.read_text())
+        planned = {entry["scheduler"]: entry for entry in self.plan(path)["results"]}
+        self.assertEqual(set(planned), {"gpushare", "proportional", "fair"})
+        for entry in planned.values():
+            self.assertEqual(sum(entry["allocation"].values()), document["capacity"])
+        self.assertLess(planned["gpushare"]["p99_ms"], planned["fair"]["p99_ms"])
+        names = ["gpushare", "cilantro", "oracle", "fair", "proportional", "evolutionary", "epsilon-greedy"]
+        result = self.run_document(path, "--rounds", "12", "--noise", "0")
+        self.assertEqual([entry["scheduler"] for entry in result["results"]], names)
+        for entry in result["results"]:
+            self.assertEqual((entry["rounds"], len(entry["series"]), sum(entry["allocation"].values())), (12, 12, document["capacity"]))
+            self.assertEqual("p99_error" in entry, entry["scheduler"] == "gpushare")
+        document["requests"][1]["calls"][0]["service"] = "nowhere"
+        self.refused(["cluster", "run", self.file("a.json", json.dumps(document))], "a.json: requests[1].calls[0].service: \"nowhere\"")
+        self.refused(["cluster", "run", path, "--objective", "sw"], "--objective")
+        self.refused(["cluster", "run", path, "--device", "host"], "--device")
+
     def test_training_jobs_run_on_host_devices(self):
         job = {"iterations": 12, "iteration_ms": 3, "persistent_mb": 4, "ephemeral_mb": 4, "demand": 0.4}
         jobs = [dict(job, name=f"j{i}", config="AB"[i % 2], arrival_s=0.01 * i, **{"class": ("guaranteed", "opportunistic")[i % 2]},

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <random>
 
 #include "cluster/shares/policy.hpp"
+#include "cluster/solve/evolution.hpp"
 
 namespace gpushare::cluster::shares {
 namespace {
@@ -223,26 +223,10 @@ class Quasar final : public Fair {
 class Evolutionary final : public Fair {
  public:
   Evolutionary(const Known& known, uint64_t seed)
-      : Fair(known), random_(seed), fair_utility_(known.jobs.size(), 0) {}
+      : Fair(known), search_(units_, known.capacity, 0, seed), fair_utility_(known.jobs.size(), 0) {}
   std::vector<int64_t> decide() override {
-    const size_t jobs = known_.jobs.size();
-    if (round_ < 2) {
-      units_ = equal_shares(known_.capacity, jobs);
-    } else if (round_ < 10 || chance(0.1)) {
-      units_ = any();
-    } else {
-      units_ = sampled();
-      const uint64_t steps = 1 + random_() % 20;
-      for (uint64_t step = 0; step < steps && jobs > 1; ++step) {
-        const size_t from = random_() % jobs;
-        const size_t to = (from + 1 + random_() % (jobs - 1)) % jobs;
-        if (units_[from] < 2) continue;
-        --units_[from];
-        ++units_[to];
-      }
-    }
     ++round_;
-    return units_;
+    return units_ = search_.next();
   }
   void observe(const std::vector<Observed>& jobs) override {
     double sum = 0, least = 1e300, complaint = 1e300;
@@ -253,46 +237,13 @@ class Evolutionary final : public Fair {
       least = std::min(least, u);
       complaint = std::min(complaint, u / std::max(0.05, fair_utility_[j]));
     }
-    const double signal = known_.objective == ShareObjective::kSocialWelfare ? sum / double(jobs.size())
-                          : known_.objective == ShareObjective::kEgalitarianWelfare ? least
-                                                                                    : complaint;
-    Entry& entry = seen_[units_];
-    entry.mean += (signal - entry.mean) / ++entry.count;
+    search_.observe(units_, known_.objective == ShareObjective::kSocialWelfare ? sum / double(jobs.size())
+                            : known_.objective == ShareObjective::kEgalitarianWelfare ? least
+                                                                                      : complaint);
   }
 
  private:
-  struct Entry {
-    double mean = 0, count = 0;
-  };
-  bool chance(double part) { return double(random_() >> 11) * 0x1p-53 < part; }
-  // Uniform over the ways to cut the capacity.
-  std::vector<int64_t> any() {
-    std::vector<int64_t> cuts{0, known_.capacity};
-    for (size_t j = 1; j < known_.jobs.size(); ++j)
-      cuts.push_back(int64_t(random_() % uint64_t(known_.capacity + 1)));
-    std::sort(cuts.begin(), cuts.end());
-    std::vector<int64_t> units;
-    for (size_t j = 0; j < known_.jobs.size(); ++j) units.push_back(cuts[j + 1] - cuts[j]);
-    return units;
-  }
-  std::vector<int64_t> sampled() {
-    double mean = 0, square = 0;
-    for (const auto& [units, entry] : seen_) mean += entry.mean / double(seen_.size());
-    for (const auto& [units, entry] : seen_)
-      square += (entry.mean - mean) * (entry.mean - mean) / double(seen_.size());
-    const double deviation = std::max(1e-6, std::sqrt(square));
-    double all = 0;
-    for (const auto& [units, entry] : seen_) all += std::exp((entry.mean - mean) / deviation);
-    double at = double(random_() >> 11) * 0x1p-53 * all;
-    for (const auto& [units, entry] : seen_) {
-      at -= std::exp((entry.mean - mean) / deviation);
-      if (at <= 0) return units;
-    }
-    return seen_.rbegin()->first;
-  }
-
-  std::mt19937_64 random_;
-  std::map<std::vector<int64_t>, Entry> seen_;
+  EvolutionarySearch search_;
   std::vector<double> fair_utility_;
   size_t round_ = 0;
 };
