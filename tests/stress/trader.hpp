@@ -45,6 +45,13 @@ class Trader {
     return trader;
   }
 
+  // A request for bytes may be under way, and uses the slots.
+  ~Trader() {
+    if (range_ != nullptr) (void)range_->close();
+  }
+  Trader(const Trader&) = delete;
+  Trader& operator=(const Trader&) = delete;
+
   // Commits slots, checks those that it has and drops some, until so many commits have been made by all who run.
   void run(std::atomic<int64_t>& left, uint64_t thread) {
     Random random(seed_ + thread);
