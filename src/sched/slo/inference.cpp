@@ -20,126 +20,155 @@ double quantile_of_normal(double p) {
 
 }  // namespace
 
-void Inference::add(std::vector<Part> parts, double took_ns) {
+void Inference::add(const std::vector<Part>& parts, double took_ns) {
   Run run;
-  for (const Part& each : parts) run.size += each.count;
-  run.parts = std::move(parts);
+  for (const Part& each : parts) {
+    run.pieces.push_back({each, 0, 0});
+    run.size += each.count;
+  }
+  run.log_size = std::log(run.size);
   run.took_ns = took_ns;
-  group(run);
-  if (runs_.size() == kMemory) runs_.pop_front();
+  share_alike(run);
+  if (runs_.size() == kMemory) drop_oldest();
+  parts_ += parts.size();
   runs_.push_back(std::move(run));
   ++fresh_;
+  while (parts_ > kMostParts && runs_.size() > kLeastRuns) drop_oldest();
+  for (Run& each : runs_) {
+    if (parts_ <= kMostParts) break;
+    parts_ -= each.pieces.size() - 1;
+    each.pieces = {{{kRare, 0, static_cast<uint32_t>(each.size)}, 1, 0}};
+  }
 }
 
-void Inference::group(Run& run) {
-  run.members.clear();
-  for (const Part& part : run.parts) {
-    const auto is = [&](const Members& each) { return each.application == part.application; };
-    auto at = std::find_if(run.members.begin(), run.members.end(), is);
-    if (at == run.members.end()) at = run.members.insert(at, {part.application, 0, 0});
-    at->count += part.count;
-  }
-  for (Members& each : run.members) each.share = each.count / run.size;
+void Inference::drop_oldest() {
+  parts_ -= runs_.front().pieces.size();
+  runs_.pop_front();
+}
+
+void Inference::share_alike(Run& run) {
+  for (Piece& each : run.pieces) each.share = each.count / run.size;
 }
 
 void Inference::move(uint32_t from, uint32_t objective, uint32_t to) {
   for (Run& run : runs_) {
     bool moved = false;
-    for (Part& each : run.parts) {
+    for (Piece& each : run.pieces) {
       if (each.application != from || each.objective != objective) continue;
       each.application = to;
       moved = true;
     }
-    if (moved) group(run);
+    if (moved) share_alike(run);
   }
 }
 
 void Inference::index() {
+  places_.clear();
+  groups_.clear();
   events_.clear();
-  place_of_.clear();
-  for (Run& run : runs_)
-    for (Members& part : run.members) {
-      if (run.odd) break;
-      const auto [at, fresh] = place_of_.try_emplace(part.application, events_.size());
-      if (fresh) events_.emplace_back(part.application, std::vector<Event>());
-      Event event;
-      event.of = &part;
-      event.count = part.count;
-      event.log_size = std::log(run.size);
-      events_[at->second].second.push_back(event);
+  order_.clear();
+  for (Run& run : runs_) {
+    if (run.odd) continue;
+    order_.push_back(&run);
+    for (const Piece& each : run.pieces) places_[each.application].events += each.count / run.size;
+  }
+  const bool many = places_.size() > kFew;
+  // The odd ones last: a group needs a batch that is not.
+  for (const bool odd : {false, true})
+    for (Run& run : runs_)
+      if (run.odd == odd) add_events(run, many);
+}
+
+void Inference::add_events(Run& run, bool many) {
+  run.first = events_.size();
+  for (Piece& each : run.pieces) {
+    uint32_t application = each.application;
+    if (many && places_[application].events < kLeastEvents) application = kRare;
+    Place& place = places_[application];
+    if (place.group == SIZE_MAX) {
+      if (run.odd) continue;
+      place.group = groups_.size();
+      groups_.emplace_back().application = application;
     }
+    Group& group = groups_[place.group];
+    if (group.newest == SIZE_MAX || group.newest < run.first) {
+      group.newest = events_.size();
+      events_.push_back({&run, place.group, 0, 0, 0});
+    }
+    each.event = group.newest;
+    events_[each.event].count += each.count;
+    events_[each.event].share += each.share;
+  }
+  run.end = events_.size();
 }
 
 void Inference::set_longest(double c0_ns, double c1) {
-  index();
-  for (Run& run : runs_)
-    run.longest_ns = std::max(run.took_ns - c0_ns, kLeastPart * run.took_ns) / (c1 * run.size);
-  std::vector<size_t> next(events_.size());
-  for (const Run& run : runs_)
-    for (const Members& part : run.members) {
-      if (run.odd) break;
-      const size_t at = place_of_.at(part.application);
-      events_[at].second[next[at]++].longest_ns = run.longest_ns;
-    }
-  for (auto& [application, events] : events_)
-    std::sort(events.begin(), events.end(),
-              [](const Event& a, const Event& b) { return a.longest_ns < b.longest_ns; });
+  for (Run* run : order_)
+    run->longest_ns = std::max(run->took_ns - c0_ns, kLeastPart * run->took_ns) / (c1 * run->size);
+  std::sort(order_.begin(), order_.end(),
+            [](const Run* a, const Run* b) { return a->longest_ns < b->longest_ns; });
 }
 
 double Inference::imbalance(double c0_ns, double c1) {
   set_longest(c0_ns, c1);
+  for (Group& each : groups_) each.members = each.logs = 0;
   double sum = 0;
-  for (const auto& [application, events] : events_) {
-    double members = 0, logs = 0;
-    for (const Event& each : events) {
-      members += each.count;
-      logs += each.count * each.log_size;
-      sum += each.of->share * (each.log_size - logs / members);
+  for (const Run* run : order_)
+    for (size_t i = run->first; i < run->end; ++i) {
+      const Event& event = events_[i];
+      Group& group = groups_[event.group];
+      group.members += event.count;
+      group.logs += event.count * run->log_size;
+      sum += event.share * (run->log_size - group.logs / group.members);
     }
-  }
   return sum;
 }
 
 void Inference::add_hazards() {
-  for (auto& [application, events] : events_) {
-    double members = 0;
-    for (Event& each : events) {
-      members += each.count;
-      each.hazard = each.of->share / members;
+  for (Group& group : groups_) {
+    group.members = 0;
+    for (Event* each : group.events) {
+      group.members += each->count;
+      each->hazard = each->share / group.members;
     }
   }
 }
 
 void Inference::share_events() {
+  const double band = std::exp(kBand);
   std::vector<double> near;
-  for (auto& [application, events] : events_) {
+  for (Group& group : groups_) {
+    const std::vector<Event*>& events = group.events;
     near.assign(events.size() + 1, 0);
-    for (size_t i = 0; i < events.size(); ++i) near[i + 1] = near[i] + events[i].hazard;
+    for (size_t i = 0; i < events.size(); ++i) near[i + 1] = near[i] + events[i]->hazard;
     size_t low = 0, high = 0;
-    const double band = std::exp(kBand);
-    for (size_t i = 0; i < events.size(); ++i) {
-      while (events[low].longest_ns * band < events[i].longest_ns) ++low;
-      while (high < events.size() && events[high].longest_ns <= events[i].longest_ns * band) ++high;
-      events[i].of->share = events[i].count * (near[high] - near[low] + 1e-9);
+    for (Event* each : events) {
+      const double longest_ns = each->of->longest_ns;
+      while (events[low]->of->longest_ns * band < longest_ns) ++low;
+      while (high < events.size() && events[high]->of->longest_ns <= longest_ns * band) ++high;
+      each->share = each->count * (near[high] - near[low] + 1e-9);
     }
   }
-  for (Run& run : runs_) {
+  for (const Run* run : order_) {
     double total = 0;
-    for (const Members& each : run.members) total += each.share;
-    for (Members& each : run.members) each.share /= total;
+    for (size_t i = run->first; i < run->end; ++i) total += events_[i].share;
+    for (size_t i = run->first; i < run->end; ++i) events_[i].share /= total;
   }
 }
 
 void Inference::rescale(double factor) {
   runs_.clear();
+  parts_ = 0;
   first_c0_ns_ *= factor;
 }
 
 void Inference::forget(uint32_t application) {
   std::erase_if(runs_, [&](const Run& run) {
-    return std::any_of(run.members.begin(), run.members.end(),
-                       [&](const Members& each) { return each.application == application; });
+    return std::any_of(run.pieces.begin(), run.pieces.end(),
+                       [&](const Piece& each) { return each.application == application; });
   });
+  parts_ = 0;
+  for (const Run& each : runs_) parts_ += each.pieces.size();
 }
 
 double Inference::find_c0(double c0_ns, double c1) {
@@ -159,22 +188,32 @@ double Inference::find_c0(double c0_ns, double c1) {
 
 void Inference::estimate_all(double c0_ns, double c1) {
   set_longest(c0_ns, c1);
+  for (Group& each : groups_) each.events.clear();
+  for (Run* run : order_) {
+    run->log_longest = std::log(run->longest_ns);
+    for (size_t i = run->first; i < run->end; ++i) groups_[events_[i].group].events.push_back(&events_[i]);
+  }
   add_hazards();
-  for (int i = 0; i < kRounds && events_.size() > 1; ++i) {
+  for (int i = 0; i < kRounds && groups_.size() > 1; ++i) {
     share_events();
     add_hazards();
   }
+  for (Run* run : order_)
+    for (Piece& each : run->pieces)
+      each.share = events_[each.event].share * each.count / events_[each.event].count;
   estimates_.clear();
-  for (const auto& [application, events] : events_) estimates_.push_back(quantiles_of(application, events));
+  for (const Group& each : groups_) estimates_.push_back(quantiles_of(each));
 }
 
 double Inference::estimate(double c0_ns, double c1, bool fixed) {
   fresh_ = 0;
   estimates_.clear();
   if (runs_.empty() || !(c1 > 0)) return c0_ns;
+  index();
   if (!fixed) c0_ns = find_c0(c0_ns, c1);
   estimate_all(c0_ns, c1);
   if (!leave_out_odd(c0_ns, c1)) return c0_ns;
+  index();
   if (!fixed) c0_ns = find_c0(c0_ns, c1);
   estimate_all(c0_ns, c1);
   return c0_ns;
@@ -183,19 +222,16 @@ double Inference::estimate(double c0_ns, double c1, bool fixed) {
 double Inference::expected_longest_ns(const Run& run) const {
   constexpr int kPoints = 64;
   double high = 0;
-  for (const Members& each : run.members)
-    if (const auto at = place_of_.find(each.application); at != place_of_.end())
-      high = std::max(high, static_cast<double>(estimates_[at->second].durations_ns.back()));
+  for (size_t i = run.first; i < run.end; ++i)
+    high = std::max(high, static_cast<double>(estimates_[events_[i].group].durations_ns.back()));
   double sum = 0;
-  for (int i = 0; i < kPoints; ++i) {
-    const auto point = static_cast<uint64_t>((i + 0.5) * high / kPoints);
+  for (int point = 0; point < kPoints; ++point) {
+    const auto ns = static_cast<uint64_t>((point + 0.5) * high / kPoints);
     double below = 1;
-    for (const Members& each : run.members) {
-      const auto at = place_of_.find(each.application);
-      if (at == place_of_.end()) continue;
-      const std::vector<uint64_t>& all = estimates_[at->second].durations_ns;
-      const auto count = std::upper_bound(all.begin(), all.end(), point) - all.begin();
-      below *= std::pow(static_cast<double>(count) / kDurations, each.count);
+    for (size_t i = run.first; i < run.end; ++i) {
+      const std::vector<uint64_t>& all = estimates_[events_[i].group].durations_ns;
+      const auto count = std::upper_bound(all.begin(), all.end(), ns) - all.begin();
+      below *= std::pow(static_cast<double>(count) / kDurations, events_[i].count);
     }
     sum += 1 - below;
   }
@@ -207,9 +243,8 @@ bool Inference::leave_out_odd(double c0_ns, double c1) {
   bool fresh = false;
   for (Run& run : runs_) {
     double least_ns = 0;
-    for (const Members& each : run.members)
-      if (const auto at = place_of_.find(each.application); at != place_of_.end())
-        least_ns = std::max(least_ns, estimates_[at->second].mean_ns);
+    for (size_t i = run.first; i < run.end; ++i)
+      least_ns = std::max(least_ns, estimates_[events_[i].group].mean_ns);
     const bool was = run.odd;
     const auto longer_than = [&](double longest_ns) {
       return longest_ns > 0 && run.took_ns > kOdd * (c0_ns + c1 * run.size * longest_ns);
@@ -224,11 +259,11 @@ bool Inference::leave_out_odd(double c0_ns, double c1) {
 }
 
 // The slope of the events' logarithms over the normal quantiles of their levels: a lognormal distribution's deviation.
-double Inference::slope(const std::vector<Event>& events, const std::vector<double>& levels) {
+double Inference::slope(const Group& group, const std::vector<double>& levels) {
   double n = 0, sz = 0, szz = 0, sy = 0, szy = 0;
-  for (size_t i = 0; i < events.size(); ++i) {
-    const double weight = events[i].of->share + 1e-9;
-    const double z = quantile_of_normal(levels[i]), y = std::log(events[i].longest_ns);
+  for (size_t i = 0; i < levels.size(); ++i) {
+    const double weight = group.events[i]->share + 1e-9;
+    const double z = quantile_of_normal(levels[i]), y = group.events[i]->of->log_longest;
     n += weight;
     sz += weight * z;
     szz += weight * z * z;
@@ -239,28 +274,30 @@ double Inference::slope(const std::vector<Event>& events, const std::vector<doub
   return spread > 1e-9 * n * szz ? std::clamp((n * szy - sz * sy) / spread, 0.0, kMostSigma) : 0;
 }
 
-Inference::Estimate Inference::quantiles_of(uint32_t application, const std::vector<Event>& events) const {
+Inference::Estimate Inference::quantiles_of(const Group& group) {
   Estimate out;
-  out.application = application;
+  out.application = group.application;
+  const std::vector<Event*>& events = group.events;
   // Levels of the distribution function at the events, in the middle of their steps.
   std::vector<double> levels(events.size());
   double above = 0;
   for (size_t i = events.size(); i-- > 0;) {
-    levels[i] = std::exp(-above - events[i].hazard / 2);
-    above += events[i].hazard;
-    out.members += events[i].count;
+    levels[i] = std::exp(-above - events[i]->hazard / 2);
+    above += events[i]->hazard;
+    out.members += events[i]->count;
   }
-  const double sigma = slope(events, levels), first_z = quantile_of_normal(levels.front());
+  const double sigma = slope(group, levels), first_z = quantile_of_normal(levels.front());
   size_t at = 0;
   for (size_t i = 0; i < kDurations; ++i) {
     const double level = (static_cast<double>(i) + 0.5) / kDurations;
     while (at < levels.size() && levels[at] < level) ++at;
-    double ns = events.back().longest_ns;
+    double ns = events.back()->of->longest_ns;
     if (at == 0) {
-      ns = events.front().longest_ns * std::exp(sigma * (quantile_of_normal(level) - first_z));
+      ns = events.front()->of->longest_ns * std::exp(sigma * (quantile_of_normal(level) - first_z));
     } else if (at < levels.size() && i + 1 < kDurations) {
       const double part = (level - levels[at - 1]) / std::max(levels[at] - levels[at - 1], 1e-12);
-      ns = events[at - 1].longest_ns + part * (events[at].longest_ns - events[at - 1].longest_ns);
+      ns = events[at - 1]->of->longest_ns +
+           part * (events[at]->of->longest_ns - events[at - 1]->of->longest_ns);
     }
     out.durations_ns.push_back(std::max<uint64_t>(base::to_uint64(ns), 1));
     out.mean_ns += ns / kDurations;

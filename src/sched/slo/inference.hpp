@@ -13,6 +13,13 @@
 // batches seem to have long requests. The estimate is the c0 at which the events' sizes are those that the hazards
 // expect (a rank estimate).
 //
+// Where there are many applications, those with few members in the batches remembered are rare: they are estimated as
+// one, because the longest of a few batches says little of any of them. A rare application's own durations are the
+// caller's to draw.
+//
+// Cost: an estimate is due after a sixteenth of the batches remembered. It sorts them a dozen times and passes over their
+// events as often; the applications that are not rare are at most 32. Memory: kMostParts, and one part for each batch.
+//
 // Threads: the owner serialises calls.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -20,7 +27,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <utility>
 #include <vector>
 
 #include "base/flat_hash.hpp"
@@ -37,9 +43,11 @@ class Inference {
   };
   static constexpr size_t kMemory = 256;     // batches remembered
   static constexpr size_t kDurations = 120;  // of an estimate
+  // In the place of an application: all that are not estimated by themselves.
+  static constexpr uint32_t kRare = UINT32_MAX;
 
   // A finished batch.
-  void add(std::vector<Part> parts, double took_ns);
+  void add(const std::vector<Part>& parts, double took_ns);
   // The requests of `from` with this objective are, and always were, of the application `to`.
   void move(uint32_t from, uint32_t objective, uint32_t to);
   // All batches take `factor` times what they took: forgets the batches, and scales the first c0.
@@ -47,38 +55,50 @@ class Inference {
   // Forgets the batches with members of the application.
   void forget(uint32_t application);
   size_t runs() const { return runs_.size(); }
+  // Parts of the batches remembered.
+  size_t parts() const { return parts_; }
   // Whether enough batches came since the last estimate.
   bool due() const { return fresh_ > 0 && 16 * fresh_ >= runs_.size(); }
   // Estimates the distributions, and c0 unless `fixed`; returns c0. The c0 of the first call is the one that holds
   // until batches differ in size.
   double estimate(double c0_ns, double c1, bool fixed);
   struct Estimate {
-    uint32_t application = 0;
+    uint32_t application = 0;            // or kRare
     std::vector<uint64_t> durations_ns;  // kDurations quantiles, ascending
     double mean_ns = 0;
     double members = 0;  // of the batches that it was estimated from
   };
-  // Of the applications with members in the batches remembered.
+  // Of the applications with members in the batches remembered; those that are rare share one.
   const std::vector<Estimate>& estimates() const { return estimates_; }
 
  private:
-  struct Members {
-    uint32_t application = 0;
-    double count = 0;
-    double share = 0;  // the chance that one of them was the longest
+  struct Piece : Part {
+    double share = 0;  // the chance that one of its members was the batch's longest
+    size_t event = 0;  // place in events_
   };
   struct Run {
-    std::vector<Part> parts;
-    std::vector<Members> members;  // the parts by application
-    double size = 0, took_ns = 0, longest_ns = 0;
-    bool odd = false;  // left out: it took many times what was expected, and few did
+    std::vector<Piece> pieces;
+    double size = 0, log_size = 0, took_ns = 0, longest_ns = 0, log_longest = 0;
+    size_t first = 0, end = 0;  // its events: places in events_
+    bool odd = false;           // left out: it took many times what was expected, and few did
   };
-  // A batch as an event of one application.
+  // A batch as an event of a group.
   struct Event {
-    double longest_ns = 0, count = 0, log_size = 0;
-    Members* of = nullptr;
-    double hazard = 0;
+    const Run* of = nullptr;
+    size_t group = 0;
+    double count = 0, share = 0, hazard = 0;
   };
+  // What is estimated by itself: an application, or all rare ones.
+  struct Group {
+    uint32_t application = 0;
+    size_t newest = SIZE_MAX;      // place of the event that was added last
+    double members = 0, logs = 0;  // sums of a pass
+    std::vector<Event*> events;    // by what the longest took
+  };
+  static constexpr size_t kMostParts = 4096;  // remembered
+  static constexpr size_t kLeastRuns = 64;    // kept beyond that, the older ones as of kRare
+  static constexpr size_t kFew = 32;          // applications: none of so many is rare
+  static constexpr double kLeastEvents = 8;   // a rare application has fewer, counting its parts of batches
   static constexpr int kSearches = 10;        // halvings of the range of c0
   static constexpr int kRounds = 3;           // of expectation maximisation
   static constexpr double kBand = 0.15;       // logarithms of times as near as this count as alike
@@ -89,15 +109,17 @@ class Inference {
   static constexpr double kOdd = 5;      // an odd batch took more than so many times the expected duration
   static constexpr size_t kOddPart = 4;  // where more than a fourth of the batches are odd, none is
 
-  // Sums the parts by application.
-  static void group(Run& run);
-  // Fills events_, each application's in the order of runs_.
+  void drop_oldest();
+  // Divides the event among the pieces by their members.
+  static void share_alike(Run& run);
+  // Fills groups_, events_ and order_.
   void index();
-  // Fills events_, each application's by what the longest took.
+  void add_events(Run& run, bool many);
+  // Orders the batches by what their longest took.
   void set_longest(double c0_ns, double c1);
   // How much larger the events' batches are than expected, in sums of logarithms. It rises with c0.
   double imbalance(double c0_ns, double c1);
-  // Shares each event among the applications of its batch by their hazards nearby.
+  // Shares each event among the groups of its batch by their hazards nearby.
   void share_events();
   void add_hazards();
   double find_c0(double c0_ns, double c1);
@@ -105,15 +127,23 @@ class Inference {
   // True if batches are left out that the estimates are from.
   bool leave_out_odd(double c0_ns, double c1);
   double expected_longest_ns(const Run& run) const;
-  static double slope(const std::vector<Event>& events, const std::vector<double>& levels);
-  Estimate quantiles_of(uint32_t application, const std::vector<Event>& events) const;
+  static double slope(const Group& group, const std::vector<double>& levels);
+  static Estimate quantiles_of(const Group& group);
 
   std::deque<Run> runs_;
+  size_t parts_ = 0;  // of runs_
   size_t fresh_ = 0;
   double first_c0_ns_ = 0;
-  std::vector<std::pair<uint32_t, std::vector<Event>>> events_;  // by application
-  base::FlatHashMap<uint32_t, size_t> place_of_;
-  std::vector<Estimate> estimates_;
+  // Of an estimate.
+  struct Place {
+    double events = 0;  // batches, each by the part of its members that are of the application
+    size_t group = SIZE_MAX;
+  };
+  base::FlatHashMap<uint32_t, Place> places_;  // by application
+  std::vector<Group> groups_;
+  std::vector<Event> events_;        // batch after batch
+  std::vector<Run*> order_;          // but for the odd ones
+  std::vector<Estimate> estimates_;  // by group
 };
 
 }  // namespace gpushare::sched::slo

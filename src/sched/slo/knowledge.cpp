@@ -57,6 +57,13 @@ Shape shape_of(const Distribution& of) {
   return shape;
 }
 
+// The fractional part of (i + 1/2) times an irrational number: any count of them is spread evenly over 0 to 1.
+constexpr double kGolden = 0.6180339887498949;
+double spread(size_t i, double by) {
+  const double at = (static_cast<double>(i) + 0.5) * by;
+  return at - std::floor(at);
+}
+
 Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
   return {static_cast<float>(of.mean_ns()), static_cast<float>(of.quantile_ns(Knowledge::kLeastQuantile)),
           of.empty() ? 0 : version};
@@ -64,14 +71,16 @@ Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
 
 std::vector<Inference::Part> parts_of(std::span<const Knowledge::Member> members) {
   std::vector<Inference::Part> parts;
-  for (const Knowledge::Member& each : members) {
-    const auto is = [&](const Inference::Part& part) {
-      return part.application == each.application && part.objective == each.objective;
-    };
-    auto at = std::find_if(parts.begin(), parts.end(), is);
-    if (at == parts.end()) at = parts.insert(at, {each.application, each.objective, 0});
-    ++at->count;
-  }
+  for (const Knowledge::Member& each : members) parts.push_back({each.application, each.objective, 1});
+  const auto key = [](const Inference::Part& part) { return std::pair(part.application, part.objective); };
+  std::sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  size_t last = 0;
+  for (size_t i = 1; i < parts.size(); ++i)
+    if (key(parts[i]) == key(parts[last]))
+      ++parts[last].count;
+    else
+      parts[++last] = parts[i];
+  parts.resize(last + 1);
   return parts;
 }
 
@@ -138,6 +147,7 @@ uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const do
   const uint64_t key = uint64_t{class_number} << 32 | number;
   const bool fresh = !of.index_of.contains(key);
   const uint32_t index = application(model, key);
+  if (fresh) of.applications[application(model, number)].divided = true;
   if (!fresh || of.applications[index].histogram.count() > 0) return index;
   first_ns_.clear();
   known.first_durations_ns(class_number, first_ns_);
@@ -175,20 +185,19 @@ void Knowledge::observe_told(uint32_t model, const Member& member, uint64_t exec
 
 void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t execution_ns) {
   Model& of = models_[model];
-  // Where times are inferred, the estimate stands for all that were drawn.
-  const auto known = [&](uint32_t index) {
-    return of.infers && of.applications[index].histogram.count() > 0;
-  };
-  if (!known(member.application)) record(of, member.application, execution_ns);
+  // Where times are inferred, an estimate stands for all that were drawn.
+  const auto estimated = [&](uint32_t index) { return of.infers && of.applications[index].inferred > 0; };
+  if (!estimated(member.application)) record(of, member.application, execution_ns);
   of.pooled.record(execution_ns);
   if (member.features.empty())
     observe_objective(model, member, execution_ns);
   else
     of.by_features.try_emplace(member.number, member.features.size())
         .first->second.observe(member.features, execution_ns);
-  // The application keeps all of its times: its profile, and what a request without features is judged by.
+  // The application keeps the times of its classes: its profile, and what a request of no class is judged by. While it
+  // has an estimate of its own, that is of the requests of no class alone.
   const uint32_t whole = application(model, member.number);
-  if (whole != member.application && !known(whole)) record(of, whole, execution_ns);
+  if (whole != member.application && !estimated(whole)) record(of, whole, execution_ns);
 }
 
 Knowledge::Objective* Knowledge::entry_of(Model& of, uint32_t number, uint32_t objective) {
@@ -428,6 +437,7 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
     for (uint32_t i = 0; i < of.applications.size(); ++i) {
       Application& each = of.applications[i];
       each.histogram.keep_newest(0);
+      each.inferred = 0;
       each.odd_runs = 0;
       if (of.infers && !std::exchange(each.due, true)) of.due.push_back(i);
     }
@@ -437,6 +447,7 @@ bool Knowledge::odd(Model& of, std::span<const Member> members, double ratio) {
     for (uint32_t each : present_)
       if (of.applications[each].odd_runs == most) {
         of.applications[each].histogram.keep_newest(0);
+        of.applications[each].inferred = 0;
         of.inference.forget(each);
         of.applications[each].odd_runs = 0;
         if (!of.applications[each].due) of.due.push_back(each);
@@ -456,7 +467,6 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
   // that larger batches gain nothing never tries one. c1 begins in the middle of what it may be: it is a unit of the times, but
   // outside of its range it would bend the line.
-  of.infers = of.infers || !known;
   if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
     of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 4);
   drawn_from_.clear();
@@ -470,7 +480,11 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     const double expected = expected_longest_ns(drawn_from_);
     double ratio = device_ns / std::max(of.time.duration_ns(k, expected), 1.0);
     if (of.infers) ratio = ratio_of_range(of, k, expected, device_ns);
-    if (!strangers && odd(of, members, ratio)) return;
+    // Among many applications most are strangers after all was forgotten. What the others took bounds theirs from below,
+    // but for the first batches of the model.
+    const bool bounded =
+        of.infers && of.applications.size() > kExactMixture && of.runs > kRefreshEvery && ratio < 1;
+    if ((!strangers || bounded) && odd(of, members, ratio)) return;
     known = of.pooled.count() > 0;
     if (known && !strangers && !of.infers) of.time.observe(k, expected, device_ns, /*told=*/false);
   }
@@ -503,24 +517,57 @@ double Knowledge::ratio_of_range(const Model& of, uint32_t k, double expected_ns
 
 // Puts the estimates in the place of all durations drawn before.
 void Knowledge::estimate_from_runs(Model& of) {
-  constexpr double kPooledPart = 4;  // the pooled are as many as the durations of so many applications
   of.time.set_fixed(of.inference.estimate(of.time.c0_ns(), of.time.c1(), !of.spec.learn));
-  double members = 0;
+  if (of.inference.estimates().empty()) return;
+  std::vector<uint32_t> before = std::exchange(of.estimated, {});
   for (const Inference::Estimate& each : of.inference.estimates()) {
+    if (each.application == Inference::kRare || of.applications[each.application].divided) continue;
     Application& application = of.applications[each.application];
     application.histogram.reset();
-    for (uint64_t ns : each.durations_ns) application.histogram.record(ns);
-    application.inferred = base::to_uint64(each.members);
+    // Not in ascending order, which would look like a drift.
+    constexpr size_t kStride = 73;
+    for (size_t i = 0; i < Inference::kDurations; ++i)
+      application.histogram.record(each.durations_ns[i * kStride % Inference::kDurations]);
+    application.inferred = std::max<uint64_t>(base::to_uint64(each.members), 1);
     if (!std::exchange(application.due, true)) of.due.push_back(each.application);
-    members += each.members;
+    of.estimated.push_back(each.application);
   }
-  of.pooled.reset();
-  for (const Inference::Estimate& each : of.inference.estimates()) {
-    const double step = std::max(1.0, members / each.members / kPooledPart);
-    for (double i = step / 2; i < Inference::kDurations; i += step)
-      of.pooled.record(each.durations_ns[static_cast<size_t>(i)]);
-  }
+  std::sort(of.estimated.begin(), of.estimated.end());
+  for (uint32_t each : before)
+    if (!std::binary_search(of.estimated.begin(), of.estimated.end(), each)) draw_again(of, each);
+  pool_estimates(of);
   of.records = kRefreshEvery;
+}
+
+// An application that is estimated no longer goes on with drawn durations: it keeps as many of the estimated ones as it
+// had requests, at most.
+void Knowledge::draw_again(Model& of, uint32_t index) {
+  Application& application = of.applications[index];
+  const auto keep = std::min<size_t>(std::exchange(application.inferred, 0), Inference::kDurations);
+  const Distribution known = application.histogram.distribution(options_.bins);
+  if (known.empty() || keep == 0) return;
+  application.histogram.reset();
+  for (size_t i = 0; i < keep; ++i)
+    application.histogram.record(base::to_uint64(known.quantile_ns(spread(i, kGolden))));
+  if (!std::exchange(application.due, true)) of.due.push_back(index);
+}
+
+// Pools durations of all estimates, of each in proportion to its members. The points of a sequence that covers both
+// estimates and quantiles evenly (R2, by the powers of the plastic ratio) say which: every tail is there, however many
+// estimates there are, and no order looks like a drift.
+void Knowledge::pool_estimates(Model& of) {
+  constexpr size_t kPooled = 4 * Inference::kDurations;
+  constexpr double kFirst = 0.7548776662466927, kSecond = 0.5698402909980532;
+  const std::vector<Inference::Estimate>& all = of.inference.estimates();
+  std::vector<double> up_to;
+  double members = 0;
+  for (const Inference::Estimate& each : all) up_to.push_back(members += each.members);
+  of.pooled.reset();
+  for (size_t i = 0; i < kPooled; ++i) {
+    const auto at = std::upper_bound(up_to.begin(), up_to.end(), spread(i, kFirst) * members) - up_to.begin();
+    const Inference::Estimate& each = all[std::min(static_cast<size_t>(at), all.size() - 1)];
+    of.pooled.record(each.durations_ns[static_cast<size_t>(spread(i, kSecond) * Inference::kDurations)]);
+  }
 }
 
 // Draws what each member of a batch takes alone, from drawn_from_ into chances_, given what the longest takes.
@@ -559,8 +606,10 @@ double Knowledge::unit_random() {
 
 bool Knowledge::refresh(uint32_t model) {
   Model& of = models_[model];
-  // A new application at once while there are few; among many it can wait for a few records.
-  const bool fresh = of.fresh_application && (of.applications.size() <= 8 || of.records + of.arrivals >= 16);
+  // A new application at once while there are few; among many it can wait for a few records, but for the first.
+  const bool first = of.records > 0 && of.mix_alone.empty();
+  const bool fresh =
+      of.fresh_application && (first || of.applications.size() <= 8 || of.records + of.arrivals >= 16);
   if (!fresh && of.records < kRefreshEvery && of.arrivals < 4 * kRefreshEvery &&
       of.time_version == of.time.version())
     return false;

@@ -32,12 +32,15 @@ class Knowledge {
   struct Application {
     explicit Application(const HistogramOptions& options) : histogram(options) {}
     Histogram histogram;
-    uint64_t inferred = 0;  // requests in the batches that the histogram's durations are inferred from
-    Distribution own;       // of the histogram when last refreshed; empty while there are no samples
-    double share = 0;       // of the arrivals, in units of Model::share_unit
-    uint64_t records = 0;   // since `own` was computed
-    uint64_t drifts = 0;    // of the histogram when `own` was computed
-    bool due = false;       // `own` is to be computed anew
+    // Requests in the batches that the histogram's durations are estimated from, see Inference. 0: they were told or drawn.
+    uint64_t inferred = 0;
+    bool divided =
+        false;         // its requests have features and are of classes: they are not estimated for all of it
+    Distribution own;  // of the histogram when last refreshed; empty while there are no samples
+    double share = 0;  // of the arrivals, in units of Model::share_unit
+    uint64_t records = 0;  // since `own` was computed
+    uint64_t drifts = 0;   // of the histogram when `own` was computed
+    bool due = false;      // `own` is to be computed anew
     // Durations in a row that lie far below, or far above, all that was known before them.
     uint8_t far_below = 0, far_above = 0;
     double far_logarithms = 0;  // their sum
@@ -106,8 +109,9 @@ class Knowledge {
     uint64_t runs = 0;  // batches that finished
     bool warm = false;  // a batch of the model has finished
     // Nobody has told any request's time, so only batches say what requests take.
-    bool infers = false;
+    bool infers = true;
     Inference inference;
+    std::vector<uint32_t> estimated;  // applications whose durations are estimated, ascending
     // Batches in a row that took many times what their policy expected, and, after such, those that took a small part of it;
     // see BatcherBase.
     uint32_t stalls = 0, shorts = 0;
@@ -179,6 +183,8 @@ class Knowledge {
   double ratio_of_range(const Model& of, uint32_t k, double expected_ns, double device_ns) const;
   void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
   void estimate_from_runs(Model& of);
+  void draw_again(Model& of, uint32_t index);
+  static void pool_estimates(Model& of);
   void draw_members(const Model& of, std::span<const Member> members, double longest);
   double unit_random();  // in (0, 1)
 

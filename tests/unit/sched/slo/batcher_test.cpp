@@ -624,6 +624,122 @@ TEST_CASE("inferred times: what all batches take follows the device, however man
   }
 }
 
+TEST_CASE("a told time ends inference before the mixture knows it") {
+  Knowledge knowledge({});
+  const uint32_t model = *knowledge.add_model({});
+  std::vector<Knowledge::Member> members;
+  for (uint32_t number = 0; number < 20; ++number)
+    members.push_back({knowledge.application(model, number), number, {}});
+  for (int i = 0; i < 10; ++i) knowledge.observe(model, 0, 7 * kMs);
+  knowledge.observe_run(model, std::span(members).first(4), {}, 40 * kMs);
+  const Knowledge::Model& of = knowledge.model(model);
+  CHECK(!of.infers);
+  CHECK(of.applications[0].histogram.distribution(64).quantile_ns(0.5) == Approx(7e6).epsilon(0.05));
+}
+
+TEST_CASE(
+    "inferred times of many applications: all tails are pooled, and the rare ones are not taken for long") {
+  for (const uint32_t applications : {100u, 300u, 1500u}) {
+    INFO(applications);
+    INFO("seed " << test::seed());
+    test::Random random(test::seed());
+    Knowledge knowledge({});
+    const uint32_t model = *knowledge.add_model({});
+    for (uint32_t i = 0; i < applications; ++i) (void)knowledge.application(model, i);
+    const Knowledge::Model& of = knowledge.model(model);
+    const auto scaled_ms = [&](double ns) { return ns * of.time.c1() / 0.1 / 1e6; };  // c1 is a unit
+    bool empty = false;
+    for (int i = 0; i < 600; ++i) {
+      std::vector<Knowledge::Member> members;
+      double longest = 0;
+      for (int k = 0; k < 16; ++k) {
+        const auto number = static_cast<uint32_t>(uniform(random, 0, applications - 1));
+        members.push_back({number, number, {}});
+        // One request in seven is long: 11.4 ms on average.
+        longest = std::max(longest, uniform(random, 0, 6) == 0 ? 50e6 : 5e6);
+      }
+      knowledge.observe_run(model, members, {}, static_cast<uint64_t>(4e6 + 1.6 * longest));
+      (void)knowledge.refresh(model);
+      empty = empty || of.mix_alone.empty();
+    }
+    CHECK(!empty);
+    CHECK(scaled_ms(of.mix_alone.mean_ns()) == Approx(11.4).epsilon(0.4));
+    CHECK(scaled_ms(of.mix_alone.max_ns()) > 35);
+    double mean = 0, known = 0;
+    for (const Knowledge::Application& each : of.applications) {
+      if (each.own.empty()) continue;
+      mean += scaled_ms(each.own.mean_ns());
+      ++known;
+    }
+    CHECK(mean / known == Approx(11.4).epsilon(0.4));
+  }
+}
+
+TEST_CASE("inference remembers and estimates no more for many applications in large batches") {
+  INFO("seed " << test::seed());
+  test::Random random(test::seed());
+  Inference inference;
+  constexpr size_t kParts = 800;
+  for (int i = 0; i < 300; ++i) {
+    std::vector<Inference::Part> parts;
+    for (uint32_t part = 0; part < kParts; ++part)
+      parts.push_back({static_cast<uint32_t>(uniform(random, 0, 9999)), 0, 2});
+    inference.add(parts, 1e9 + 1e6 * i);
+    CHECK(inference.parts() <= 4096 + Inference::kMemory);
+    if (inference.due()) (void)inference.estimate(1e6, 0.1, false);
+  }
+  CHECK(inference.runs() >= 64);
+  CHECK(inference.estimates().size() <= 33);
+  // Small batches are all remembered.
+  for (size_t i = 0; i < Inference::kMemory; ++i) inference.add({{0, 0, 8}, {1, 0, 8}}, 1e9);
+  (void)inference.estimate(1e6, 0.1, false);
+  CHECK(inference.runs() == Inference::kMemory);
+  CHECK(inference.parts() == 2 * Inference::kMemory);
+  CHECK(inference.estimates().size() == 2);
+}
+
+// By features, and by deadlines: two applications of one name are told apart, and then all take half as long.
+TEST_CASE("inferred times: the profile of an application whose requests are told apart follows them") {
+  for (const bool by_features : {true, false}) {
+    INFO(by_features);
+    INFO("seed " << test::seed());
+    test::Random random(test::seed());
+    Knowledge knowledge({});
+    const uint32_t model = *knowledge.add_model({});
+    const auto run = [&](int batches, double factor) {
+      for (int i = 0; i < batches; ++i) {
+        std::vector<Knowledge::Member> members;
+        double longest = 0;
+        const auto size = static_cast<uint32_t>(uniform(random, 1, 8));
+        // Batches of one kind and of both.
+        const uint64_t kinds = uniform(random, 0, 2);
+        for (uint32_t k = 0; k < size; ++k) {
+          const uint64_t kind = kinds < 2 ? kinds : uniform(random, 0, 1);
+          const std::vector<double> features =
+              by_features ? std::vector<double>{1.0 + 3.0 * static_cast<double>(kind)}
+                          : std::vector<double>{};
+          const uint32_t objective = by_features ? 0 : static_cast<uint32_t>(10 + 8 * kind);
+          const uint32_t application = knowledge.classify(model, 0, features, objective);
+          members.push_back({application, 0, features, objective});
+          longest = std::max(longest, factor * (kind == 0 ? 10e6 : 40e6));
+        }
+        knowledge.observe_run(model, members, {}, static_cast<uint64_t>(4e6 + 0.25 * size * longest));
+        (void)knowledge.refresh(model);
+      }
+    };
+    const auto whole_mean_ns = [&] {
+      const Knowledge::Model& of = knowledge.model(model);
+      return of.applications[of.index_of.find(0)->second].histogram.distribution(64).mean_ns() * of.time.c1();
+    };
+    run(600, 1);
+    REQUIRE(knowledge.model(model).applications.size() > 2);
+    const double before = whole_mean_ns();
+    run(800, 0.5);
+    CHECK(whole_mean_ns() < 0.7 * before);
+    CHECK(whole_mean_ns() > 0.3 * before);
+  }
+}
+
 TEST_CASE("durations that contradict a profile replace it, and keep its shape") {
   auto batcher = std::move(*make_batcher("gpushare"));
   REQUIRE(batcher->add_model({}).ok());
