@@ -630,6 +630,7 @@ TEST_CASE("a told time ends inference before the mixture knows it") {
   std::vector<Knowledge::Member> members;
   for (uint32_t number = 0; number < 20; ++number)
     members.push_back({knowledge.application(model, number), number, {}});
+  (void)knowledge.refresh(model);
   for (int i = 0; i < 10; ++i) knowledge.observe(model, 0, 7 * kMs);
   knowledge.observe_run(model, std::span(members).first(4), {}, 40 * kMs);
   const Knowledge::Model& of = knowledge.model(model);
