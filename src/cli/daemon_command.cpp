@@ -214,7 +214,7 @@ cannot share; 3 no such device.
       if (S_ISREG(info.st_mode) || S_ISSOCK(info.st_mode)) close(file);
     }
   }
-  // What follows "daemon" on the command line.
+  // The arguments behind "daemon" on the command line.
   static std::vector<std::string> command_arguments() {
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
     std::vector<std::string> out;

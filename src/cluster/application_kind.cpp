@@ -41,7 +41,7 @@ app::Service read_application_service(Fields& fields, Fields::Names& seen, size_
 
 app::RequestKind read_request_kind(Fields& fields, const Fields::Names& services) {
   app::RequestKind kind;
-  fields.about("part", "Of all requests, relative to the other kinds' parts.");
+  fields.about("part", "This kind's part of all requests, relative to the others'.");
   kind.part = fields.number_or("part", {0, 1e6, true}, 1);
   fields.each("calls", 1, [&](Fields& call, size_t) {
     const std::string name = call.text("service");
