@@ -110,6 +110,18 @@ void measure_begin(int rounds) {
   print("ratio", ratio, "");
 }
 
+// play(0) in this process and play(1) in a child of it.
+template <class Play>
+void play_both(const Play& play) {
+  const pid_t child = fork();
+  if (child == 0) {
+    play(1);
+    _exit(0);
+  }
+  play(0);
+  waitpid(child, nullptr, 0);
+}
+
 // Passes a token back and forth between two processes; ns a pass.
 double futex_pass_ns(int passes) {
   auto* const token = static_cast<std::atomic<uint32_t>*>(
@@ -122,13 +134,7 @@ double futex_pass_ns(int passes) {
     }
   };
   const uint64_t begin_ns = base::host_now_ns();
-  const pid_t child = fork();
-  if (child == 0) {
-    play(1);
-    _exit(0);
-  }
-  play(0);
-  waitpid(child, nullptr, 0);
+  play_both(play);
   munmap(token, 4096);
   return static_cast<double>(base::host_now_ns() - begin_ns) / passes;
 }
@@ -158,13 +164,7 @@ double futex_turn_us(int passes) {
       syscall(SYS_futex, &shared->token, FUTEX_WAKE, 1, nullptr, nullptr, 0);
     }
   };
-  const pid_t child = fork();
-  if (child == 0) {
-    play(1);
-    _exit(0);
-  }
-  play(0);
-  waitpid(child, nullptr, 0);
+  play_both(play);
   munmap(shared, 4096);
   return spread(turns_us).median;
 }

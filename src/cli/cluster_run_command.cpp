@@ -272,7 +272,7 @@ class ClusterRunCommand final : public Command {
     return line + names + "\n";
   }
 
-  // Those of --scheduler; what is none of them goes to `errors`, if there are others.
+  // The names of --scheduler that are schedulers. Any other name goes to `errors`, if there is a scheduler.
   base::Result<std::vector<std::string>> known_schedulers(cluster::OrderedJson& errors) const {
     std::vector<std::string> known;
     for (const std::string& name : split_list(schedulers_))

@@ -31,7 +31,7 @@ struct PlaySpan {
   double end_s = 0;
 };
 
-// What jobs took that really ran.
+// The times of jobs that really ran.
 struct RealRun {
   std::vector<double> end_s;  // of each job, from the begin of the run; negative: it did not end
   uint64_t pauses = 0;

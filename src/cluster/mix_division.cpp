@@ -45,7 +45,7 @@ class Divider {
     return play(part, slices, scheduler).worth;
   }
 
-  // Of the devices that are up.
+  // The parts of devices that are up, in devices.
   double amount_of(const std::vector<Slice>& slices) const {
     double amount = 0;
     for (const Slice& slice : slices)

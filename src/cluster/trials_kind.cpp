@@ -38,7 +38,7 @@ TrialWork read_work(Fields& fields) {
   fields.about("work", "For run on host devices: what budget_s consists of there.");
   if (!fields.has("work")) return work;
   fields.with("work", [&](Fields& inner) {
-    inner.about("iteration_ms", "Of an iteration, on one device of speed 1.");
+    inner.about("iteration_ms", "The time of an iteration on one device of speed 1.");
     inner.about("demand",
                 "The part of an iteration for which it keeps the device busy; then it waits on the host.");
     work.iteration_ms = inner.number_or("iteration_ms", {0, 1e6, true}, work.iteration_ms);

@@ -22,13 +22,13 @@ struct Belief {
   double wait_factor = 1;
 };
 
-// Of a request's time, all its visits together. Times in seconds.
+// The moments of a request's time, all its visits together. Times in seconds.
 struct Moments {
   double mean = 0;
   double variance = 0;
 };
 
-// What a service adds to a request's time with 1, 2, ... `most` units. Where a unit would be busy more than 98% of the
+// The time that a service adds to a request's, with 1, 2, ... `most` units. Where a unit would be busy more than 98% of the
 // time, a backlog grows for the whole round, and visits wait for half of what there is at its end.
 std::vector<Moments> time_by_units(const Belief& belief, double load_rps, int64_t most, double round_s);
 

@@ -39,7 +39,7 @@ struct Application {
   Application at(uint64_t round) const;
 };
 
-// What is seen of a service in a round, as container runtimes report it.
+// The use of a service in a round, as container runtimes report it.
 struct Usage {
   double busy = 0;        // mean units at work
   double waiting = 0;     // mean visits that wait for a unit

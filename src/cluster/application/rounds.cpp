@@ -18,7 +18,7 @@ uint64_t seed_of(uint64_t seed, uint64_t round) {
   return seed * 0x9E3779B97F4A7C15ull + round;
 }
 
-// What is told of a round: each figure with noise of its own.
+// The round as policies are told it: each figure has noise of its own.
 Round with_noise(Round round, double noise, uint64_t seed) {
   if (noise <= 0) return round;
   std::mt19937_64 random(~seed);

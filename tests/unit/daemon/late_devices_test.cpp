@@ -98,6 +98,17 @@ client::Welcome hello(const SharedService& shared, const std::string& device) {
   return client::fields_of<client::Welcome>(answer);
 }
 
+// A session that may share a lane arrives.
+void arrive(const RawConnection& process) {
+  REQUIRE(process.say(client::make_message<MessageType::kHello>()));
+  REQUIRE(!process.next({MessageType::kWelcome}).empty());
+  auto message = client::make_message<MessageType::kArrive>(1);
+  message.session = 1;
+  message.persistent_bytes = message.ephemeral_bytes = kMiB;
+  message.flags = client::kMayShareLane;
+  REQUIRE(process.say(message));
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -213,12 +224,7 @@ TEST_CASE("nobody waits for a driver that hangs when it is asked what the daemon
   g_context = GPUSHARE_NOT_READY;
   Shared shared([&](auto& options) { options.devices = {device}; });
   const RawConnection process(shared);
-  REQUIRE(process.say(client::make_message<MessageType::kHello>()));
-  auto message = client::make_message<MessageType::kArrive>(1);
-  message.session = 1;
-  message.persistent_bytes = message.ephemeral_bytes = kMiB;
-  message.flags = client::kMayShareLane;
-  REQUIRE(process.say(message));
+  arrive(process);
   REQUIRE(!process.next({MessageType::kReply}).empty());
   REQUIRE(g_open == 1);  // its lane has memory
   const Hangs hangs;
@@ -242,7 +248,7 @@ TEST_CASE("a session that is to share no lane makes the daemon open no device") 
   const std::string device = hanging_device();
   all_are_closed();  // those of the tests before
   const Shared shared([&](auto& options) { options.devices = {device}; });
-  const auto arrive = [](const RawConnection& process, uint64_t group, uint64_t group_memory_bytes) {
+  const auto arrive_in_group = [](const RawConnection& process, uint64_t group, uint64_t group_memory_bytes) {
     REQUIRE(process.say(client::make_message<MessageType::kHello>()));
     REQUIRE(!process.next({MessageType::kWelcome}).empty());
     auto message = client::make_message<MessageType::kArrive>(1);
@@ -257,9 +263,9 @@ TEST_CASE("a session that is to share no lane makes the daemon open no device") 
     CHECK(client::fields_of<client::Reply>(answer).code == GPUSHARE_OK);
   };
   const RawConnection limited(shared), sharing(shared);
-  arrive(limited, 7, 32 * kMiB);
+  arrive_in_group(limited, 7, 32 * kMiB);
   CHECK(g_open == 0);
-  arrive(sharing, 0, 0);
+  arrive_in_group(sharing, 0, 0);
   CHECK(g_open == 1);
 }
 
@@ -269,15 +275,6 @@ TEST_CASE(
   const std::string device = hanging_device();
   Shared shared([&](auto& options) { options.devices = {device}; });
   const Hangs hangs;
-  const auto arrive = [](const RawConnection& process) {
-    REQUIRE(process.say(client::make_message<MessageType::kHello>()));
-    REQUIRE(!process.next({MessageType::kWelcome}).empty());
-    auto message = client::make_message<MessageType::kArrive>(1);
-    message.session = 1;
-    message.persistent_bytes = message.ephemeral_bytes = kMiB;
-    message.flags = client::kMayShareLane;
-    REQUIRE(process.say(message));
-  };
   RawConnection stays(shared);
   arrive(stays);
   {
@@ -308,12 +305,7 @@ TEST_CASE("a daemon that a driver keeps in one call tells once at which device, 
   });
   const MemoryHangs hangs;
   const RawConnection process(shared);
-  REQUIRE(process.say(client::make_message<MessageType::kHello>()));
-  auto message = client::make_message<MessageType::kArrive>(1);
-  message.session = 1;
-  message.persistent_bytes = message.ephemeral_bytes = kMiB;
-  message.flags = client::kMayShareLane;
-  REQUIRE(process.say(message));
+  arrive(process);
   eventually([&] { return told == 1; });
   CHECK(at == device);
   MemoryHangs::stop();
