@@ -61,6 +61,10 @@ class Exec(ToolTest):
         """The lines that a shell script prints as the program."""
         return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
 
+    def assert_silent(self, said):
+        """Nothing is said, but for a daemon in the place where programs look that are told none: it is the machine's own, and serves other devices and users."""
+        self.assertEqual([line for line in said.splitlines() if "works alone on device" not in line or "the daemon at /run/" not in line], [])
+
     def interpreter(self):
         """Python as a program, with ThreadSanitizer's runtime where the shim needs it."""
         before = ["env", f"LD_PRELOAD={build()}/lib/libgpushare_preload.so:{RUNTIME}"] if RUNTIME else []
