@@ -131,8 +131,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
                 for way in ("soname", "deepbind"):
                     done = subprocess.run([*tool, "--fail-closed", "--", "sh", "-c", f"exec '{self.probe}' {way} 600 600"], env=self.environment,
                                           capture_output=True, text=True)
-                    self.assertEqual(done.stdout.split(), ["0", "2"])
-                    self.assert_silent(done.stderr)
+                    self.assertEqual((done.stdout.split(), done.stderr), (["0", "2"], ""))
 
     def test_what_lacks_beside_the_tool_is_named(self):
         for name, files, missing in [("bare", [], "lib/libgpushare_preload.so"), ("half", ["lib/libgpushare_preload.so"], "lib/gpushare/libcuda.so.1")]:
@@ -265,8 +264,7 @@ print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInf
         self.assertEqual(lines(text, *limit)[0], ["1024", "1024", "2"])
         # A value that only the page has.
         out, err = lines(f"{stripped} 10 2000", "--memory", "1GiB", "--fail-closed")
-        self.assertEqual(out, ["0", "2"])
-        self.assert_silent(err)
+        self.assertEqual((out, err), (["0", "2"], ""))
         # Programs of no group are left alone; a limit by hand holds.
         for more, expected in ({}, "0"), ({"GPUSHARE_MEMORY": "1G"}, "2"):
             done = subprocess.run(self.preloading_all([self.probe, "path", "2000"]), env={**self.environment, **more}, capture_output=True, text=True)
@@ -320,7 +318,7 @@ print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInf
             self.folder.chmod(0o755)
             outcome = self.run_exec("--memory", "1GiB", "--fail-closed", "--", "sh", "-c", text, PROBE=self.probe)
             self.assertEqual(outcome.out.split(), ["2", "0", "1024", "24", "2", "0", "1024", "424", "0"])
-            self.assert_silent(outcome.err)
+            self.assertEqual(outcome.err, "")
 
     @unittest.skipUnless(os.getuid() == 0, "needs root")
     def test_a_process_whose_number_proc_does_not_have_gives_back(self):
@@ -375,8 +373,7 @@ print(ctypes.CDLL("{self.folder}/nvml/libnvidia-ml.so.1").nvmlDeviceGetMemoryInf
         self.assertIn("cannot open GPUSHARE_CUDA_DRIVER=/no/such/driver", outcome.err)
         # A program that is linked to a driver has that one.
         outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "linked", "10", "2000", GPUSHARE_CUDA_DRIVER="/no/such/driver")
-        self.assertEqual(outcome.out.split(), ["0", "2"])
-        self.assert_silent(outcome.err)
+        self.assertEqual((outcome.out.split(), outcome.err), (["0", "2"], ""))
 
     def test_a_device_without_an_address_is_not_counted_or_refused(self):
         program = ["--memory", "1GiB", "--", self.probe, "soname", "10", "2000"]
