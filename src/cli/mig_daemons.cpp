@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "cli/command.hpp"
 #include "cli/stop_signals.hpp"
 
 namespace gpushare::cli {
@@ -55,22 +56,65 @@ base::Result<pid_t> start(const Program& program) {
   _exit(127);
 }
 
+using Clock = std::chrono::steady_clock;
+
+// The daemon of one instance.
+struct Child {
+  const MigDaemon* daemon;
+  pid_t process = 0;  // 0: it has ended, and is started again
+  Clock::time_point start{};
+  std::chrono::seconds pause{1};  // before the next start; twice as long each time
+};
+
 // A daemon that is stopped, or hangs in the driver, does not hear SIGTERM.
-void end_all(std::map<pid_t, const MigDaemon*> daemons) {
+void end_all(std::vector<Child> children) {
+  std::erase_if(children, [](const Child& child) { return child.process == 0; });
   for (const int with : {SIGTERM, SIGKILL}) {
-    for (const auto& [child, daemon] : daemons) {
+    for (const Child& child : children) {
       if (with == SIGKILL)
-        base::log(base::kWarning, "the daemon at " + daemon->socket + " does not end, and is killed");
-      kill(child, with);
+        base::log(base::kWarning, "the daemon at " + child.daemon->socket + " does not end, and is killed");
+      kill(child.process, with);
     }
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto until = Clock::now() + std::chrono::seconds(10);
     for (;;) {
-      std::erase_if(daemons, [](const auto& each) { return waitpid(each.first, nullptr, WNOHANG) != 0; });
-      if (daemons.empty()) return;
-      if (std::chrono::steady_clock::now() > until) break;
+      std::erase_if(children,
+                    [](const Child& child) { return waitpid(child.process, nullptr, WNOHANG) != 0; });
+      if (children.empty()) return;
+      if (Clock::now() > until) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
+}
+
+// One whose device or driver fails is started again later, and the others go on. Errors: none goes on, or one has ended
+// for any other reason.
+base::Status take_end(std::vector<Child>& children, pid_t process, int how) {
+  const auto child = std::find_if(children.begin(), children.end(),
+                                  [process](const Child& each) { return each.process == process; });
+  if (child == children.end()) return {};
+  child->process = 0;
+  const bool device =
+      WIFEXITED(how) && (WEXITSTATUS(how) == kExitFailed || WEXITSTATUS(how) == kExitUnavailable);
+  const bool others =
+      std::any_of(children.begin(), children.end(), [](const Child& each) { return each.process != 0; });
+  const std::string what = base::format("the daemon at %s (CUDA_VISIBLE_DEVICES=%s) ended with %s %d",
+                                        child->daemon->socket.c_str(), child->daemon->visible.c_str(),
+                                        WIFSIGNALED(how) ? "signal" : "exit code",
+                                        WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
+  if (!device || !others) return {GPUSHARE_IO_ERROR, what + (others ? "; the others are stopped" : "")};
+  base::log(base::kError, what + base::format("; it is started again in %lld s, and the others go on",
+                                              static_cast<long long>(child->pause.count())));
+  child->start = Clock::now() + child->pause;
+  child->pause = std::min(2 * child->pause, std::chrono::seconds(3600));
+  return {};
+}
+
+base::Status start_due(std::vector<Child>& children, const std::vector<std::string>& rest) {
+  for (Child& child : children) {
+    if (child.process != 0 || Clock::now() < child.start) continue;
+    GPUSHARE_ASSIGN_OR_RETURN(child.process, start(program_of(*child.daemon, rest)));
+  }
+  return {};
 }
 
 }  // namespace
@@ -94,30 +138,16 @@ std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus,
 base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
                              double for_s) {
   const StopSignals signals;
-  std::map<pid_t, const MigDaemon*> children;
-  base::Status outcome;
-  for (const MigDaemon& daemon : daemons) {
-    const base::Result<pid_t> child = start(program_of(daemon, rest));
-    if (!child.ok()) {
-      outcome = child.status();
-      break;
-    }
-    children[*child] = &daemon;
-  }
+  std::vector<Child> children;
+  for (const MigDaemon& daemon : daemons) children.push_back({&daemon});
+  base::Status outcome = start_due(children, rest);
   constexpr double kLookS = 0.5;
   for (double left = for_s; outcome.ok(); left -= kLookS) {
     if (signals.wait(for_s > 0 ? std::min(kLookS, left) : kLookS)) break;
     int how = 0;
     const pid_t ended = waitpid(-1, &how, WNOHANG);
-    if (const auto found = children.find(ended); ended > 0 && found != children.end()) {
-      outcome = base::Status(
-          GPUSHARE_IO_ERROR,
-          base::format("the daemon at %s (CUDA_VISIBLE_DEVICES=%s) ended with %s %d; the others are stopped",
-                       found->second->socket.c_str(), found->second->visible.c_str(),
-                       WIFSIGNALED(how) ? "signal" : "exit code",
-                       WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how)));
-      children.erase(found);
-    }
+    if (ended > 0) outcome = take_end(children, ended, how);
+    if (outcome.ok()) outcome = start_due(children, rest);
     if (for_s > 0 && left <= kLookS) break;
   }
   end_all(children);
@@ -132,8 +162,14 @@ base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& 
       if (const auto known = names.find(each.device); known != names.end()) each.device = known->second;
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   };
+  base::Status failed;
   for (const MigDaemon& daemon : daemons) {
-    GPUSHARE_ASSIGN_OR_RETURN(client::ServiceStatus one, client::query_service(daemon.socket));
+    base::Result<client::ServiceStatus> told = client::query_service(daemon.socket);
+    if (!told.ok()) {
+      failed = told.status();
+      continue;
+    }
+    client::ServiceStatus& one = *told;
     std::map<std::string, std::string> names;
     for (const client::DeviceStatus& device : one.devices)
       names[device.device] = device.uuid.empty() ? device.device : device.uuid;
@@ -146,6 +182,7 @@ base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& 
     take(all.sessions, one.sessions, names);
     take(all.images, one.images, names);
   }
+  if (all.devices.empty()) return failed;
   for (const auto& [cause, count] : refusals) all.refusals.push_back({cause, count});
   return all;
 }

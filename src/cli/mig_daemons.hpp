@@ -21,12 +21,14 @@ struct MigDaemon {
 // uuids: daemon-mig-5c89852c.sock beside daemon.sock.
 std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus, const std::string& socket);
 
-// Starts them, as this program with the arguments `rest`, and waits for a signal to stop, for `for_s` (0: for ever), or for the
-// first to end; then ends all: a daemon that has not ended 10 s after SIGTERM is killed. OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
+// Starts them, as this program with the arguments `rest`, and waits for a signal to stop, or for `for_s` (0: for ever). One
+// that ends because its device fails (exit codes 1 and 3) is started again after 1 s, then 2, up to an hour, and the others
+// go on. If none goes on, or one ends in any other way, all are ended; one that has not ended 10 s after SIGTERM is killed.
+// OK: told to stop. Errors: IO_ERROR, naming the daemon that ended.
 base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
                              double for_s);
 
-// What all of them tell, as of one daemon; devices are named by their uuids, since each daemon has a cuda:0.
+// What those that answer tell, as of one daemon. Errors: those of the last, where none answers. Devices are named by their uuids, since each daemon has a cuda:0.
 base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& daemons);
 
 }  // namespace gpushare::cli

@@ -60,6 +60,29 @@ class Mig(ToolTest):
         self.assertEqual(daemon.wait(), 0)
         self.assertEqual([path.name for path in self.folder.glob("*.sock")], [])  # both have ended
 
+    def test_an_instance_s_daemon_whose_device_fails_is_started_again(self):
+        second = "MIG-00000002-0001-0000-0000-000000000000"
+        fails = self.library("fails", f"""
+            #include <stdlib.h>
+            #include <string.h>
+            #include <unistd.h>
+            __attribute__((constructor)) static void begin(void) {{
+              const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+              if (visible != NULL && strcmp(visible, "{second}") == 0 && access("{self.folder}/fails", F_OK) == 0) _exit(3);
+            }}""")
+        (self.folder / "fails").touch()
+        order = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        daemon, address = self.serve("devices=1,mig_instances=2", "--capacity", "64MiB", LD_PRELOAD=str(fails), ASAN_OPTIONS=order)
+        for line in daemon.stderr:
+            if "started again in 1 s, and the others go on" in line:
+                break
+        self.assertNotIn(second, self.figures(address)[1])
+        (self.folder / "fails").unlink()
+        while second not in self.figures(address)[1]:
+            self.assertIsNone(daemon.poll())
+        daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(), 0)
+
     def test_an_instance_s_daemon_that_ends_ends_all(self):
         daemon, _ = self.serve("devices=1,mig_instances=2", "--capacity", "64MiB")
         top = subprocess.run([OPTIONS.tool, "top", "--json", "-", "--socket", "d.sock"], cwd=self.folder, capture_output=True, text=True, check=True)
