@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <poll.h>
 #include <sys/file.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -25,7 +25,6 @@
 #include "daemon/metrics.hpp"
 #include "daemon/metrics_server.hpp"
 #include "daemon/service.hpp"
-#include "gpushare/gpushare.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -100,9 +99,9 @@ cannot share; 3 no such device.
         "Least seconds on the device for programs that take turns in its memory (gpushare exec "
         "--pageable) [1]");
     add(app, "--driver-patience", &options_.step_patience_ns, whole_seconds, "S",
-        "Seconds that a driver may keep the daemon in one call; then the daemon ends with code 1, so that "
-        "one in "
-        "its place can serve the other devices [60]");
+        "Seconds that the daemon may be at work at one device before its driver counts as hanging; then the "
+        "daemon ends with code 1, so that one in its place can serve the other devices. For a device to open "
+        "it waits as long, but 20 s at most [60]");
     app.add_flag("--kill-overdue", options_.kill_overdue,
                  "Kill a process that kept its turn longer than the lease");
     app.add_flag("--all-users", options_.all_users, "Let other users connect");
@@ -131,15 +130,17 @@ cannot share; 3 no such device.
     if (policies_.size() > 1) return bad_option("--policy", policies_[1].name, "a daemon has one policy");
     if (!policies_.empty()) options_.make_policy = [policy = policies_[0]] { return policy.make(); };
     if (coordinate_) options_.coordination = coordinator_;
-    options_.on_hang = [patience_ns = options_.step_patience_ns](const std::string& device) {
-      end_hanging(device, patience_ns);
-    };
+    options_.open_patience_ns = std::min(options_.open_patience_ns, options_.step_patience_ns);
+    options_.on_hang = [socket = options_.socket, patience_ns = options_.step_patience_ns](
+                           const std::string& device) { end_hanging(socket, device, patience_ns); };
     const std::string socket = options_.socket;
     const StopSignals signals;
     auto started = daemon::Service::start(options_);
     if (started.status().code() == GPUSHARE_EXCEEDS_CAPACITY)
       return bad_option("--capacity", base::format_bytes(options_.capacity_bytes),
                         started.status().message());
+    if (started.status().code() == GPUSHARE_UNAVAILABLE && options_.leave_out_failed)
+      return no_gpu(started.status());
     if (!started.ok()) return started.status();
     for (const auto& device : (*started)->devices())
       std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s, policy %s\n", socket.c_str(),
@@ -183,35 +184,39 @@ cannot share; 3 no such device.
         daemons, without(command_arguments(), {"--device", "--socket", "--metrics", "--for"}), for_s_));
     return kExitOk;
   }
-  // Whatever hangs may hold any lock of this process, so the message is written past the log, and only if stderr takes
-  // it at once.
-  [[noreturn]] static void end_hanging(const std::string& device, uint64_t patience_ns) {
-    const std::string lasts = base::format_duration_ns(patience_ns);
+  // Whatever hangs may hold the lock of the log, so the message is written past it, and only if stderr takes it at once.
+  [[noreturn]] static void end_hanging(const std::string& socket, const std::string& device,
+                                       uint64_t patience_ns) {
+    const std::string lasts = " has lasted " + base::format_duration_ns(patience_ns);
     const std::string message =
         "gpushare daemon: " +
-        (device.empty()
-             ? "a step of the daemon has lasted " + lasts
-             : "a call at device '" + device + "' has lasted " + lasts + ", as when its driver hangs") +
+        (device.empty() ? "work of the daemon" + lasts
+                        : "work at device '" + device + "'" + lasts + ", as when its driver hangs") +
         "; the daemon ends, and one that is started in its place serves the other devices\n";
     pollfd to{STDERR_FILENO, POLLOUT, 0};
     if (poll(&to, 1, 0) > 0) [[maybe_unused]]
       const ssize_t written = write(STDERR_FILENO, message.data(), message.size());
-    let_go_of_files();
+    let_go_of(socket);
     _exit(kExitFailed);
   }
-  // A thread that hangs in the kernel keeps the process and all that is open. So sockets and the socket's lock are let
-  // go of here: programs find the connection closed, and another daemon can start. The driver's own files stay open,
-  // because closing them may wait for what hangs.
-  static void let_go_of_files() {
-    std::vector<int> files;
+  // A thread that hangs in the kernel keeps the process and all that is open. So sockets are closed and the lock of
+  // `socket` is let go of here: programs find the connection closed, and another daemon can start. Other files stay
+  // open, and are not asked what they are: their file system, or a driver, may be what hangs.
+  static void let_go_of(const std::string& socket) {
+    const std::string lock = "/" + std::filesystem::path(socket).filename().string() + ".lock";
+    std::vector<std::filesystem::path> files;
     std::error_code error;
-    for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd", error))
-      files.push_back(std::atoi(each.path().filename().c_str()));
-    for (const int file : files) {
-      struct stat info {};
-      if (file <= STDERR_FILENO || fstat(file, &info) != 0) continue;
-      if (S_ISREG(info.st_mode)) (void)flock(file, LOCK_UN);
-      if (S_ISREG(info.st_mode) || S_ISSOCK(info.st_mode)) close(file);
+    for (std::filesystem::directory_iterator each("/proc/self/fd", error), end; !error && each != end;
+         each.increment(error))
+      files.push_back(each->path());
+    for (const std::filesystem::path& each : files) {
+      const int file = std::atoi(each.filename().c_str());
+      const std::string name = std::filesystem::read_symlink(each, error).string();
+      if (file <= STDERR_FILENO || error) continue;
+      if (name.ends_with(lock)) (void)flock(file, LOCK_UN);
+      if (!name.starts_with("socket:")) continue;
+      (void)shutdown(file, SHUT_RDWR);  // a child may have it too
+      close(file);
     }
   }
   // The arguments behind "daemon" on the command line.
@@ -269,21 +274,15 @@ cannot share; 3 no such device.
         devices_.empty() || std::find(devices_.begin(), devices_.end(), "auto") != devices_.end();
     if (!all && !(is_auto && options_.all_users)) return {};
     if (devices_.size() > 1) return bad_option("--device", all ? "all" : "auto", "name no device beside it");
-    options_.devices.clear();
-    std::string reasons;
-    for (const gpushare_device_info& device : gpushare::devices()) {
-      const std::string_view spec = device.spec;
-      if (spec == "host" || spec == "sim") continue;
-      if (device.status == GPUSHARE_OK)
-        options_.devices.emplace_back(spec);
-      else
-        reasons += "; " + std::string(spec) + ": " + device.reason;
-    }
-    if (options_.devices.empty())
-      return {GPUSHARE_UNAVAILABLE,
-              "no GPU can be used" + reasons + "; '--device host' shares the host device"};
-    if (!all) options_.devices.resize(1);
+    base::Result<std::vector<std::string>> gpus = daemon::gpu_specs();
+    if (!gpus.ok()) return no_gpu(gpus.status());
+    options_.devices = *std::move(gpus);
+    options_.leave_out_failed = true;
+    options_.first_alone = !all;
     return {};
+  }
+  static base::Status no_gpu(const base::Status& why) {
+    return {why.code(), "no GPU can be used; " + why.message() + "; '--device host' shares the host device"};
   }
   // Where clients look, in a folder that only this user can write.
   base::Result<std::string> socket_to_serve() const {

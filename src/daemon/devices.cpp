@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "base/log.hpp"
@@ -10,6 +11,7 @@
 #include "daemon/log_failure.hpp"
 #include "daemon/service.hpp"
 #include "device/device.hpp"
+#include "device/registry.hpp"
 
 namespace gpushare::daemon {
 
@@ -27,8 +29,34 @@ base::Result<Service::Found> Service::find(const std::string& spec) {
   return found;
 }
 
+base::Result<std::vector<std::string>> gpu_specs() {
+  using Specs = std::vector<std::string>;
+  constexpr std::chrono::seconds kPatience{20};
+  static base::Hangs hangs;
+  return base::ask_patiently<Specs>(hangs, "the driver of the GPUs", kPatience, []() -> base::Result<Specs> {
+    Specs specs;
+    std::string reasons;
+    for (const gpushare_backend_ops* ops : device::backends()) {
+      const std::string name = ops->name;
+      uint32_t count = 0;
+      if (name == "host" || name == "sim") continue;
+      if (ops->probe(&count) == GPUSHARE_OK) {
+        for (uint32_t i = 0; i < count; ++i) specs.push_back(name + ":" + std::to_string(i));
+        continue;
+      }
+      gpushare_backend_error error{};
+      error.struct_size = sizeof error;
+      (void)ops->last_error(&error);
+      reasons += (reasons.empty() ? "" : "; ") + name + ": " + error.message;
+    }
+    if (specs.empty()) return base::Status(GPUSHARE_UNAVAILABLE, reasons.empty() ? "there is none" : reasons);
+    return specs;
+  });
+}
+
 base::Status Service::open_devices() {
   devices_.reserve(options_.devices.size());
+  named_ = options_.devices;
   const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(options_.open_patience_ns);
   for (const std::string& spec : options_.devices) {
     Late& late = late_.emplace_back(Late{spec, {}, {}});
@@ -37,15 +65,25 @@ base::Status Service::open_devices() {
   }
   // After a failure the others are waited for too: the program may end on it, and drivers do not like that while they open.
   base::Status failed;
+  std::string left_out;
   for (Late& late : late_) {
     std::optional<base::Result<Found>> found = late.found->wait_until(until);
     if (!found) continue;
     late.found.reset();
+    if (!found->ok() && options_.leave_out_failed) {
+      left_out += (left_out.empty() ? "" : "; ") + late.spec + ": " + found->status().message();
+      std::erase(named_, late.spec);
+      continue;
+    }
+    if (options_.first_alone) named_ = {late.spec};
     if (failed.ok()) failed = found->ok() ? share(late.spec, **std::move(found)) : found->status();
+    if (options_.first_alone) break;
   }
   GPUSHARE_RETURN_IF_ERROR(failed);
+  if (options_.first_alone && !devices_.empty()) late_.clear();
   std::erase_if(late_, [](const Late& late) { return late.found == nullptr; });
-  if (devices_.empty()) return {GPUSHARE_UNAVAILABLE, late(late_.front().spec)};
+  if (devices_.empty()) return {GPUSHARE_UNAVAILABLE, late_.empty() ? left_out : late(late_.front().spec)};
+  if (!left_out.empty()) base::log(base::kWarning, "daemon: left out: " + left_out);
   for (const Late& each : late_) base::log(base::kWarning, "daemon: " + late(each.spec));
   first_devices_ = devices_.size();
   return {};
@@ -113,7 +151,7 @@ base::Status Service::share(const std::string& spec, Found found) {
   devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, found.granularity_bytes, options_,
                                                     log_limit_, std::move(policy), [this] { wake(); }));
   devices_.back()->set_pci_address(info.pci_address, std::move(found.identity));
-  if (spec == options_.devices.front()) first_device_ = devices_.back().get();
+  if (spec == named_.front()) first_device_ = devices_.back().get();
   return {};
 }
 

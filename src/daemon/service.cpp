@@ -145,12 +145,14 @@ void Service::handle_event(uint64_t id) {
 
 uint64_t Service::tick(uint64_t now_ns) {
   uint64_t in_ns = log_limit_.tick(now_ns);
+  watch_.at_none();
   if (take_late()) in_ns = std::min(in_ns, kLateLookNs);
   if (handle_held(now_ns)) in_ns = std::min(in_ns, kHeldLookNs);
   for (const auto& device : devices_) {
     watch_.at(device->name());
     in_ns = std::min(in_ns, device->tick(now_ns));
   }
+  watch_.at_none();
   for (const auto& [id, process] : processes_) {
     if (process->welcome || process->dead) continue;
     if (now_ns > process->connected_ns + kHelloNs)
@@ -435,6 +437,7 @@ void Service::meet_again(Process& process, SharedDevice& device, uint64_t instan
                                false);
     died(*other);
   }
+  watch_.at(device.name());
 }
 
 base::Status Service::welcome(Process& process, const client::Hello& message) {
@@ -481,7 +484,7 @@ base::Result<SharedDevice*> Service::find_device(const client::Hello& message) c
   // Without a name: the operator's first device, open or not, because a process that comes back has its memory there.
   const bool first = wanted.empty() && !by_address;
   std::string names;
-  if (const std::string why = late(first ? options_.devices.front() : wanted); !why.empty())
+  if (const std::string why = late(first ? named_.front() : wanted); !why.empty())
     return base::Status(GPUSHARE_UNAVAILABLE, why);
   for (const auto& each : devices_) {
     const bool meant = first        ? each.get() == first_device_
@@ -532,11 +535,13 @@ base::Status Service::set_capacity(const Process& process, const client::SetCapa
   if (process.peer.uid != geteuid() && process.peer.uid != 0)
     return {GPUSHARE_UNAVAILABLE, "only the daemon's operator, its own user or root, sets the capacity"};
   const std::string name = client::text_of(message.device);
-  if (const std::string why = late(name.empty() ? options_.devices.front() : name); !why.empty())
+  if (const std::string why = late(name.empty() ? named_.front() : name); !why.empty())
     return {GPUSHARE_UNAVAILABLE, why};
   for (const auto& device : devices_)
-    if (name.empty() ? device.get() == first_device_ : device->name() == name)
+    if (name.empty() ? device.get() == first_device_ : device->name() == name) {
+      watch_.at(device->name());
       return device->set_capacity(message.bytes);
+    }
   return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + name + "'"};
 }
 
@@ -576,6 +581,7 @@ void Service::disconnect(Process& process, const std::string& why) {
 
 void Service::died(Process& process) {
   process.dead = true;
+  if (process.device != nullptr) watch_.at(process.device->name());
   if (!process.sessions.empty()) ++lost_processes_;
   while (!process.sessions.empty()) process.device->remove(*process.sessions.begin()->second);
   if (process.device != nullptr) process.device->died(process);

@@ -54,6 +54,9 @@ namespace gpushare::daemon {
 struct ServiceOptions {
   std::string socket;
   std::vector<std::string> devices = {"auto"};
+  bool leave_out_failed =
+      false;  // devices that cannot be opened, with a line in the log; else there is no service
+  bool first_alone = false;     // serves the first of them that opens in time, and no other
   uint64_t capacity_bytes = 0;  // of each device; 0 = the bytes that are free at start, less a 64th
   std::string policy = "fair";
   uint32_t max_lanes = 1;  // turns at a time; more than 1 where kernels of several processes run side by side
@@ -72,8 +75,9 @@ struct ServiceOptions {
   // The daemon waits so long for its devices to open. A device that opens later is served from then on.
   // Processes wait for a daemon in place of theirs three times as long.
   uint64_t open_patience_ns = 20'000'000'000;
-  // A step of the service's thread that lasts longer hangs, as in a device's driver. The service then answers nobody,
-  // and its end waits for the step. `on_hang` is called once, on a thread of its own; empty: nobody looks.
+  // Work of the service's thread at one device that lasts longer counts as a hang of the device's driver. The service
+  // then answers nobody, and its end waits for the driver. `on_hang` is called once, on a thread of its own; empty:
+  // nobody looks.
   uint64_t step_patience_ns = 60'000'000'000;
   StepWatch::OnHang on_hang;
   // For tests: called on the service's thread with what is wrong with a device's books after an event; empty: they are
@@ -82,6 +86,10 @@ struct ServiceOptions {
   // Makes a policy of the operator's own for each device; empty: the built-in one that `policy` names.
   std::function<base::Result<std::unique_ptr<sched::Policy>>()> make_policy;
 };
+
+// Every GPU that the drivers name, opened by nobody yet. Blocks for 20 s at most. Errors: UNAVAILABLE (there is none; the
+// message says why), NOT_READY (a driver does not answer).
+base::Result<std::vector<std::string>> gpu_specs();
 
 class SharedDevice;
 struct Claim;
@@ -624,6 +632,7 @@ class Service {
   StepWatch watch_;
   std::vector<std::unique_ptr<SharedDevice>> devices_;  // of room for all, so that it does not move
   size_t first_devices_ = 0;
+  std::vector<std::string> named_;              // the operator's devices, without those that are left out
   const SharedDevice* first_device_ = nullptr;  // the operator's first, once it is open
   std::vector<Late> late_;
   client::Listener listener_;

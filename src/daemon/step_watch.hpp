@@ -1,4 +1,4 @@
-// step_watch.hpp: notices that a step of the service's thread does not end, as where a device's driver hangs.
+// step_watch.hpp: notices that work of the service's thread at one device does not end, as where its driver hangs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,7 +15,7 @@ namespace gpushare::daemon {
 
 // A thread of its own looks four times in the patience whether the step is still the same, so it notices after one to
 // one and a quarter times the patience. It counts looks and compares no clocks: a process that is stopped for a while is
-// taken for nothing else. begin(), at() and end() are for one thread at a time and cost a few stores.
+// taken for nothing else. begin(), at(), at_none() and end() are for one thread at a time and cost a few stores.
 class StepWatch {
  public:
   // Called once, on the watch's thread, with the name of the device that the step is at; empty: at none.
@@ -33,13 +33,18 @@ class StepWatch {
     device_.store(nullptr);
     step_.fetch_add(1);
   }
-  void at(const std::string& device) { device_.store(&device); }  // which lives until begin_last()
-  void at_none() { device_.store(nullptr); }
+  // Each begins a step anew. The name lives until begin_last().
+  void at(const std::string& device) { next(&device); }
+  void at_none() { next(nullptr); }
   void end() { step_.fetch_add(1); }
   // The last step, in which the names of devices go.
   void begin_last();
 
  private:
+  void next(const std::string* device) {
+    device_.store(device);
+    step_.fetch_add(2);
+  }
   void look(uint64_t every_ns, const OnHang& on_hang);
   bool sleep(uint64_t time_ns);  // false: the watch ends
 

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kSilentNs = 1'000'000'000;
 // How often a launch that has a deadline looks whether work in flight is done.
 constexpr uint64_t kLookNs = 500'000;
-constexpr uint64_t kLongestWaitNs = 3'600'000'000'000;
+constexpr uint64_t kMostWorkNs = 3'600'000'000'000;
 // Work whose time nobody has estimated is there all the same.
 constexpr uint64_t kLeastWorkNs = 1;
 
@@ -376,7 +376,7 @@ void LaunchGate::let_in(const Stream* stream, uint64_t ns, uint64_t now_ns) {
   if (link_ == nullptr)
     of_->controller_.progressed(session_, ns);
   else if (slot_ != nullptr)
-    slot_->let_in(std::min(ns, kLongestWaitNs));
+    slot_->let_in(std::min(ns, kMostWorkNs));
   if (slot_ != nullptr) slot_->set_asked(0);
 }
 

@@ -4,11 +4,13 @@
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import signal
 import socket
 import struct
 import termios
+import time
 
 import support
 from support import OPTIONS, ToolTest
@@ -135,22 +137,51 @@ class Daemon(ToolTest):
             #include <sys/syscall.h>
             #include <unistd.h>
             int memfd_create(const char* name, unsigned flags) {
-              while (strcmp(name, "gpushare-shared") == 0) pause(); /* memory of a shared lane, on the host device */
+              int hangs = strcmp(name, "gpushare-shared") == 0; /* memory of a shared lane, on the host device */
+              if (hangs) fork(); /* has all files, and stays, as a process that the kernel cannot end */
+              while (hangs) pause();
               return (int)syscall(SYS_memfd_create, name, flags);
             }""")
         order = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         with open(self.folder / "log", "w") as log:
             daemon = self.start_daemon("socket", "--driver-patience", "5", stderr=log, env={**os.environ, "LD_PRELOAD": str(hangs), "ASAN_OPTIONS": order})
+        others = []
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             self.arrive(connection)
+            while not others:
+                self.assertIsNone(daemon.poll())
+                others = self.children(daemon.pid)
+                time.sleep(0.02)
+            self.addCleanup(os.kill, int(others[0]), signal.SIGKILL)
             self.assertEqual(daemon.wait(timeout=support.LONG_S), 1)
             try:
                 while connection.recv(8192):
                     pass
             except ConnectionResetError:
                 pass
-        self.assertIn("a call at device 'host' has lasted 5.00 s, as when its driver hangs", (self.folder / "log").read_text())
+        self.assertIn("work at device 'host' has lasted 5.00 s, as when its driver hangs", (self.folder / "log").read_text())
         self.start()
+
+    @staticmethod
+    def children(process):
+        """Those that a thread of it has forked."""
+        return [child for thread in pathlib.Path(f"/proc/{process}/task").glob("*/children") for child in thread.read_text().split()]
+
+    def test_a_gpu_whose_driver_hangs_keeps_no_other_from_being_served(self):
+        standin = pathlib.Path(OPTIONS.tool).resolve().parent.parent / "lib" / "libcuda_standin.so"
+        if not standin.exists():
+            self.skipTest("no stand-in for the driver")
+        for number, device in enumerate(("all", "auto")):
+            daemon = self.start_daemon(f"socket{number}", "--all-users", "--driver-patience", "10", devices=(device,), env={
+                **os.environ, "GPUSHARE_CUDA_DRIVER": str(standin), "CUDA_STANDIN": "devices=3,hanging_device=1,leaks=0"})
+
+            def served():
+                return {each["device"] for each in json.loads(self.tool("top", "--socket", f"socket{number}", "--json", "-", code=0).out)["devices"]}
+            while device == "all" and served() != {"cuda:1", "cuda:2"}:  # one may open late
+                self.assertIsNone(daemon.poll())
+                time.sleep(0.05)
+            self.assertTrue(served() < {"cuda:1", "cuda:2"} or device == "all")
+            daemon.kill()
 
     def test_default_socket(self):
         environment = dict(os.environ, XDG_RUNTIME_DIR=str(self.folder))

@@ -217,7 +217,18 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
   }
 }
 
+// Waits until the world says no more that something hangs. Call without its mutex.
+static void hang_while(const char* key, uint64_t value) {
+  std::unique_lock<std::mutex> lock(world().mutex);
+  while (world().setting(key) == value) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+}
+
 STANDIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* out_context, CUdevice device) {
+  hang_while("hanging_device", static_cast<uint64_t>(device) + 1);
   STANDIN_ENTRY(cuDevicePrimaryCtxRetain);
   if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
   Context*& primary = world().devices[static_cast<size_t>(device)].primary;
@@ -477,12 +488,8 @@ STANDIN_API int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* 
     unsigned long long used_bytes;
     unsigned instance, compute_instance;
   };
-  std::unique_lock<std::mutex> lock(world().mutex);
-  while (world().setting("nvml_hangs") != 0) {
-    lock.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-  }
+  hang_while("nvml_hangs", 1);
+  const std::lock_guard<std::mutex> lock(world().mutex);
   // Those of others come first.
   const auto others = static_cast<unsigned>(world().setting("nvml_others"));
   const unsigned room = std::exchange(*count, others + 1);

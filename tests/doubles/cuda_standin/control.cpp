@@ -103,6 +103,7 @@ World& world() {
                        {"nvml_lists_process", 1},
                        {"nvml_others", 0},
                        {"nvml_hangs", 0},
+                       {"hanging_device", 0},
                        {"mig_instances", 0},
                        {"costs", 0},
                        {"copy_bytes_per_s", 0},

@@ -43,6 +43,7 @@ extern "C" {
  *   nvml_lists_process  1        0: NVML does not list this process, as in a namespace of process ids of its own
  *   nvml_others         0        so many processes of others are before this one in NVML's list
  *   nvml_hangs          0        1: NVML does not answer for processes until this is 0 again
+ *   hanging_device      0        above 0: the device with that number less 1 gets no primary context until this is 0 again
  *   mig_instances       0        above 0: each GPU is divided by MIG into so many instances of equal memory, and a process sees one device, as
  *                                with a real driver
  *   costs               0        1 or "h100": standin_cost_ns() counts what calls would cost there

@@ -17,10 +17,11 @@ using client::MessageType;
 namespace {
 
 constexpr char kHanging[] = "hanging_host";
-std::atomic<int> g_hangs{0};         // whether device_open hangs, and context_bytes if it is supported
-std::atomic<int> g_hanging{0};       // threads that are in it
-std::atomic<int> g_open{0};          // devices
-std::atomic<int> g_memory_hangs{0};  // whether phys_create_shared hangs
+std::atomic<int> g_hangs{0};           // whether device_open hangs, and context_bytes if it is supported
+std::atomic<int> g_hanging{0};         // threads that are in it
+std::atomic<int> g_open{0};            // devices
+std::atomic<int> g_memory_hangs{0};    // whether phys_create_shared hangs
+std::atomic<int> g_memory_hanging{0};  // threads that are in it
 std::atomic<int32_t> g_context{GPUSHARE_UNSUPPORTED};  // what context_bytes returns
 
 std::string hanging_device() {
@@ -45,7 +46,9 @@ std::string hanging_device() {
     };
     ops.phys_create_shared = [](gpushare_backend_device* opened, uint64_t bytes,
                                 gpushare_backend_memory** out) {
+      ++g_memory_hanging;
       g_memory_hangs.wait(1);
+      --g_memory_hanging;
       return device::find_backend("host")->phys_create_shared(opened, bytes, out);
     };
     ops.device_close = [](gpushare_backend_device* opened) {
@@ -297,7 +300,7 @@ TEST_CASE("a daemon that a driver keeps in one call tells once at which device, 
   std::string at;
   const Shared shared([&](auto& options) {
     options.devices = {device};
-    options.step_patience_ns = 1'000'000'000;
+    options.step_patience_ns = 5'000'000'000;
     options.on_hang = [&](const std::string& name) {
       at = name;
       ++told;
@@ -306,6 +309,7 @@ TEST_CASE("a daemon that a driver keeps in one call tells once at which device, 
   const MemoryHangs hangs;
   const RawConnection process(shared);
   arrive(process);
+  while (g_memory_hanging == 0) std::this_thread::yield();
   eventually([&] { return told == 1; });
   CHECK(at == device);
   MemoryHangs::stop();
