@@ -18,7 +18,9 @@ namespace {
 namespace app = application;
 
 constexpr uint64_t kMostApplicationRounds = 1'000'000;
+constexpr size_t kMostApplicationServices = 2'000;
 constexpr double kMostServicesTimesUnits = 5e6;
+constexpr double kMostRoundsTimesServices = 1e7, kMostRoundsTimesUnits = 1e8;
 constexpr double kMostVisitsOfRound = 5e6, kMostVisits = 1e9;
 constexpr double kVisitsOfPlan = 1e5;  // mean, of the round that a plan is judged by
 
@@ -66,6 +68,7 @@ class ApplicationProblem final : public Problem {
     document.about("slo_ms", "The objective of a request's latency, from end to end.");
     application().slo_s = document.number("slo_ms", kPositive) / 1e3;
     Fields::Names seen;
+    document.about("services", "At most 2,000.");
     document.each("services", 1, [&](Fields& fields, size_t index) {
       application().services.push_back(read_application_service(fields, seen, index));
     });
@@ -92,6 +95,9 @@ class ApplicationProblem final : public Problem {
       });
     }
     if (!document.ok()) return;
+    if (application().services.size() > kMostApplicationServices)
+      document.refuse_all(base::format("services: %zu are more than the %zu that an application may have",
+                                       application().services.size(), kMostApplicationServices));
     if (double(application().services.size()) * double(problem_.capacity) > kMostServicesTimesUnits)
       document.refuse("capacity", base::format("%zu services x capacity are more than %g",
                                                application().services.size(), kMostServicesTimesUnits));
@@ -102,9 +108,9 @@ class ApplicationProblem final : public Problem {
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
     const app::Application& application = problem_.application;
-    const double visits = problem_.most_visits() / problem_.round_s;  // a second
-    const double seconds = std::min(problem_.round_s, kVisitsOfPlan / visits);
     std::vector<double> offered = application.visits();
+    const double visits = std::accumulate(offered.begin(), offered.end(), 0.0);  // of a request
+    const double seconds = std::min(problem_.round_s, kVisitsOfPlan / (problem_.load_rps * visits));
     for (size_t s = 0; s < offered.size(); ++s)
       offered[s] *= problem_.load_rps * application.services[s].work_s;
     const std::vector<int64_t> units =
@@ -129,13 +135,7 @@ class ApplicationProblem final : public Problem {
     problem.rounds = options.rounds.value_or(problem.rounds);
     problem.noise = options.noise.value_or(problem.noise);
     problem.seed = options.seed;
-    const double visits = problem.most_visits();
-    if (visits > kMostVisitsOfRound || visits * double(problem.rounds) > kMostVisits)
-      return {GPUSHARE_EXCEEDS_CAPACITY,
-              base::format(
-                  "run: %g visits of services a round and %g in all are more than the %g and %g that are "
-                  "played; give fewer rounds, a shorter round_s or less load",
-                  visits, visits * double(problem.rounds), kMostVisitsOfRound, kMostVisits)};
+    GPUSHARE_RETURN_IF_ERROR(bounded(problem));
     GPUSHARE_ASSIGN_OR_RETURN(const app::RoundsResult played, app::play_rounds(problem, choice));
     result["rounds"] = problem.rounds;
     add_means(played.rounds, 0, result);
@@ -166,18 +166,42 @@ class ApplicationProblem final : public Problem {
   static constexpr uint64_t kPlanSeed = 1;
 
   app::Application& application() { return problem_.application; }
-  // Means over the rounds from that one on.
+
+  static base::Status bounded(const app::RoundsProblem& problem) {
+    const auto rounds = double(problem.rounds);
+    const size_t services = problem.application.services.size();
+    if (problem.rounds > kMostApplicationRounds || rounds * double(services) > kMostRoundsTimesServices ||
+        rounds * double(problem.capacity) > kMostRoundsTimesUnits)
+      return {GPUSHARE_EXCEEDS_CAPACITY,
+              base::format(
+                  "run.rounds: %llu with %zu services and %lld units are more than is played; at most %g "
+                  "rounds, %g rounds x services and %g rounds x units are",
+                  static_cast<unsigned long long>(problem.rounds), services,
+                  static_cast<long long>(problem.capacity), double(kMostApplicationRounds),
+                  kMostRoundsTimesServices, kMostRoundsTimesUnits)};
+    const double visits = problem.most_visits();
+    if (visits > kMostVisitsOfRound || visits * rounds > kMostVisits)
+      return {GPUSHARE_EXCEEDS_CAPACITY,
+              base::format(
+                  "run: %g visits of services a round and %g in all are more than the %g and %g that are "
+                  "played; give fewer rounds, a shorter round_s or less load",
+                  visits, visits * rounds, kMostVisitsOfRound, kMostVisits)};
+    return {};
+  }
+
+  // Means over the rounds from that one on in which requests came.
   static void add_means(const std::vector<app::PlayedRound>& rounds, size_t from, OrderedJson& result) {
-    double p99_s = 0, mean_s = 0, in_time = 0;
-    const auto count = double(rounds.size() - from);
+    double p99_s = 0, mean_s = 0, in_time = 0, count = 0;
     for (size_t r = from; r < rounds.size(); ++r) {
-      p99_s += rounds[r].p99_s / count;
-      mean_s += rounds[r].mean_s / count;
-      in_time += rounds[r].in_time / count;
+      if (rounds[r].p99_s <= 0) continue;
+      p99_s += rounds[r].p99_s;
+      mean_s += rounds[r].mean_s;
+      in_time += rounds[r].in_time;
+      ++count;
     }
-    result["p99_ms"] = p99_s * 1e3;
-    result["mean_ms"] = mean_s * 1e3;
-    result["in_time"] = in_time;
+    result["p99_ms"] = count > 0 ? p99_s / count * 1e3 : 0;
+    result["mean_ms"] = count > 0 ? mean_s / count * 1e3 : 0;
+    result["in_time"] = count > 0 ? in_time / count : 1;
   }
   template <class T>
   OrderedJson by_service(const std::vector<T>& values) const {

@@ -25,9 +25,11 @@ struct Request {
   size_t kind = 0;
 };
 
+constexpr double kLeastSpread = 1e-6;  // below, the square becomes 0 at last, and a draw would be no number
+
 // Gamma, which is exponential at a spread of 1.
 double draw_work(const Service& service, std::mt19937_64& random) {
-  if (service.spread <= 0) return service.work_s;
+  if (service.spread < kLeastSpread) return service.work_s;
   const double shape = 1 / (service.spread * service.spread);
   return std::gamma_distribution<double>(shape, service.work_s / shape)(random);
 }

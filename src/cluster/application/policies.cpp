@@ -40,7 +40,7 @@ class Evolutionary final : public Equal {
   explicit Evolutionary(const Known& known) : Equal(known), search_(units_, known.capacity, 1, known.seed) {}
   std::vector<int64_t> decide() override { return search_.next(); }
   void observe(const std::vector<int64_t>& units, const Round& seen) override {
-    search_.observe(units, -seen.p99_s);
+    if (seen.p99_s > 0) search_.observe(units, -seen.p99_s);  // 0: no request came
   }
 
  private:
@@ -56,7 +56,7 @@ class EpsilonGreedy final : public Equal {
                : units_;
   }
   void observe(const std::vector<int64_t>& units, const Round& seen) override {
-    if (least_s_ > 0 && seen.p99_s >= least_s_) return;
+    if (seen.p99_s <= 0 || (least_s_ > 0 && seen.p99_s >= least_s_)) return;  // 0: no request came
     least_s_ = seen.p99_s;
     units_ = units;
   }
@@ -170,25 +170,33 @@ class ByProxies final : public Equal {
 
   void observe(const std::vector<int64_t>& units, const Round& seen) override {
     load_.observe(seen.load_rps);
+    came_ = kKept * came_ + seen.load_rps;
     answered_ = kKept * answered_ + seen.answered_rps;
     for (size_t s = 0; s < sums_.size(); ++s) {
       sums_[s].busy = kKept * sums_[s].busy + seen.usage[s].busy;
       sums_[s].visits = kKept * sums_[s].visits + seen.usage[s].visits_rps;
     }
-    // Visits are counted for requests that were answered: where a service is overloaded, those behind it see fewer.
-    if (answered_ <= 0) return;
+    if (came_ <= 0) return;
     beliefs_.resize(sums_.size());
     for (size_t s = 0; s < sums_.size(); ++s) {
-      if (sums_[s].visits <= 0) continue;
-      beliefs_[s].visits = sums_[s].visits / answered_;
-      beliefs_[s].work_s = sums_[s].busy / sums_[s].visits;
+      const Sums& sums = sums_[s];
+      // Visits are counted for requests that were answered: where a service is overloaded, those behind it see fewer.
+      // Where no visit has ended, the busy time is taken as that of one visit by each request that came.
+      if (sums.visits > 0) {
+        beliefs_[s].visits = sums.visits / (answered_ > 0 ? answered_ : came_);
+        beliefs_[s].work_s = sums.busy / sums.visits;
+      } else if (sums.busy > 0) {
+        beliefs_[s].visits = 1;
+        beliefs_[s].work_s = sums.busy / came_;
+      }
     }
+    if (answered_ <= 0) return;
     learn_waits(units, seen);
     learn_tail(units, seen);
   }
 
   std::optional<double> expected_p99_s(double load_rps) const override {
-    if (beliefs_.empty()) return {};
+    if (answered_ <= 0) return {};
     const Moments time = end_to_end(beliefs_, load_rps, units_, known_.round_s);
     return time.mean + tail_ * std::sqrt(time.variance);
   }
@@ -228,7 +236,8 @@ class ByProxies final : public Equal {
   static constexpr double kPrior = 1;     // visits that wait
   static constexpr double kLeastFactor = 0.1, kMostFactor = 10, kLeastTail = 1, kMostTail = 10;
   LoadForecast load_;
-  double answered_ = 0, tail_ = kTail;
+  double came_ = 0, answered_ = 0;  // requests a second; newer rounds count more
+  double tail_ = kTail;
   std::vector<Sums> sums_;
   std::vector<Belief> beliefs_;  // empty until something was seen
 };

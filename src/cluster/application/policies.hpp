@@ -2,7 +2,7 @@
 //
 //   gpushare      from proxy metrics: the busy time and the visits of each service say how long requests would take with
 //                 other units (latency.hpp); how long visits were seen to wait, and the 99th percentile that was seen,
-//                 correct that. Equal shares until something was seen.
+//                 correct that. Equal shares until something was seen; by busy times where no visit has ended yet.
 //   cilantro      the source's: a kernel regression of the end-to-end latency over all units and the load, and the units
 //                 whose lower bound of the latency is least
 //   proportional  units in proportion to the busy time of the last round
@@ -41,7 +41,7 @@ class Policy {
   virtual std::vector<int64_t> decide() = 0;
   virtual void observe(const std::vector<int64_t>& units, const Round& seen) = 0;
   // The 99th percentile of the latency that it expects of its last decision at that load, if it predicts and has seen a
-  // round.
+  // request answered.
   virtual std::optional<double> expected_p99_s(double /*load_rps*/) const { return {}; }
 };
 

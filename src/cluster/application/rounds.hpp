@@ -36,7 +36,7 @@ struct PlayedRound {
 
 struct RoundsResult {
   std::vector<PlayedRound> rounds;
-  // Mean of |expected - seen| / seen of the 99th percentile, over the rounds before which the policy expected one.
+  // Mean of |expected - true| / true of the 99th percentile, over the rounds before which the policy expected one.
   double p99_error = 0;
   uint64_t expected = 0;
 };

@@ -49,9 +49,13 @@ std::vector<int64_t> EvolutionarySearch::next() {
 void EvolutionarySearch::observe(const std::vector<int64_t>& units, double signal) {
   Entry& entry = seen_[units];
   entry.mean += (signal - entry.mean) / ++entry.count;
+  if (seen_.size() > kMostSeen)
+    seen_.erase(std::min_element(seen_.begin(), seen_.end(),
+                                 [](const auto& a, const auto& b) { return a.second.mean < b.second.mean; }));
 }
 
 std::vector<int64_t> EvolutionarySearch::sampled() {
+  if (seen_.empty()) return first_;
   double mean = 0, square = 0;
   for (const auto& [units, entry] : seen_) mean += entry.mean / double(seen_.size());
   for (const auto& [units, entry] : seen_)

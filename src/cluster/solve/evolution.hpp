@@ -26,11 +26,13 @@ class EvolutionarySearch {
   EvolutionarySearch(std::vector<int64_t> first, int64_t capacity, int64_t least, uint64_t seed)
       : first_(std::move(first)), capacity_(capacity), least_(least), random_(seed) {}
   // `first` twice, then eight random divisions. After that, one time in ten a random one, else a mutation of one that was
-  // tried: the greater its mean signal, the more likely.
+  // observed: the greater its mean signal, the more likely.
   std::vector<int64_t> next();
+  // A round of the division that `next` gave. Only the 1,000 divisions with the greatest means are kept.
   void observe(const std::vector<int64_t>& units, double signal);
 
  private:
+  static constexpr size_t kMostSeen = 1'000;
   struct Entry {
     double mean = 0, count = 0;
   };

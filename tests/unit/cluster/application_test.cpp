@@ -169,6 +169,52 @@ TEST_CASE("application: work that changes is learned anew") {
   CHECK(mean_p99(*ours, 16) < 1.2 * mean_p99(*oracle, 16));
 }
 
+TEST_CASE("application: work that hardly spreads takes its mean") {
+  Application application;
+  application.slo_s = 1;
+  application.services = {{"a", 0.1, 1e-200}};
+  application.kinds = {{1, {{0}}}};
+  CHECK(play_round(application, {50}, 1, 100, 1).p99_s == Approx(0.1));
+}
+
+TEST_CASE("application: where no request is answered within a round, busy services have more") {
+  RoundsProblem problem;
+  problem.application.slo_s = 100;
+  problem.application.services = {{"a", 0.001, 0}, {"b", 20, 0}, {"c", 20, 0}};
+  problem.application.kinds = {{1, {{0}, {1}, {2}}}};
+  problem.capacity = 60;
+  problem.max_step = 4;
+  problem.load_rps = 1;
+  problem.rounds = 10;
+  const auto result = play_rounds(problem, "gpushare");
+  REQUIRE(result.ok());
+  CHECK(result->rounds.back().units[0] < 10);
+  CHECK(result->expected == 0);
+}
+
+TEST_CASE("application: a round in which no request came tells nothing") {
+  const std::unique_ptr<Policy> policy = make_policy("epsilon-greedy", {10, 1, 2, 1, 30, 1});
+  Round seen;
+  seen.p99_s = 1;
+  policy->observe({9, 1}, seen);
+  seen.p99_s = 0;
+  policy->observe({1, 9}, seen);
+  int best = 0;
+  for (int round = 0; round < 100; ++round) best += policy->decide() == std::vector<int64_t>{9, 1} ? 1 : 0;
+  CHECK(best > 50);
+
+  PlayOptions play;
+  play.rounds = 24;
+  const auto played = run(document("12", kTwo, kCalls, R"(, "run": {"loads": [40, 1e-9]})"), {}, play);
+  REQUIRE(played.ok());
+  for (const OrderedJson& row : (*played)["results"]) {
+    double sum = 0;
+    for (size_t r = 0; r < 24; r += 2) sum += row["series"][r]["p99_ms"].get<double>();
+    CHECK(row["p99_ms"].get<double>() == Approx(sum / 12));
+  }
+  CHECK(run(document("12", kTwo, kCalls, R"(, "run": {"loads": [1e-9]})"), {}, play).ok());
+}
+
 TEST_CASE("a document of an application: planned and played") {
   const auto planned = plan(document("12", kTwo, kCalls), {});
   INFO((planned.ok() ? "" : planned.status().message()));
@@ -180,6 +226,10 @@ TEST_CASE("a document of an application: planned and played") {
   CHECK(rows[0]["p99_ms"].get<double>() <= rows[2]["p99_ms"].get<double>());
   CHECK(rows[2]["allocation"]["a"] == 6);
   CHECK(rows[2]["utilization"]["b"].get<double>() == Approx(0.5));
+  // A plan is for load_rps.
+  const auto with_loads = plan(document("12", kTwo, kCalls, R"(, "run": {"loads": [1e5]})"), {});
+  REQUIRE(with_loads.ok());
+  CHECK((*with_loads)["results"][1]["p99_ms"] == rows[1]["p99_ms"]);
   std::vector<PlaySpan> spans;
   PlayOptions play;
   play.rounds = 6;
@@ -210,6 +260,23 @@ TEST_CASE("what a document of an application refuses is told with path and value
   const auto large = run(document("9", kTwo, kCalls, R"(, "run": {"round_s": 1e6})"), {}, {});
   REQUIRE_FALSE(large.ok());
   CHECK(large.status().message().find("visits of services a round") != std::string::npos);
+  const auto rounds = [](const char* capacity, uint64_t count) {
+    PlanOptions fair;
+    fair.schedulers = {"fair"};
+    PlayOptions play;
+    play.rounds = count;
+    const auto result =
+        run(document(capacity, kTwo, kCalls, R"(, "run": {"round_s": 1e-6})"), fair, play, kinds());
+    return result.ok() ? "" : result.status().message();
+  };
+  CHECK(rounds("2", 1'000'001).find("run.rounds: 1000001 with 2 services") != std::string::npos);
+  CHECK(rounds("200", 600'000).find("1e+08 rounds x units") != std::string::npos);
+  std::string many;
+  for (int s = 0; s <= 2000; ++s)
+    many += base::format(R"(%s{"name": "%d", "work_ms": 1})", s == 0 ? "" : ", ", s);
+  CHECK(
+      refused(document("2001", many, R"({"service": "0"})")).find("services: 2001 are more than the 2000") !=
+      std::string::npos);
 }
 
 }  // namespace gpushare::cluster
