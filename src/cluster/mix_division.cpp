@@ -66,8 +66,8 @@ class Divider {
   // The devices that are up, those that the part has before the others.
   std::vector<size_t> order(size_t part) const {
     std::vector<size_t> devices = moment_.up;
-    if (moment_.before.empty()) return devices;
-    const std::vector<Slice>& own = moment_.before.back().slices[part];
+    if (moment_.held.empty()) return devices;
+    const std::vector<Slice>& own = moment_.held[part];
     std::stable_partition(devices.begin(), devices.end(), [&](size_t device) {
       return std::any_of(own.begin(), own.end(), [&](const Slice& slice) { return slice.device == device; });
     });
@@ -82,7 +82,7 @@ class Divider {
       std::erase(free, device);
     };
     if (!services_.empty() && !free.empty()) {
-      for (const Slice& slice : moment_.before.back().slices[kServices])
+      for (const Slice& slice : moment_.held[kServices])
         if (is_up(slice.device)) take(kServices, slice.device);
       if (slices[kServices].empty()) take(kServices, free.front());
     }
@@ -95,6 +95,15 @@ class Divider {
         if (device != own_first.end()) take(part, *device);
       }
     return slices;
+  }
+
+  std::optional<Slices> to_one() const {
+    for (const size_t part : moment_.parts) {
+      Slices slices = alone(part, count() * kQuarters);
+      const Outcome outcome = play(part, slices, kOurs);
+      if (part == kServices ? outcome.error.empty() : parts_.end_of(part, outcome) < kNever) return slices;
+    }
+    return std::nullopt;
   }
 
   // So many quarters of these devices, from the first one on.
@@ -125,8 +134,7 @@ class Divider {
     return tables;
   }
 
-  // Sets the value of each part in the partition into whole devices that is expected to be the best, or that is the
-  // best where the real course is known. Less is a loss.
+  // Sets the value of each part in the partition into whole devices that divide_whole takes. Less is a loss.
   void set_floors(const std::string* specialists) {
     floors_.assign(kMixParts, kWorst);
     if (moment_.up.size() < moment_.parts.size()) return;  // there is no such partition
@@ -156,13 +164,13 @@ class Divider {
     return sum;
   }
 
-  std::optional<Slices> best(const Slices* kept) {
+  std::optional<Slices> best(bool may_keep) {
     set_values();
     std::optional<Slices> best;
     double greatest = -1e300;
-    if (kept != nullptr) {
-      best = *kept;
-      greatest = total(*kept);
+    if (may_keep) {
+      best = moment_.held;
+      greatest = total(moment_.held);
     }
     // Values are of devices in order; where devices differ, a part may get others in the end. So the partition is
     // offered too.
@@ -254,7 +262,7 @@ class Divider {
     return chosen;
   }
 
-  // What placed services leave of their devices.
+  // Sets what placed services leave of their devices.
   void leave(const Outcome& placed, const std::vector<Slice>& slices, std::vector<int64_t>& left) const {
     for (const Slice& slice : slices) {
       double used = 0, memory = 0;
@@ -327,14 +335,18 @@ std::optional<Slices> divide_whole(const MixParts& parts, const Moment& moment,
 }
 
 std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
-                                    const std::string* specialists, const Slices* kept) {
+                                    const std::string* specialists, bool may_keep) {
   Divider divider(parts, moment);
   divider.set_floors(specialists);
-  return divider.best(kept);
+  return divider.best(may_keep);
 }
 
 Slices divide_in_turn(const MixParts& parts, const Moment& moment) {
   return Divider(parts, moment).in_turn();
+}
+
+std::optional<Slices> divide_to_one(const MixParts& parts, const Moment& moment) {
+  return Divider(parts, moment).to_one();
 }
 
 double trials_end(const MixParts& parts, const Moment& moment, const Slices& slices) {

@@ -17,6 +17,9 @@ struct Moment {
   Course before;              // empty at the start
   std::vector<size_t> parts;  // those that have not ended, in order
   std::vector<size_t> up;     // devices
+  // The slices that these parts have by the last division, in order of devices, down ones included. Training jobs also
+  // have the whole devices that the trials left. Empty at the start.
+  Slices held;
   // When the trials really ended, if they have.
   std::optional<double> trials_ended_s;
   // Parts of which the model says that they have ended, and that have not. No model tells what they gain.
@@ -25,22 +28,25 @@ struct Moment {
   bool waits[kMixParts] = {};
 };
 
-// The best partition into whole devices, each part run by its one of `schedulers`: every number of devices of every
-// part, then all partitions by dynamic programming. Devices are taken in order. Empty if there are fewer than parts.
+// Whole devices, each part run by its one of `schedulers`. A part's value with n devices is that on the first n that are
+// up; the numbers with the greatest sum of values are found exactly, and the parts take so many devices in order. This
+// is the best partition where devices are equal and none fails. Empty if there are fewer devices than parts.
 std::optional<Slices> divide_whole(const MixParts& parts, const Moment& moment,
                                    const std::string* schedulers);
 
 // Ours, in quarters of devices. For every number of devices that services may have: they are placed there; what their
 // placements leave of those devices and all others are quarters for the rest, which are divided exactly. Every division
-// is judged by what `moment.known` says of it, and `kept`, unless null, is taken where none is better; it may have
-// slices of devices that are down. `specialists` run the partition below which no part should fall. Empty if no
-// division gives every part something.
+// is judged by what `moment.known` says of it. With `may_keep`, `moment.held` is taken where none is better.
+// `specialists` run the partition below which no part should fall. Empty if no division gives every part something.
 std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
-                                    const std::string* specialists, const Slices* kept);
+                                    const std::string* specialists, bool may_keep);
 
 // A later division that plays nothing. Services keep their devices that are up, or have one. The other parts take the
 // rest in turn, whole, each the devices that it has before others. The last parts get nothing where too few are up.
 Slices divide_in_turn(const MixParts& parts, const Moment& moment);
+
+// All devices that are up, whole, to the first part that can then do all of its work. Empty if there is none.
+std::optional<Slices> divide_to_one(const MixParts& parts, const Moment& moment);
 
 // When the trials end whose slices these are, as far as that is known.
 double trials_end(const MixParts& parts, const Moment& moment, const Slices& slices);

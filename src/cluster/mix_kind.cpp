@@ -2,6 +2,7 @@
 #include "cluster/mix_kind.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -48,8 +49,8 @@ class MixProblem final : public Problem {
     const bool knows = choice == "static" || choice == "oracle";
     const Moment start = moment_at_start(knows || truth.no_failures ? truth : told(0), knows);
     const std::string* schedulers = choice == "static" ? specialists_ : ours_;
-    std::optional<Slices> slices = shares ? divide_shared(parts_, start, specialists_, nullptr)
-                                          : divide_whole(parts_, start, schedulers);
+    std::optional<Slices> slices =
+        shares ? divide_shared(parts_, start, specialists_, false) : divide_whole(parts_, start, schedulers);
     if (!slices)
       return {GPUSHARE_INVALID_ARGUMENT, "devices: what services need leaves nothing for the other parts"};
     Course course = {{0, std::move(*slices)}};
@@ -82,31 +83,41 @@ class MixProblem final : public Problem {
   // At each change of devices, what is left of the parts' work is divided over those that are up; while a part has
   // work that it cannot do, also when another one ends.
   void divide_anew(const Knowledge& truth, Course& course) const {
-    const std::vector<DeviceChange> changes = device_changes(parts_.devices());
-    if (changes.empty()) return;
-    std::vector<double> times;
-    for (const DeviceChange& change : changes)
+    std::vector<double> times;  // of changes after the start
+    for (const DeviceChange& change : device_changes(parts_.devices()))
       if (change.at_s > (times.empty() ? 0 : times.back())) times.push_back(change.at_s);
+    size_t changes = 0, budget = kSearched;
+    Ends ends = ends_of(course, truth);
+    Moment moment = moment_at(0, ends, course);
+    const auto look_again = [&] {
+      ends = ends_of(course, truth);
+      moment = moment_at(moment.known.now_s, ends, course);
+    };
     // The first division may be of devices that are not up yet.
-    const double first_s = next_end_s(moment_at(0, truth, course), truth, course);
-    if (first_s < (times.empty() ? kNever : times.front())) times.insert(times.begin(), first_s);
-    std::vector<size_t> was_up = up_at(0);
-    size_t budget = kSearched;
-    for (size_t i = 0; i < times.size();) {
-      const Moment moment = moment_at(times[i], truth, course);
-      if (have_ended(moment)) return;
-      const bool divided = divide_at(moment, was_up, budget, course);
-      was_up = moment.up;
-      // The next moment takes the place of this one.
-      const double next_s = i + 1 < times.size() ? times[i + 1] : kNever;
-      times[i] = next_end_s(divided ? moment_at(times[i], truth, course) : moment, truth, course);
-      if (times[i] >= next_s || times[i] == kNever) ++i;
+    if (divide_where_all_wait(moment, course)) look_again();
+    while (!moment.parts.empty()) {
+      const double change_s = changes < times.size() ? times[changes] : kNever;
+      const double at_s = std::min(change_s, next_end_s(moment, ends));
+      if (at_s == kNever) return;
+      if (at_s == change_s) ++changes;
+      const std::vector<size_t> was_up = moment.up;
+      moment = moment_at(at_s, ends, course);
+      if (divide_at(moment, was_up, budget, course)) look_again();
+      if (divide_where_all_wait(moment, course)) look_again();
     }
   }
 
-  bool have_ended(const Moment& moment) const {
-    return moment.parts.empty() ||
-           (moment.parts.back() == kServices && moment.known.now_s >= parts_.services_end_s());
+  // When each part really ends if nothing is divided anew any more; kNever if it does not.
+  using Ends = std::array<double, kMixParts>;
+  Ends ends_of(const Course& course, const Knowledge& truth) const {
+    Ends ends;
+    ends.fill(kNever);
+    for (const size_t part : parts_.there())
+      ends[part] =
+          part == kServices
+              ? parts_.services_end_s()
+              : parts_.end_of(part, parts_.play(part, course, ends[kTrials], ours_[part], truth, nullptr));
+    return ends;
   }
 
   // True: somebody has other devices from then on. A search takes device-moments from `budget`. When too few are
@@ -114,22 +125,55 @@ class MixProblem final : public Problem {
   bool divide_at(const Moment& moment, const std::vector<size_t>& was_up, size_t& budget,
                  Course& course) const {
     if (moment.up.empty()) return false;
-    const Slices& kept = course.back().slices;
     // Services are placed anew, so that nobody knows any more what the division left of their devices.
     const bool placed_anew = std::any_of(
-        kept[kServices].begin(), kept[kServices].end(),
+        moment.held[kServices].begin(), moment.held[kServices].end(),
         [&](const Slice& slice) { return has(was_up, slice.device) != has(moment.up, slice.device); });
-    std::optional<Slices> slices = kept;
+    std::optional<Slices> slices = moment.held;
     if (budget >= moment.up.size()) {
       budget -= moment.up.size();
-      slices = divide_shared(parts_, moment, specialists_, placed_anew ? nullptr : &kept);
-      if (!slices) slices = without_services_devices(kept);
+      slices = divide_shared(parts_, moment, specialists_, !placed_anew);
     } else if (placed_anew || somebody_waits(moment)) {
-      slices = divide_in_turn(parts_, moment);
+      slices = std::nullopt;
     }
-    if (*slices == kept) return false;
-    course.push_back({moment.known.now_s, std::move(*slices)});
+    if (!slices) slices = divide_in_turn(parts_, moment);
+    if (*slices == moment.held) give_idle(moment, *slices);
+    return divide(moment, std::move(*slices), course);
+  }
+
+  // Where every part has work that it cannot do, all devices go to a part that can end with them. True: it has them.
+  bool divide_where_all_wait(const Moment& moment, Course& course) const {
+    if (moment.up.empty() || std::any_of(moment.parts.begin(), moment.parts.end(),
+                                         [&](size_t part) { return !moment.waits[part]; }))
+      return false;
+    std::optional<Slices> slices = divide_to_one(parts_, moment);
+    return slices && divide(moment, std::move(*slices), course);
+  }
+
+  // False: these are the slices that the parts have.
+  static bool divide(const Moment& moment, Slices slices, Course& course) {
+    sort(slices);
+    if (slices == moment.held) return false;
+    if (course.back().from_s == moment.known.now_s) course.pop_back();
+    course.push_back({moment.known.now_s, std::move(slices)});
     return true;
+  }
+
+  // Devices of which nobody has a part go to the parts that wait, in turn.
+  static void give_idle(const Moment& moment, Slices& slices) {
+    std::vector<size_t> waiting;
+    for (const size_t part : moment.parts)
+      if (moment.waits[part]) waiting.push_back(part);
+    if (waiting.empty()) return;
+    size_t turn = 0;
+    for (const size_t device : moment.up)
+      if (std::none_of(slices.begin(), slices.end(), [&](const auto& own) { return has(own, device); }))
+        slices[waiting[turn++ % waiting.size()]].push_back({device, 1});
+  }
+
+  static void sort(Slices& slices) {
+    for (auto& own : slices)
+      std::sort(own.begin(), own.end(), [](const Slice& a, const Slice& b) { return a.device < b.device; });
   }
 
   static bool somebody_waits(const Moment& moment) {
@@ -138,70 +182,59 @@ class MixProblem final : public Problem {
   }
 
   // When the next part ends, if one waits for it; else kNever.
-  double next_end_s(const Moment& moment, const Knowledge& truth, const Course& course) const {
-    return somebody_waits(moment) ? first_end_s(moment, truth, course) : kNever;
-  }
-
-  // When the next of these parts will have ended.
-  double first_end_s(const Moment& moment, const Knowledge& truth, const Course& course) const {
-    double first_s = kNever, trials_s = moment.trials_ended_s.value_or(kNever);
-    for (const size_t part : moment.parts) {
-      if (part == kServices) continue;
-      const double end_s =
-          parts_.end_of(part, parts_.play(part, course, trials_s, ours_[part], truth, nullptr));
-      if (part == kTrials) trials_s = end_s;
-      first_s = std::min(first_s, end_s);
-    }
-    return first_s;
+  static double next_end_s(const Moment& moment, const Ends& ends) {
+    double next_s = kNever;
+    if (somebody_waits(moment))
+      for (const size_t part : moment.parts) next_s = std::min(next_s, ends[part]);
+    return next_s;
   }
 
   static bool has(const std::vector<size_t>& devices, size_t device) {
     return std::find(devices.begin(), devices.end(), device) != devices.end();
   }
-
-  // Where too little is up for all parts, services have their devices alone.
-  static Slices without_services_devices(Slices slices) {
-    for (size_t part = kServices + 1; part < kMixParts; ++part)
-      std::erase_if(slices[part], [&](const Slice& slice) {
-        return std::any_of(slices[kServices].begin(), slices[kServices].end(),
-                           [&](const Slice& own) { return own.device == slice.device; });
-      });
-    return slices;
+  static bool has(const std::vector<Slice>& slices, size_t device) {
+    return std::any_of(slices.begin(), slices.end(),
+                       [&](const Slice& slice) { return slice.device == device; });
   }
 
-  // Which parts have really ended until then. What is left of the others is told by the document: neither the noise
-  // of the work that they have done nor that of the rest is known.
-  Moment moment_at(double at_s, const Knowledge& truth, const Course& course) const {
+  // Which parts have really ended until then, and what the others have. The work that is left of those is as the
+  // document tells: neither the noise of the work that they have done nor that of the rest is known.
+  Moment moment_at(double at_s, const Ends& ends, const Course& course) const {
     Moment moment;
     moment.known = told(at_s);
     moment.before = course;
     moment.up = up_at(at_s);
-    double trials_end_s = kNever, trials_told_s = kNever;
+    if (ends[kTrials] <= at_s) moment.trials_ended_s = ends[kTrials];
+    double trials_told_s = ends[kTrials];
     for (const size_t part : parts_.there()) {
-      const auto& slices = course.back().slices[part];
-      const bool has_none = std::none_of(slices.begin(), slices.end(),
-                                         [&](const Slice& slice) { return has(moment.up, slice.device); });
-      if (part == kServices) {  // they never end
-        moment.parts.push_back(part);
-        moment.waits[part] = has_none;
-        continue;
-      }
-      const auto end_by = [&](const Knowledge& known, double trials_s) {
-        return parts_.end_of(part, parts_.play(part, course, trials_s, ours_[part], known, nullptr));
-      };
-      const double end_s = end_by(truth, trials_end_s);
-      const double told_s = end_s <= at_s ? end_s : end_by(moment.known, trials_told_s);
-      if (part == kTrials) {
-        trials_end_s = end_s;
-        trials_told_s = told_s;
-        if (end_s <= at_s) moment.trials_ended_s = end_s;
-      }
-      if (end_s <= at_s) continue;
+      if (ends[part] <= at_s) continue;
       moment.parts.push_back(part);
+      if (part == kServices) continue;
+      const double told_s =
+          parts_.end_of(part, parts_.play(part, course, trials_told_s, ours_[part], moment.known, nullptr));
+      if (part == kTrials) trials_told_s = told_s;
       moment.overdue[part] = told_s <= at_s;
-      moment.waits[part] = has_none || told_s == kNever;
+      moment.waits[part] = told_s == kNever;
     }
+    moment.held = held_by(moment);
+    for (const size_t part : moment.parts)
+      moment.waits[part] |= std::none_of(moment.up.begin(), moment.up.end(),
+                                         [&](size_t device) { return has(moment.held[part], device); });
     return moment;
+  }
+
+  // The slices of the last division that belong to parts that have not ended.
+  static Slices held_by(const Moment& moment) {
+    const Slices& last = moment.before.back().slices;
+    Slices held(kMixParts);
+    for (const size_t part : moment.parts) {
+      held[part] = last[part];
+      if (part != kTraining || !moment.trials_ended_s) continue;
+      for (const Slice& slice : last[kTrials])
+        if (slice.part == 1) held[part].push_back(slice);
+    }
+    sort(held);
+    return held;
   }
 
   // Plays the course, and writes what comes of it.
@@ -232,7 +265,7 @@ class MixProblem final : public Problem {
     result["devices"] = amounts(course.front().slices);
     for (size_t i = 1; i < course.size(); ++i)
       result["divisions"].push_back(
-          object({{"at_s", course[i].from_s}, {"devices", amounts(course[i].slices)}}));
+          object({{"at_s", course[i].from_s}, {"devices", amounts(up_slices(course[i]))}}));
     return {};
   }
 
@@ -242,6 +275,14 @@ class MixProblem final : public Problem {
     result.erase("bound_s");
     if (result.contains("windows"))
       for (OrderedJson& window : result["windows"]) window.erase("floor_out_of_reach");
+  }
+
+  Slices up_slices(const Division& division) const {
+    Slices slices = division.slices;
+    for (auto& own : slices)
+      std::erase_if(
+          own, [&](const Slice& slice) { return !is_up(parts_.devices()[slice.device], division.from_s); });
+    return slices;
   }
 
   OrderedJson amounts(const Slices& slices) const {

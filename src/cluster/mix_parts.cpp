@@ -12,7 +12,8 @@ namespace gpushare::cluster {
 namespace {
 
 constexpr bool kLessIsBetter[kMixParts] = {false, false, true, true};  // of a part's figure
-constexpr size_t kMostDevices = 64;  // an exact division beyond would take minutes
+constexpr size_t kMostDevices = 64;     // an exact division beyond would take minutes
+constexpr size_t kMostChanges = 1'000;  // every part is played some times at each of them
 constexpr uint64_t kPlanSeed = 0x6770;
 
 // Trials or jobs without an end.
@@ -38,6 +39,10 @@ MixParts::MixParts(Fields& document, const std::vector<Device>& devices, const P
   if (devices.size() > kMostDevices)
     document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over",
                                      devices.size(), kMostDevices));
+  if (const size_t changes = device_changes(devices).size(); changes > kMostChanges)
+    document.refuse_all(base::format(
+        "devices: they fail and come back %zu times, more than the %zu for which a mix is divided anew",
+        changes, kMostChanges));
   for (size_t part = 0; part < kMixParts && document.ok(); ++part) {
     document.about(kMixPartNames[part], "The fields of a document of that kind.");
     if (!document.has(kMixPartNames[part])) continue;
@@ -126,9 +131,10 @@ Outcome MixParts::play(size_t part, const Course& course, double trials_end_s, c
 }
 
 double MixParts::services_end_s() const {
-  return parts_[kServices]
-      .value("run", Json::object())
-      .value("duration_s", services::ServingOptions{}.duration_s);
+  return std::nextafter(parts_[kServices]
+                            .value("run", Json::object())
+                            .value("duration_s", services::ServingOptions{}.duration_s),
+                        kNever);
 }
 
 double MixParts::begin_of(size_t part) const {

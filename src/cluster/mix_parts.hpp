@@ -37,7 +37,7 @@ struct Division {
 };
 using Course = std::vector<Division>;  // in order of time, the first from 0 on
 
-// What is known when a division is made or judged.
+// The knowledge by which a division is made or judged.
 struct Knowledge {
   bool everything = false;   // what really happens, played with `options`; else what the document tells
   double now_s = 0;          // failures that come later are not known, and no device is known to come back
@@ -68,7 +68,8 @@ class MixParts {
   // When the trials, the retraining or the training jobs have done all of their work; kNever if they have not. Work
   // that would fit no device of the document does not count.
   double end_of(size_t part, const Outcome& outcome) const;
-  // When the last requests of services arrive.
+  // The first moment at which services do not need their devices any more: the one after their last requests arrive,
+  // since a device that fails with that request loses what it has not answered.
   double services_end_s() const;
 
  private:

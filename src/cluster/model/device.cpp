@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "cluster/never.hpp"
 
@@ -24,14 +25,21 @@ bool is_up(const Device& device, double at_s) {
 std::vector<DeviceChange> device_changes(const std::vector<Device>& devices) {
   std::vector<DeviceChange> changes;
   for (uint32_t d = 0; d < devices.size(); ++d) {
-    std::vector<double> times = {0};
-    for (const Device::Down& down : devices[d].down) times.insert(times.end(), {down.from_s, down.until_s});
-    std::sort(times.begin(), times.end());
+    std::vector<std::pair<double, int>> events;  // one more or one less of the times in which it is down
+    for (const Device::Down& down : devices[d].down) {
+      if (down.from_s >= down.until_s) continue;
+      events.emplace_back(down.from_s, 1);
+      if (down.until_s < kNever) events.emplace_back(down.until_s, -1);
+    }
+    std::sort(events.begin(), events.end());
     bool before = true;
-    for (const double at : times) {
-      if (at == kNever || is_up(devices[d], at) == before) continue;
+    int down = 0;
+    for (size_t i = 0; i < events.size(); ++i) {
+      down += events[i].second;
+      const bool same_time = i + 1 < events.size() && events[i + 1].first == events[i].first;
+      if (same_time || (down == 0) == before) continue;
       before = !before;
-      changes.push_back({at, d, before});
+      changes.push_back({events[i].first, d, before});
     }
   }
   std::stable_sort(changes.begin(), changes.end(),

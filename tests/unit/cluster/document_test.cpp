@@ -144,6 +144,10 @@ TEST_CASE("changes of devices: those that are down at the start, intervals that 
   for (const cluster::DeviceChange& change : cluster::device_changes(devices))
     told += base::format("%u %s %g, ", change.device, change.up ? "up" : "down", change.at_s);
   CHECK(told == "0 down 0, 2 down 0, 0 up 6, 1 down 6, 1 up 7, 0 down 9, 2 up 12, ");
+  // In time that is not quadratic: each second it is down for a half.
+  std::vector<cluster::Device> flapping(1);
+  for (int at = 0; at < 500'000; ++at) flapping[0].down.push_back({double(at), at + 0.5});
+  CHECK(cluster::device_changes(flapping).size() == 1'000'000);
 }
 
 TEST_CASE("a field given twice deep inside is found", "[cluster]") {
