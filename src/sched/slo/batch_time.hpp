@@ -32,6 +32,8 @@ class BatchTimeModel {
   double duration_ns(unsigned k, double longest_ns) const {
     return factor(k) * (c0_ns_ + c1_ * k * longest_ns);
   }
+  // By how much batches of `k` deviate from the line.
+  double factor(unsigned k) const { return plain_ ? 1 : factor_[kind_of(k)]; }
   // How much batches deviate from the line: five ascending ratios of their real time to the model's, each for a fifth
   // of the batches. Empty while they hardly deviate. Empty also where times are inferred, because the deviations are
   // then those of the requests.
@@ -59,7 +61,6 @@ class BatchTimeModel {
     uint8_t kind = 0;
   };
   static size_t kind_of(unsigned k);
-  double factor(unsigned k) const { return plain_ ? 1 : factor_[kind_of(k)]; }
   void fit(double x, bool told);
   bool fit_line(bool told);
   void scale_line(bool told);

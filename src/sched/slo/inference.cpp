@@ -22,6 +22,7 @@ double quantile_of_normal(double p) {
 
 void Inference::add(const std::vector<Part>& parts, double took_ns) {
   Run run;
+  run.pieces.reserve(parts.size());
   for (const Part& each : parts) {
     run.pieces.push_back({each, 0, 0});
     run.size += each.count;
@@ -37,7 +38,8 @@ void Inference::add(const std::vector<Part>& parts, double took_ns) {
   for (Run& each : runs_) {
     if (parts_ <= kMostParts) break;
     parts_ -= each.pieces.size() - 1;
-    each.pieces = {{{kRare, 0, static_cast<uint32_t>(each.size)}, 1, 0}};
+    each.pieces =
+        std::vector<Piece>{{{kRare, 0, static_cast<uint32_t>(each.size)}, 1, 0}};  // frees the others
   }
 }
 
@@ -58,8 +60,55 @@ void Inference::move(uint32_t from, uint32_t objective, uint32_t to) {
       each.application = to;
       moved = true;
     }
-    if (moved) share_alike(run);
+    if (!moved) continue;
+    share_alike(run);
+    std::sort(run.pieces.begin(), run.pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.application < b.application; });
   }
+}
+
+bool Inference::holds(const Run& run, const Run& other) {
+  auto at = run.pieces.begin();
+  for (const Piece& each : other.pieces) {
+    while (at != run.pieces.end() && at->application < each.application) ++at;
+    if (at == run.pieces.end() || at->application != each.application) return false;
+  }
+  return true;
+}
+
+double Inference::change(const Run& run, size_t older) const {
+  bool longer = true, shorter = true;
+  double above = 0, below = 0, above_ns = 0, below_ns = 0;
+  for (size_t i = older; i-- > 0 && (longer || shorter);) {
+    const Run& each = runs_[i];
+    if (longer && each.size >= run.size && holds(each, run)) {
+      longer = run.took_ns > kAbove * each.took_ns;
+      above_ns += each.took_ns;
+      ++above;
+    }
+    if (shorter && each.size <= run.size && holds(run, each)) {
+      shorter = run.took_ns < kBelow * each.took_ns;
+      below_ns += each.took_ns;
+      ++below;
+    }
+  }
+  if (longer && above >= kToCompare) return run.took_ns * above / above_ns;
+  return shorter && below >= kToCompare ? run.took_ns * below / below_ns : 1;
+}
+
+double Inference::follow_change() {
+  if (runs_.size() < kInARow + kToCompare) return 1;
+  const size_t older = runs_.size() - kInARow;
+  double factor = 1;
+  for (size_t i = runs_.size(); i-- > older;) {
+    const double each = change(runs_[i], older);
+    if (each == 1 || (each - 1) * (factor - 1) < 0) return 1;  // none, or another direction
+    factor *= std::pow(each, 1.0 / kInARow);
+  }
+  while (runs_.size() > kInARow + kToCompare) drop_oldest();
+  for (size_t i = 0; i < kToCompare; ++i) runs_[i].took_ns *= factor;
+  told_c0_ns_ *= factor;
+  return factor;
 }
 
 void Inference::index() {
@@ -159,7 +208,7 @@ void Inference::share_events() {
 void Inference::rescale(double factor) {
   runs_.clear();
   parts_ = 0;
-  first_c0_ns_ *= factor;
+  told_c0_ns_ *= factor;
 }
 
 void Inference::forget(uint32_t application) {
@@ -171,16 +220,15 @@ void Inference::forget(uint32_t application) {
   for (const Run& each : runs_) parts_ += each.pieces.size();
 }
 
-double Inference::find_c0(double c0_ns, double c1) {
-  if (first_c0_ns_ == 0) first_c0_ns_ = c0_ns;
+double Inference::find_c0(double c1) {
   std::vector<double> took;
   for (const Run& each : runs_) took.push_back(each.took_ns);
-  const auto short_one = took.begin() + static_cast<ptrdiff_t>(took.size() / 20);
-  std::nth_element(took.begin(), short_one, took.end());
-  double low = 0, high = kMostFixed * *short_one;
+  std::sort(took.begin(), took.end());
+  double low = 0, high = kMostFixed * took[took.size() / 20];
+  const double supposed = std::max(told_c0_ns_ > 0 ? told_c0_ns_ : kSupposed * took[took.size() / 2], 1.0);
   for (int i = 0; i < kSearches; ++i) {
     const double middle = (low + high) / 2;
-    const double off = imbalance(middle, c1) + kPrior * (middle / std::max(first_c0_ns_, 1.0) - 1);
+    const double off = imbalance(middle, c1) + kPrior * (middle / supposed - 1);
     (off < 0 ? low : high) = middle;
   }
   return (low + high) / 2;
@@ -210,35 +258,50 @@ double Inference::estimate(double c0_ns, double c1, bool fixed) {
   estimates_.clear();
   if (runs_.empty() || !(c1 > 0)) return c0_ns;
   index();
-  if (!fixed) c0_ns = find_c0(c0_ns, c1);
+  if (!fixed) c0_ns = find_c0(c1);
   estimate_all(c0_ns, c1);
   if (!leave_out_odd(c0_ns, c1)) return c0_ns;
   index();
-  if (!fixed) c0_ns = find_c0(c0_ns, c1);
+  if (!fixed) c0_ns = find_c0(c1);
   estimate_all(c0_ns, c1);
   return c0_ns;
 }
 
-double Inference::expected_longest_ns(const Run& run) const {
-  constexpr int kPoints = 64;
-  double high = 0;
-  for (size_t i = run.first; i < run.end; ++i)
-    high = std::max(high, static_cast<double>(estimates_[events_[i].group].durations_ns.back()));
-  double sum = 0;
-  for (int point = 0; point < kPoints; ++point) {
-    const auto ns = static_cast<uint64_t>((point + 0.5) * high / kPoints);
-    double below = 1;
-    for (size_t i = run.first; i < run.end; ++i) {
-      const std::vector<uint64_t>& all = estimates_[events_[i].group].durations_ns;
-      const auto count = std::upper_bound(all.begin(), all.end(), ns) - all.begin();
-      below *= std::pow(static_cast<double>(count) / kDurations, events_[i].count);
-    }
-    sum += 1 - below;
+void Inference::tabulate() {
+  double low = 1e300, high = 1;
+  for (const Estimate& each : estimates_) {
+    low = std::min(low, static_cast<double>(each.durations_ns.front()));
+    high = std::max(high, static_cast<double>(each.durations_ns.back()));
   }
-  return sum * high / kPoints;
+  for (size_t point = 0; point < kPoints; ++point)
+    points_ns_[point] = low * std::pow(high / low, static_cast<double>(point) / (kPoints - 1));
+  points_ns_[kPoints - 1] = high;
+  for (size_t i = 0; i < estimates_.size(); ++i) {
+    const std::vector<uint64_t>& all = estimates_[i].durations_ns;
+    size_t count = 0;
+    for (size_t point = 0; point < kPoints; ++point) {
+      while (count < all.size() && static_cast<double>(all[count]) <= points_ns_[point]) ++count;
+      const double below = static_cast<double>(count) / kDurations;
+      groups_[i].log_below[point] = std::log(std::max(below, 1e-300));
+    }
+  }
+}
+
+double Inference::expected_longest_ns(const Run& run) const {
+  double expected = points_ns_[kPoints - 1], above = 1;
+  for (size_t point = kPoints - 1; point-- > 0 && above > 1e-9;) {
+    double logarithm = 0;
+    for (size_t i = run.first; i < run.end; ++i)
+      logarithm += events_[i].count * groups_[events_[i].group].log_below[point];
+    const double below = std::exp(logarithm);
+    expected -= (points_ns_[point + 1] - points_ns_[point]) * (above + below) / 2;
+    above = below;
+  }
+  return expected;
 }
 
 bool Inference::leave_out_odd(double c0_ns, double c1) {
+  tabulate();
   size_t odd = 0;
   bool fresh = false;
   for (Run& run : runs_) {
@@ -285,6 +348,7 @@ Inference::Estimate Inference::quantiles_of(const Group& group) {
     levels[i] = std::exp(-above - events[i]->hazard / 2);
     above += events[i]->hazard;
     out.members += events[i]->count;
+    out.events += events[i]->share;
   }
   const double sigma = slope(group, levels), first_z = quantile_of_normal(levels.front());
   size_t at = 0;

@@ -69,9 +69,23 @@ Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
           of.empty() ? 0 : version};
 }
 
-std::vector<Inference::Part> parts_of(std::span<const Knowledge::Member> members) {
+// The application of the requests of a name with this objective, where they are told apart; else `whole`.
+uint32_t apart(const Knowledge::Model& of, uint32_t number, uint32_t objective, uint32_t whole) {
+  const auto known = of.by_objective.find(number);
+  if (known == of.by_objective.end()) return whole;
+  for (const Knowledge::Objective& each : known->second)
+    if (each.number == objective && each.index != Knowledge::Objective::kNotApart) return each.index;
+  return whole;
+}
+
+// Members that came before their objective was told apart count as of its application.
+std::vector<Inference::Part> parts_of(const Knowledge::Model& of,
+                                      std::span<const Knowledge::Member> members) {
   std::vector<Inference::Part> parts;
-  for (const Knowledge::Member& each : members) parts.push_back({each.application, each.objective, 1});
+  for (const Knowledge::Member& each : members)
+    parts.push_back(
+        {each.features.empty() ? apart(of, each.number, each.objective, each.application) : each.application,
+         each.objective, 1});
   const auto key = [](const Inference::Part& part) { return std::pair(part.application, part.objective); };
   std::sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   size_t last = 0;
@@ -105,6 +119,7 @@ base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
   model.pooled = Histogram(options_.histogram);
   model.time = BatchTimeModel(spec.c0_ns, spec.c1);
   if (!spec.learn) model.time.freeze();
+  model.inference.tell_c0(spec.c0_ns);
   models_.push_back(std::move(model));
   return static_cast<uint32_t>(models_.size() - 1);
 }
@@ -134,12 +149,7 @@ uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const do
                              uint32_t objective) {
   Model& of = models_[model];
   if (features.empty()) {
-    const uint32_t whole = application(model, number);
-    const auto known = of.by_objective.find(number);
-    if (known == of.by_objective.end()) return whole;
-    for (const Objective& each : known->second)
-      if (each.number == objective && each.index != Objective::kNotApart) return each.index;
-    return whole;
+    return apart(of, number, objective, application(model, number));
   }
   const FeatureModel& known = of.by_features.try_emplace(number, features.size()).first->second;
   if (!known.ready()) return application(model, number);
@@ -366,7 +376,9 @@ void Knowledge::record(Model& of, uint32_t index, uint64_t execution_ns) {
 }
 
 void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
-  models_[model].time.observe(k, static_cast<double>(longest_ns), static_cast<double>(device_ns));
+  Model& of = models_[model];
+  of.time.observe(k, static_cast<double>(longest_ns), static_cast<double>(device_ns));
+  of.inference.tell_c0(of.time.c0_ns());
 }
 
 void Knowledge::count_ran(uint32_t model, std::span<const Member> members) {
@@ -480,7 +492,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     const double expected = expected_longest_ns(drawn_from_);
     double ratio = device_ns / std::max(of.time.duration_ns(k, expected), 1.0);
     if (of.infers) ratio = ratio_of_range(of, k, expected, device_ns);
-    // Among many applications most are strangers after all was forgotten. What the others took bounds theirs from below,
+    // Among many applications most are strangers after all was forgotten. The times of the others bound theirs from below,
     // but for the first batches of the model.
     const bool bounded =
         of.infers && of.applications.size() > kExactMixture && of.runs > kRefreshEvery && ratio < 1;
@@ -493,7 +505,8 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
   const double longest = std::max(device_ns - of.time.fixed_ns(k), kLeastPart * device_ns) /
                          std::max(of.time.per_longest(k), 1e-12);
   if (!(longest >= 1)) return;
-  if (of.infers) of.inference.add(parts_of(members), device_ns);
+  // Inference knows no factors by size, which told batches may have left.
+  if (of.infers) of.inference.add(parts_of(of, members), device_ns / of.time.factor(k));
   if (k == 1 || !known) {
     for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));
   } else {
@@ -501,7 +514,20 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
     for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
   }
-  if (of.infers && of.inference.due()) estimate_from_runs(of);
+  if (!of.infers) return;
+  const double factor = of.inference.follow_change();
+  if (factor != 1) follow_change(of, factor);
+  if (factor != 1 || of.inference.due()) estimate_from_runs(of);
+}
+
+// All batches take `factor` times what they took: what was known keeps its shape.
+void Knowledge::follow_change(Model& of, double factor) {
+  of.time.rescale(factor);
+  for (uint32_t each : of.estimated) {
+    if (of.applications[each].own.empty()) continue;
+    of.applications[each].histogram.keep_newest(0);
+    scale(of, each, factor);
+  }
 }
 
 // The duration over the range of what was expected, 1 within it. Batches whose requests' times nobody tells scatter more
@@ -515,13 +541,17 @@ double Knowledge::ratio_of_range(const Model& of, uint32_t k, double expected_ns
   return std::min(1.0, device_ns / std::max(of.time.duration_ns(k, least_ns), 1.0));
 }
 
-// Puts the estimates in the place of all durations drawn before.
+// Puts the estimates in the place of all durations drawn before. After the first batches, what an application takes that ran
+// only beside longer ones is drawn: its estimate would be what these took.
 void Knowledge::estimate_from_runs(Model& of) {
+  constexpr double kLeastEvents = 0.99;  // about one
+  constexpr size_t kBeginning = 16;      // batches
   of.time.set_fixed(of.inference.estimate(of.time.c0_ns(), of.time.c1(), !of.spec.learn));
   if (of.inference.estimates().empty()) return;
   std::vector<uint32_t> before = std::exchange(of.estimated, {});
   for (const Inference::Estimate& each : of.inference.estimates()) {
     if (each.application == Inference::kRare || of.applications[each.application].divided) continue;
+    if (each.events < kLeastEvents && of.inference.runs() >= kBeginning) continue;
     Application& application = of.applications[each.application];
     application.histogram.reset();
     // Not in ascending order, which would look like a drift.

@@ -34,10 +34,10 @@ class Knowledge {
     Histogram histogram;
     // Requests in the batches that the histogram's durations are estimated from, see Inference. 0: they were told or drawn.
     uint64_t inferred = 0;
-    bool divided =
-        false;         // its requests have features and are of classes: they are not estimated for all of it
-    Distribution own;  // of the histogram when last refreshed; empty while there are no samples
-    double share = 0;  // of the arrivals, in units of Model::share_unit
+    // Its requests have features and are of classes: they are not estimated for all of it.
+    bool divided = false;
+    Distribution own;      // of the histogram when last refreshed; empty while there are no samples
+    double share = 0;      // of the arrivals, in units of Model::share_unit
     uint64_t records = 0;  // since `own` was computed
     uint64_t drifts = 0;   // of the histogram when `own` was computed
     bool due = false;      // `own` is to be computed anew
@@ -182,6 +182,7 @@ class Knowledge {
   void infer_run(uint32_t model, std::span<const Member> members, double device_ns, bool trial);
   double ratio_of_range(const Model& of, uint32_t k, double expected_ns, double device_ns) const;
   void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
+  void follow_change(Model& of, double factor);
   void estimate_from_runs(Model& of);
   void draw_again(Model& of, uint32_t index);
   static void pool_estimates(Model& of);
