@@ -114,8 +114,9 @@ struct ModelSpec {
 // The profile that a batcher has learned of an application of a model.
 struct Profile {
   double c0_ns = 0, c1 = 0;
-  uint64_t samples = 0;  // durations in the window
-  uint64_t drifts = 0;   // how often the distribution was seen to shift, so that the past was forgotten
+  // Durations in the window; where times are inferred, requests of the batches that they are estimated from.
+  uint64_t samples = 0;
+  uint64_t drifts = 0;  // how often the distribution was seen to shift, so that the past was forgotten
   double mean_ns = 0, p50_ns = 0, p99_ns = 0;
 };
 
