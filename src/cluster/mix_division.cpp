@@ -100,8 +100,9 @@ class Divider {
   std::optional<Slices> to_one() const {
     for (const size_t part : moment_.parts) {
       Slices slices = alone(part, count() * kQuarters);
-      const Outcome outcome = play(part, slices, kOurs);
-      if (part == kServices ? outcome.error.empty() : parts_.end_of(part, outcome) < kNever) return slices;
+      // At least one more job or trial ends, or retraining and services reach more.
+      const double gain = play(part, slices, kOurs).worth - play(part, moment_.held, kOurs).worth;
+      if (gain > (part == kTrials || part == kTraining ? -kPerUnended / 2 : 0)) return slices;
     }
     return std::nullopt;
   }

@@ -26,6 +26,8 @@ struct Moment {
   bool overdue[kMixParts] = {};
   // Parts with work that no device can do that they have and that is up.
   bool waits[kMixParts] = {};
+  // Until when a part that waits does other work, if no device fails or comes back.
+  double works_until_s[kMixParts] = {};
 };
 
 // Whole devices, each part run by its one of `schedulers`. A part's value with n devices is that on the first n that are
@@ -45,7 +47,7 @@ std::optional<Slices> divide_shared(const MixParts& parts, const Moment& moment,
 // rest in turn, whole, each the devices that it has before others. The last parts get nothing where too few are up.
 Slices divide_in_turn(const MixParts& parts, const Moment& moment);
 
-// All devices that are up, whole, to the first part that can then do all of its work. Empty if there is none.
+// All devices that are up, whole, to the first part that then does more of its work. Empty if there is none.
 std::optional<Slices> divide_to_one(const MixParts& parts, const Moment& moment);
 
 // When the trials end whose slices these are, as far as that is known.

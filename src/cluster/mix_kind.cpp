@@ -81,29 +81,29 @@ class MixProblem final : public Problem {
   }
 
   // At each change of devices, what is left of the parts' work is divided over those that are up; while a part has
-  // work that it cannot do, also when another one ends.
+  // work that it cannot do, also when another one ends, or can do nothing more of its own.
   void divide_anew(const Knowledge& truth, Course& course) const {
     std::vector<double> times;  // of changes after the start
     for (const DeviceChange& change : device_changes(parts_.devices()))
       if (change.at_s > (times.empty() ? 0 : times.back())) times.push_back(change.at_s);
     size_t changes = 0, budget = kSearched;
     Ends ends = ends_of(course, truth);
-    Moment moment = moment_at(0, ends, course);
+    Moment moment = moment_at(0, ends, course, truth);
     const auto look_again = [&] {
       ends = ends_of(course, truth);
-      moment = moment_at(moment.known.now_s, ends, course);
+      moment = moment_at(moment.known.now_s, ends, course, truth);
     };
     // The first division may be of devices that are not up yet.
-    if (divide_where_all_wait(moment, course)) look_again();
+    if (divide_where_all_stop(moment, course)) look_again();
     while (!moment.parts.empty()) {
       const double change_s = changes < times.size() ? times[changes] : kNever;
       const double at_s = std::min(change_s, next_end_s(moment, ends));
       if (at_s == kNever) return;
       if (at_s == change_s) ++changes;
       const std::vector<size_t> was_up = moment.up;
-      moment = moment_at(at_s, ends, course);
+      moment = moment_at(at_s, ends, course, truth);
       if (divide_at(moment, was_up, budget, course)) look_again();
-      if (divide_where_all_wait(moment, course)) look_again();
+      if (divide_where_all_stop(moment, course)) look_again();
     }
   }
 
@@ -141,10 +141,11 @@ class MixProblem final : public Problem {
     return divide(moment, std::move(*slices), course);
   }
 
-  // Where every part has work that it cannot do, all devices go to a part that can end with them. True: it has them.
-  bool divide_where_all_wait(const Moment& moment, Course& course) const {
-    if (moment.up.empty() || std::any_of(moment.parts.begin(), moment.parts.end(),
-                                         [&](size_t part) { return !moment.waits[part]; }))
+  // Where no part does anything more with what it has, all devices go to a part that does. True: it has them.
+  bool divide_where_all_stop(const Moment& moment, Course& course) const {
+    if (moment.up.empty() || std::any_of(moment.parts.begin(), moment.parts.end(), [&](size_t part) {
+          return !moment.waits[part] || moment.works_until_s[part] > moment.known.now_s;
+        }))
       return false;
     std::optional<Slices> slices = divide_to_one(parts_, moment);
     return slices && divide(moment, std::move(*slices), course);
@@ -181,11 +182,15 @@ class MixProblem final : public Problem {
                                              [&](size_t part) { return moment.waits[part]; });
   }
 
-  // When the next part ends, if one waits for it; else kNever.
+  // When the next part ends or does nothing more, if one waits for it; else kNever.
   static double next_end_s(const Moment& moment, const Ends& ends) {
     double next_s = kNever;
-    if (somebody_waits(moment))
-      for (const size_t part : moment.parts) next_s = std::min(next_s, ends[part]);
+    if (!somebody_waits(moment)) return next_s;
+    for (const size_t part : moment.parts) {
+      next_s = std::min(next_s, ends[part]);
+      if (moment.works_until_s[part] > moment.known.now_s)
+        next_s = std::min(next_s, moment.works_until_s[part]);
+    }
     return next_s;
   }
 
@@ -199,7 +204,7 @@ class MixProblem final : public Problem {
 
   // Which parts have really ended until then, and what the others have. The work that is left of those is as the
   // document tells: neither the noise of the work that they have done nor that of the rest is known.
-  Moment moment_at(double at_s, const Ends& ends, const Course& course) const {
+  Moment moment_at(double at_s, const Ends& ends, const Course& course, const Knowledge& truth) const {
     Moment moment;
     moment.known = told(at_s);
     moment.before = course;
@@ -220,6 +225,15 @@ class MixProblem final : public Problem {
     for (const size_t part : moment.parts)
       moment.waits[part] |= std::none_of(moment.up.begin(), moment.up.end(),
                                          [&](size_t device) { return has(moment.held[part], device); });
+    Knowledge until_now = truth;
+    until_now.until_now = true;
+    until_now.now_s = at_s;
+    for (const size_t part : moment.parts)
+      if (moment.waits[part] && (part == kTrials || part == kTraining)) {
+        const double trials_end_s = moment.waits[kTrials] ? kNever : ends[kTrials];
+        moment.works_until_s[part] = parts_.last_end_of(
+            part, parts_.play(part, course, trials_end_s, ours_[part], until_now, nullptr));
+      }
     return moment;
   }
 

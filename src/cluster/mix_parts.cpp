@@ -84,8 +84,9 @@ std::vector<Device> MixParts::devices_of(size_t part, const Course& course, doub
     device.memory_bytes = static_cast<uint64_t>(static_cast<double>(device.memory_bytes) * slice.second);
     std::vector<Device::Down> down;
     for (const Device::Down& failed : device.down) {
-      if (known.no_failures || (!known.everything && failed.from_s > known.now_s)) continue;
-      const bool back = known.everything || failed.until_s <= known.now_s;
+      const bool all = known.everything && !known.until_now;
+      if (known.no_failures || (!all && failed.from_s > known.now_s)) continue;
+      const bool back = all || failed.until_s <= known.now_s;
       down.push_back({failed.from_s, back ? failed.until_s : kNever});
     }
     double from_s = 0;
@@ -125,8 +126,8 @@ Outcome MixParts::play(size_t part, const Course& course, double trials_end_s, c
     return outcome;
   }
   const double log = std::log(std::max(outcome.result.at(kMixFigures[part]).get<double>(), 1e-9));
-  // Running all of the part's work comes before any speed: each job or trial that cannot run costs 100.
-  outcome.worth = (kLessIsBetter[part] ? -log : log) - 100 * without_end(part, outcome.result);
+  // Running all of the part's work comes before any speed.
+  outcome.worth = (kLessIsBetter[part] ? -log : log) + kPerUnended * without_end(part, outcome.result);
   return outcome;
 }
 
@@ -162,7 +163,11 @@ double MixParts::end_of(size_t part, const Outcome& outcome) const {
     return double(outcome.result.at("windows").size()) * parts_[part].at("window_s").get<double>();
   const double left = without_end(part, outcome.result);
   if (left > 0 && left > impossible(part)) return kNever;
-  return begin_of(part) + outcome.result.at("makespan_s").get<double>();
+  return last_end_of(part, outcome);
+}
+
+double MixParts::last_end_of(size_t part, const Outcome& outcome) const {
+  return outcome.error.empty() ? begin_of(part) + outcome.result.at("makespan_s").get<double>() : 0;
 }
 
 }  // namespace gpushare::cluster

@@ -18,7 +18,8 @@ inline constexpr const char* kMixPartNames[kMixParts] = {"services", "retraining
 // The figure of a part's result.
 inline constexpr const char* kMixFigures[kMixParts] = {"goodput_rps", "mean_accuracy", "makespan_s",
                                                        "jct_mean_s"};
-inline constexpr double kWorst = -1e9;  // worth of a part that cannot run
+inline constexpr double kWorst = -1e9;       // worth of a part that cannot run
+inline constexpr double kPerUnended = -100;  // worth of a job or trial that does not end
 
 using PartKinds = std::array<const Kind*, kMixParts>;
 
@@ -43,6 +44,7 @@ struct Knowledge {
   double now_s = 0;          // failures that come later are not known, and no device is known to come back
   bool no_failures = false;  // for plans, which are made before anything happens
   PlayOptions options;
+  bool until_now = false;  // with `everything`: as if devices neither failed nor came back after now_s
 };
 
 // The outcome of a part.
@@ -68,6 +70,8 @@ class MixParts {
   // When the trials, the retraining or the training jobs have done all of their work; kNever if they have not. Work
   // that would fit no device of the document does not count.
   double end_of(size_t part, const Outcome& outcome) const;
+  // The end of the last trial or training job that ends at all; 0 if there is no device.
+  double last_end_of(size_t part, const Outcome& outcome) const;
   // The first moment at which services do not need their devices any more: the one after their last requests arrive,
   // since a device that fails with that request loses what it has not answered.
   double services_end_s() const;

@@ -442,18 +442,31 @@ TEST_CASE("parts whose devices are lost have a device that comes up and that nob
   CHECK((*played_document(document, {"gpushare"}))["results"][0]["jct_mean_s"].get<double>() < 500);
 }
 
-TEST_CASE("where all parts wait, one that can end has everything") {
+TEST_CASE("where no part does anything more, one that does with all devices has them") {
+  const std::string devices =
+      R"([{"id": "a", "memory_bytes": 8000000000}, {"id": "b", "memory_bytes": 16000000000,
+      "down": [{"from_s": 10}]})";
+  const auto played = [&](const char* last_device, const char* other_trial, const char* other_job) {
+    const auto ran = played_document(
+        mix(devices + last_device + "]",
+            base::format(
+                R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [%s{"name":
+      "large", "budget_s": 30, "memory_bytes": 14000000000}]}]}, "training": {"jobs": [%s{"name": "gang", "gang": 2,
+      "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100, "ephemeral_mb": 100}]})",
+                other_trial, other_job)),
+        {"gpushare"});
+    REQUIRE(ran.ok());
+    const auto& parts = (*ran)["results"][0]["parts"];
+    INFO((*ran)["results"][0].dump());
+    CHECK(parts["training"]["completed"] == 1);
+    CHECK(parts["trials"]["not_completed"].size() == 1);
+  };
   // A trial that only the lost device could hold, and a gang of as many jobs as devices are left.
-  const auto ran = played_document(
-      mix(R"([{"id": "a", "memory_bytes": 8000000000}, {"id": "b", "memory_bytes": 16000000000, "down": [{"from_s":
-      10}]}, {"id": "c", "memory_bytes": 8000000000}])",
-          R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [{"name": "a",
-      "budget_s": 30, "memory_bytes": 14000000000}]}]}, "training": {"jobs": [{"name": "gang", "gang": 2,
-      "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100, "ephemeral_mb": 100}]})"),
-      {"gpushare"});
-  REQUIRE(ran.ok());
-  INFO((*ran)["results"][0].dump());
-  CHECK((*ran)["results"][0]["parts"]["training"]["completed"] == 1);
+  played(R"(, {"id": "c", "memory_bytes": 8000000000})", "", "");
+  // Beside that trial and a gang that nothing can run any more, each part has work for the device that is left.
+  played(
+      "", R"({"name": "small", "budget_s": 30}, )",
+      R"({"name": "alone", "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100, "ephemeral_mb": 100}, )");
 }
 
 TEST_CASE("a job that has too few devices goes on when another part has ended, if no device fails too") {
