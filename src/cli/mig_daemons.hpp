@@ -28,7 +28,8 @@ std::vector<MigDaemon> mig_daemons(const std::vector<daemon::GpuIdentity>& gpus,
 base::Status run_mig_daemons(const std::vector<MigDaemon>& daemons, const std::vector<std::string>& rest,
                              double for_s);
 
-// What those that answer tell, as of one daemon. Errors: those of the last, where none answers. Devices are named by their uuids, since each daemon has a cuda:0.
+// The status of all that answer, as of one daemon. Devices are named by their uuids, since each daemon has a cuda:0.
+// Errors: those of the last daemon, where none answers.
 base::Result<client::ServiceStatus> status_of_all(const std::vector<MigDaemon>& daemons);
 
 }  // namespace gpushare::cli

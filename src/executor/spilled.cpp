@@ -162,7 +162,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   return {};
 }
 
-// At a later boundary the bytes may be there. What is spare in this process goes, for whoever takes the room first. Else the other
+// At a later boundary the bytes may be there. Spare bytes of this process go, for whoever takes the room first. Else the other
 // sessions send bytes out at their next boundaries.
 void SessionImpl::ask_for_home(uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;

@@ -67,7 +67,7 @@ class OutcomeQueue {
   size_t size_ = 0;
 };
 
-// What the next batch is worth.
+// The worth of the next batch.
 class WaitingRequests final : public WaitingWork {
  public:
   void set(const sched::slo::Waiting& waiting, uint32_t largest_batch) noexcept {
