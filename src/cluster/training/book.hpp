@@ -16,8 +16,8 @@ struct BookJob {
   JobId id = 0;  // the driver's, also in books of a part of the jobs
   bool running = false;
   bool opportunistic = false;
-  bool gone = false;
-  bool measured = false;      // `slowdown`, since its batch size or its neighbours changed
+  bool gone = false;      // it has ended, or was rejected; in the portfolio also while too few devices are up
+  bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
   bool same_company = false;  // since observed() looked last, see Book::company_changed()
   bool tunable = false;       // it has batch sizes to choose from
   double attained_s = 0;
@@ -120,8 +120,8 @@ class Book : public Scheduler {
     took_over();
     for (JobId job = 0; job < jobs_.size(); ++job) join(job);
   }
-  // The same in place of `replaced`, a rule for the same jobs, which is of no use after it. `unfinished` are those that
-  // are not gone. Costs what these cost, however many have gone.
+  // The same in place of `replaced`, a rule for the same jobs, which is of no use after it. `unfinished` has all that are
+  // not gone, and each that is gone here and not there. Costs what these cost, however many have gone.
   void take_over(Book& replaced, const std::vector<BookJob>& jobs, const std::vector<BookDevice>& devices,
                  const std::set<JobId>& unfinished) {
     jobs_ = std::move(replaced.jobs_);

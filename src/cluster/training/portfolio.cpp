@@ -55,10 +55,16 @@ class Ours final : public Book {
   void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
     Book::device_changed(device, info, up, now_s);
     rule_->device_changed(device, info, up, now_s);
-    down_ = std::any_of(devices_.begin(), devices_.end(), [](const BookDevice& one) { return !one.up; });
     fastest_ = 0;
     for (const BookDevice& one : devices_)
       if (one.up) fastest_ = std::max(fastest_, one.info.speed);
+    bool changed = false;
+    for (const JobId job : unfinished_) {
+      const bool gone = !possible(jobs_[job].info);
+      changed = changed || gone != jobs_[job].gone;
+      jobs_[job].gone = gone;
+    }
+    if (changed) change_rule({current_, false});
     gangs_.clear();
     for (const JobId other : unfinished_) gang_waits(other);
     news_ = true;
@@ -69,6 +75,10 @@ class Ours final : public Book {
     if (progress_.size() <= job) progress_.resize(job + size_t{1});
     if (jobs_[job].gone) return;
     unfinished_.insert(job);
+    if (!possible(info)) {
+      jobs_[job].gone = true;
+      change_rule({current_, false});
+    }
     gang_waits(job);
     news_ = true;
   }
@@ -206,12 +216,13 @@ class Ours final : public Book {
     return false;
   }
 
+  // Whether enough devices that could hold the job are up. While they are not, the job counts as gone, so that no rule
+  // makes the others wait for it beside idle devices.
   bool possible(const JobInfo& info) const {
-    if (!down_) return true;
-    const auto fitting = std::count_if(devices_.begin(), devices_.end(), [&](const BookDevice& device) {
-      return device.up && device.info.memory_bytes >= info.memory_bytes;
-    });
-    return fitting >= static_cast<std::ptrdiff_t>(info.gang);
+    uint32_t fitting = 0;
+    for (const BookDevice& device : devices_)
+      if (device.up && device.info.memory_bytes >= info.memory_bytes && ++fitting == info.gang) return true;
+    return false;
   }
 
   // The jobs that are there, numbered anew.
@@ -224,7 +235,7 @@ class Ours final : public Book {
     std::set<int32_t> priorities;
     for (const JobId job : unfinished_) priorities.insert(jobs_[job].info.priority);
     for (const JobId job : unfinished_) {
-      if (!possible(jobs_[job].info)) continue;  // until a device comes back
+      if (jobs_[job].gone) continue;
       const auto number = static_cast<JobId>(out.jobs.size());
       out.jobs.push_back(jobs_[job]);
       for (const DeviceIndex d : jobs_[job].devices) out.devices[d].jobs.push_back(number);
@@ -306,13 +317,12 @@ class Ours final : public Book {
   const Shared known_;
   size_t current_ = 0;
   std::unique_ptr<Book> rule_;
-  std::set<JobId> unfinished_;
+  std::set<JobId> unfinished_;  // also those that are gone until a device comes back
   std::vector<Progress> progress_;
   std::vector<std::pair<uint32_t, uint32_t>> measured_;  // by device, see unmeasured()
   double saved_ = kMostSaved;
   bool news_ = false;
   double asked_again_s_ = kNever;             // when the rule wants to be asked without news
-  bool down_ = false;                         // some device
   double fastest_ = 0;                        // speed of any device that is up
   std::set<std::pair<double, JobId>> gangs_;  // that wait, by the time before which they do not starve
 };

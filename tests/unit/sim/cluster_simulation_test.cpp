@@ -755,6 +755,50 @@ TEST_CASE("devices that fail and come back: every scheduler goes on with their j
   CHECK(result->completed == 2);
 }
 
+TEST_CASE("gpushare: a job whose devices have failed keeps no other job from those that are up") {
+  const auto completed = [](const std::vector<JobInfo>& jobs, const std::vector<cluster::Device>& devices) {
+    const auto made = cluster::make_training_scheduler("gpushare");
+    const auto result = sim::run_cluster(jobs, devices, *made, {});
+    REQUIRE(result.ok());
+    return result->completed;
+  };
+  std::vector<JobInfo> jobs = {training_job(0, 100, 3), training_job(0, 100, 2), training_job(20, 100)};
+  for (JobInfo& job : jobs) job.demands = {0.93};
+  jobs[0].guaranteed = jobs[1].guaranteed = false;
+  std::vector<cluster::Device> devices = sixteen_gib(3);
+  devices[1].down = {{78.9, 94.5}};
+  devices[2].down = {{27.8, cluster::kNever}};
+  CHECK(completed(jobs, devices) == 2);
+  devices[2].down = {{27.8, 500}};
+  CHECK(completed(jobs, devices) == 3);
+
+  test::Random random(test::seed());
+  for (int round = 0; round < 200; ++round) {
+    INFO("round " << round << ", seed " << test::seed());
+    devices = sixteen_gib(test::uniform(random, 2, 4));
+    uint32_t last = 0;  // devices that are up in the end
+    for (cluster::Device& device : devices) {
+      const double from_s = static_cast<double>(test::uniform(random, 0, 200));
+      const uint64_t kind = test::uniform(random, 0, 2);
+      if (kind > 0)
+        device.down = {{from_s, from_s + 50}, {from_s + 70, kind == 1 ? from_s + 90 : cluster::kNever}};
+      last += kind < 2 ? 1 : 0;
+    }
+    jobs.clear();
+    for (uint64_t n = test::uniform(random, 3, 12), j = 0; j < n; ++j) {
+      const auto gang = static_cast<uint32_t>(test::uniform(random, 1, devices.size()));
+      jobs.push_back(training_job(20.0 * double(j), double(test::uniform(random, 50, 200)), gang,
+                                  test::uniform(random, 1, 14) * kGiB));
+      jobs.back().guaranteed = test::uniform(random, 0, 1) == 0;
+    }
+    const auto made = cluster::make_training_scheduler("gpushare");
+    const auto result = sim::run_cluster(jobs, devices, *made, {});
+    REQUIRE(result.ok());
+    for (size_t j = 0; j < jobs.size(); ++j)
+      if (jobs[j].gang <= last) CHECK(result->jobs[j].end_s > 0);
+  }
+}
+
 TEST_CASE(
     "slow devices with as little work in proportion: every scheduler decides the same at the same times") {
   test::Random random(test::seed());
