@@ -176,8 +176,8 @@ typedef struct gpushare_profile {
   uint32_t reserved;
   double c0_ns; /* a batch of k takes c0 + c1 k l, l being the time that its longest request takes alone */
   double c1;
-  /* Durations in the window; where times are inferred, requests of the batches that they are estimated from. If there are
-   * none, the fields below are zero. */
+  /* Durations in the window; where times are inferred, requests of the batches that they are estimated from.
+   * If there are none, the fields below are zero. */
   uint64_t samples;
   uint64_t drifts; /* how often a shift of the distribution was detected and older durations were forgotten */
   double mean_ns;

@@ -144,7 +144,7 @@ class Inference {
   double expected_longest_ns(const Run& run) const;
   // Whether every application of `other` is in `run`.
   static bool holds(const Run& run, const Run& other);
-  // The batch's time over the mean of those comparable among the first `older` batches; 1 where it lies within their range.
+  // The batch's time over the mean of those comparable among the first `older` batches; 1 if it is within their range.
   double change(const Run& run, size_t older) const;
   static double slope(const Group& group, const std::vector<double>& levels);
   static Estimate quantiles_of(const Group& group);

@@ -492,8 +492,8 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
     const double expected = expected_longest_ns(drawn_from_);
     double ratio = device_ns / std::max(of.time.duration_ns(k, expected), 1.0);
     if (of.infers) ratio = ratio_of_range(of, k, expected, device_ns);
-    // Among many applications most are strangers after all was forgotten. The times of the others bound theirs from below,
-    // but for the first batches of the model.
+    // Among many applications most are strangers after all was forgotten. The times of the others bound theirs from
+    // below, but for the first batches of the model.
     const bool bounded =
         of.infers && of.applications.size() > kExactMixture && of.runs > kRefreshEvery && ratio < 1;
     if ((!strangers || bounded) && odd(of, members, ratio)) return;
@@ -541,8 +541,8 @@ double Knowledge::ratio_of_range(const Model& of, uint32_t k, double expected_ns
   return std::min(1.0, device_ns / std::max(of.time.duration_ns(k, least_ns), 1.0));
 }
 
-// Puts the estimates in the place of all durations drawn before. After the first batches, what an application takes that ran
-// only beside longer ones is drawn: its estimate would be what these took.
+// Puts the estimates in the place of all durations drawn before. After the first batches, what an application takes
+// that ran only beside longer ones is drawn: its estimate would be what these took.
 void Knowledge::estimate_from_runs(Model& of) {
   constexpr double kLeastEvents = 0.99;  // about one
   constexpr size_t kBeginning = 16;      // batches

@@ -595,8 +595,8 @@ TEST_CASE("inferred times give way to told ones, whichever call tells them") {
   }
 }
 
-// The applications' batches alternate, so more than four in a row show a change before four of one application do; and with
-// many applications none has four for long.
+// The applications' batches alternate, so more than four in a row show a change before four of one application do; and
+// with many applications none has four for long.
 TEST_CASE("inferred times: what all batches take follows the device, however many applications there are") {
   for (const uint32_t applications : {1u, 2u, 3u, 100u}) {
     INFO(applications);
