@@ -11,34 +11,6 @@
 
 using namespace gpushare;
 
-namespace {
-
-// One row a device; a backend that cannot be used has one row that says why.
-struct Row {
-  const gpushare_backend_ops* ops;
-  uint32_t index;
-  base::Status status;
-};
-
-std::vector<Row> rows() {
-  std::vector<Row> out;
-  for (const gpushare_backend_ops* ops : device::backends()) {
-    uint32_t count = 0;
-    const int32_t code = ops->probe(&count);
-    if (code != GPUSHARE_OK) {
-      gpushare_backend_error error{};
-      error.struct_size = sizeof error;
-      (void)ops->last_error(&error);
-      out.push_back({ops, 0, {code, error.message, error.native_code, ops->name}});
-    }
-    if (code != GPUSHARE_OK) continue;
-    for (uint32_t index = 0; index < count; ++index) out.push_back({ops, index, {}});
-  }
-  return out;
-}
-
-}  // namespace
-
 extern "C" {
 
 int32_t gpushare_backend_register(const gpushare_backend_ops* ops) {
@@ -59,23 +31,21 @@ int32_t gpushare_backend_load(const char* absolute_path) {
 int32_t gpushare_device_count(uint32_t* out_count) {
   return capi::guard([&]() -> base::Status {
     if (out_count == nullptr) return capi::null_argument("out_count");
-    *out_count = static_cast<uint32_t>(rows().size());
+    *out_count = static_cast<uint32_t>(device::list_devices().size());
     return {};
   });
 }
 
 int32_t gpushare_device_get_info(uint32_t index, gpushare_device_info* out_info) {
   return capi::guard([&]() -> base::Status {
-    const std::vector<Row> all = rows();
+    const std::vector<device::Listed> all = device::list_devices();
     if (index >= all.size())
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("index is %u, there are %zu devices", index, all.size())};
-    const Row& row = all[index];
+    const std::string& spec = all[index].spec;
     gpushare_device_info info = GPUSHARE_DEVICE_INFO_INIT;
-    std::string spec = row.ops->name;
-    if (row.index > 0 || spec == "cuda") spec += base::format(":%u", row.index);
     capi::copy_text(info.spec, spec);
-    base::Status status = row.status;
+    base::Status status = all[index].status;
     if (status.ok()) {
       base::Result<std::unique_ptr<device::Device>> opened = device::Device::open(spec);
       if (opened.ok()) {

@@ -36,18 +36,12 @@ base::Result<std::vector<std::string>> gpu_specs() {
   return base::ask_patiently<Specs>(hangs, "the driver of the GPUs", kPatience, []() -> base::Result<Specs> {
     Specs specs;
     std::string reasons;
-    for (const gpushare_backend_ops* ops : device::backends()) {
-      const std::string name = ops->name;
-      uint32_t count = 0;
-      if (name == "host" || name == "sim") continue;
-      if (ops->probe(&count) == GPUSHARE_OK) {
-        for (uint32_t i = 0; i < count; ++i) specs.push_back(name + ":" + std::to_string(i));
-        continue;
-      }
-      gpushare_backend_error error{};
-      error.struct_size = sizeof error;
-      (void)ops->last_error(&error);
-      reasons += (reasons.empty() ? "" : "; ") + name + ": " + error.message;
+    for (const device::Listed& each : device::list_devices()) {
+      if (each.spec == "host" || each.spec == "sim") continue;
+      if (each.status.ok())
+        specs.push_back(each.spec);
+      else
+        reasons += (reasons.empty() ? "" : "; ") + each.spec + ": " + each.status.message();
     }
     if (specs.empty()) return base::Status(GPUSHARE_UNAVAILABLE, reasons.empty() ? "there is none" : reasons);
     return specs;

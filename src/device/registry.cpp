@@ -220,4 +220,24 @@ std::vector<const gpushare_backend_ops*> backends() {
   return list;
 }
 
+std::vector<Listed> list_devices() {
+  std::vector<Listed> list;
+  for (const gpushare_backend_ops* ops : backends()) {
+    const std::string name = ops->name;
+    const auto spec = [&](uint32_t index) {
+      return index > 0 || name == "cuda" ? name + ":" + std::to_string(index) : name;
+    };
+    uint32_t count = 0;
+    if (const int32_t code = ops->probe(&count); code != GPUSHARE_OK) {
+      gpushare_backend_error error{};
+      error.struct_size = sizeof error;
+      (void)ops->last_error(&error);
+      list.push_back({spec(0), {code, error.message, error.native_code, ops->name}});
+      continue;
+    }
+    for (uint32_t index = 0; index < count; ++index) list.push_back({spec(index), {}});
+  }
+  return list;
+}
+
 }  // namespace gpushare::device

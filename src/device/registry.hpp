@@ -24,4 +24,12 @@ const gpushare_backend_ops* find_backend(const std::string& name);
 // In order of registration: built-ins first.
 std::vector<const gpushare_backend_ops*> backends();
 
+// A device that its backend names, opened by nobody. A backend that cannot be used has one row, which says why.
+struct Listed {
+  std::string spec;
+  base::Status status;
+};
+// Asks every backend's driver, and blocks as long as that does.
+std::vector<Listed> list_devices();
+
 }  // namespace gpushare::device

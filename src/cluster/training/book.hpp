@@ -12,7 +12,7 @@
 namespace gpushare::cluster::training {
 
 struct BookJob {
-  // What each observation reads and writes lies together.
+  // The fields that each observation reads and writes lie together.
   JobId id = 0;  // the driver's, also in books of a part of the jobs
   bool running = false;
   bool opportunistic = false;

@@ -167,7 +167,7 @@ class Ours final : public Book {
     if (progress.expected_s > 0) entry.pace = std::clamp(progress.made_s / progress.expected_s, 0.2, 5.0);
   }
 
-  // What the job's present company costs it.
+  // Measures what the job's present company costs it.
   void measure_company(JobId job, double slowdown) {
     // Most often it is what was measured at the last event.
     Progress& progress = progress_[job];
@@ -198,8 +198,8 @@ class Ours final : public Book {
                         [&](JobId other) { return other != job && jobs_[other].opportunistic; });
   }
 
-  // Whether a guaranteed job runs in a company that nobody has measured. What was found measured is so until the
-  // device changes or companies are cleared.
+  // Whether a guaranteed job runs in a company that nobody has measured. A company once found measured is so until
+  // the device changes or companies are cleared.
   bool unmeasured() {
     measured_.resize(devices_.size());
     for (DeviceIndex d = 0; d < devices_.size(); ++d) {

@@ -61,7 +61,8 @@ struct Drop {
   DropReason reason;
 };
 
-// What requests or tokens cost together that something is expected to serve in time, and by when it has to begin for all of them.
+// The sum of the costs of requests or tokens that something is expected to serve in time, and by when it has to begin for
+// all of them.
 struct Worth {
   double cost = 0;
   uint64_t until_ns = kNever;
@@ -77,9 +78,9 @@ class Waiting {
   Waiting() { first_.reserve(kMost + 1); }
   void clear() { first_.clear(); }
   void add(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept;
-  // One that was added so, if it is among them.
+  // Takes one out that was added so, if it is among them.
   void remove(double cost, uint64_t due_ns, uint64_t takes_ns) noexcept;
-  // Of the first `places` that are not too late.
+  // The worth of the first `places` that are not too late.
   Worth worth(size_t places, uint64_t now_ns) const noexcept;
 
  private:
